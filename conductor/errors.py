@@ -1,0 +1,120 @@
+"""The tree of errors that Conductor raises, each with the code a client sees on the wire.
+
+::
+
+    ConductorError
+    ├── SettingsError            a user's mistake in a setting, an option or a file; exit code 2
+    ├── EventError               an inbound event that cannot be accepted
+    │   └── codes: invalid_event, unsupported_protocol_version, invalid_transcript,
+    │              session_mismatch, rate_limited, unauthorized
+    ├── ModelError               the model service failed; has a ``reason``
+    │   └── code: model_provider_failed
+    ├── TurnTimeout              a turn used up its machine time
+    │   └── code: turn_timeout
+    └── StoreError               the session store did not take a commit
+        ├── StoreUnavailable     it could not be reached; code: store_unavailable
+        ├── Fenced               another claim owns the session now
+        ├── Duplicate            an inbound id, or a call's result, was recorded before
+        ├── Conflict             the revision moved under this claim
+        └── Rollback             the store lost commits that it had acknowledged
+
+A *message* is for people and may be shown to them: it holds no secret, path, stack trace or
+body of a service's answer. A *code* is stable (protocol, "Error codes").
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ErrorCode = Literal[
+    "invalid_event",
+    "unsupported_protocol_version",
+    "invalid_transcript",
+    "session_mismatch",
+    "rate_limited",
+    "model_provider_failed",
+    "turn_timeout",
+    "tool_round_limit_exceeded",
+    "unauthorized",
+    "store_unavailable",
+    "internal_error",
+]
+
+ModelFailure = Literal[
+    "authentication",
+    "rate_limited",
+    "overloaded",
+    "timeout",
+    "context_too_long",
+    "refused",
+    "connection",
+    "protocol",
+]
+
+
+class ConductorError(Exception):
+    """Anything that Conductor raises on purpose; ``code`` is what a client would be told."""
+
+    code: ErrorCode = "internal_error"
+
+
+class SettingsError(ConductorError):
+    """A user's mistake, said in one sentence; the command line ends with exit code 2."""
+
+
+class EventError(ConductorError):
+    """An inbound event that cannot be accepted: answered by one ``error`` event, never a closed socket.
+
+    ``event_id`` and ``session_id`` are the event's own where they could be read.
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str, *, event_id: str | None = None, session_id: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.event_id = event_id
+        self.session_id = session_id
+
+
+class ModelError(ConductorError):
+    """The model service failed: ``reason`` says how, ``retry_after`` (seconds) when to come back."""
+
+    code: ErrorCode = "model_provider_failed"
+
+    def __init__(self, reason: ModelFailure, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason: ModelFailure = reason
+        self.retry_after = retry_after
+
+
+class TurnTimeout(ConductorError):
+    """A turn used up its machine time (``TURN_TIMEOUT_MS``)."""
+
+    code: ErrorCode = "turn_timeout"
+
+
+class StoreError(ConductorError):
+    """The session store did not take a commit."""
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be reached, or did not answer in time."""
+
+    code: ErrorCode = "store_unavailable"
+
+
+class Fenced(StoreError):
+    """Another claim owns the session now; nothing more may be sent for this one."""
+
+
+class Duplicate(StoreError):
+    """An inbound event id, an opened call or a finished call had been recorded before."""
+
+
+class Conflict(StoreError):
+    """The session's revision moved although this claim still owns it."""
+
+
+class Rollback(StoreError):
+    """The store lost commits that it had acknowledged (a failover)."""

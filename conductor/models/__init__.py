@@ -1,0 +1,1 @@
+"""Model providers: one seam, one file a provider."""

@@ -1,0 +1,1 @@
+"""Tools: what they are, where they run, and the one gate they pass."""

@@ -1,0 +1,137 @@
+"""What a tool is, what came of a call, and the seam to those who run tools."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from conductor.models.base import ToolDefinition
+
+Risk: TypeAlias = Literal["safe", "medium", "high"]
+Effect: TypeAlias = Literal["read", "write", "irreversible"]
+OnInterrupt: TypeAlias = Literal["cancel", "keep"]
+ErrorType: TypeAlias = Literal[
+    "none",
+    "not_found",
+    "validation_failed",
+    "permission_denied",
+    "approval_timeout",
+    "cancelled",
+    "unknown",
+    "rate_limited",
+    "io_error",
+    "parse_error",
+    "internal_error",
+]
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted keys, no spaces, UTF-8: equal values give equal bytes."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A tool's definition.
+
+    ``name`` is the dotted name of the wire. ``source`` says where it runs: ``device``, ``builtin``, or
+    ``mcp:<server>``. ``timeout_s`` is the tool's own time limit in seconds, or None for the setting's.
+    ``interactive`` means that a person acts in it, so that its limit is minutes and the turn's clock stops.
+    ``approval`` is the declarer's wish: ``never`` skips the risk's default, ``ask`` always asks.
+    """
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    source: str = "device"
+    risk: Risk = "medium"
+    effect: Effect = "write"
+    timeout_s: float | None = None
+    interactive: bool = False
+    mode: Literal["sync", "async"] = "sync"
+    on_interrupt: OnInterrupt = "keep"
+    approval: Literal["never", "ask"] | None = None
+
+    @cached_property
+    def definition(self) -> ToolDefinition:
+        """The part that the model sees."""
+        return ToolDefinition(self.name, self.description, self.input_schema)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the canonical definition: a changed tool is another tool."""
+        parts = [self.name, self.description, self.input_schema, self.source, self.risk, self.effect]
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Figures that go with an outcome; ``reason`` says why an outcome is unknown or an error."""
+
+    execution_time_ms: int
+    data_size_bytes: int
+    timestamp: int
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class ToolOutcome(msgspec.Struct, frozen=True):
+    """What the model reads of a call, for every tool. ``timestamp`` is epoch milliseconds."""
+
+    success: bool
+    data: Any
+    error_message: str | None
+    error_type: ErrorType
+    metadata: ToolMetadata
+
+    @property
+    def content(self) -> str:
+        """The JSON text for the model."""
+        return msgspec.json.encode(self).decode()
+
+
+def succeeded(
+    data: Any, *, took_s: float = 0.0, size: int | None = None, notes: Sequence[str] = ()
+) -> ToolOutcome:
+    """Make the outcome of a call that did what it was asked; ``size`` is in bytes, counted if not given."""
+    if size is None:
+        size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
+    return ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
+
+
+def failed(
+    error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0, notes: Sequence[str] = ()
+) -> ToolOutcome:
+    """Make the outcome of a call that did not, or of which nobody knows (``unknown``)."""
+    return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, notes))
+
+
+def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> ToolMetadata:
+    return ToolMetadata(round(took_s * 1000), size, time.time_ns() // 1_000_000, reason, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a tool may know about the session that calls it."""
+
+    session_id: str
+    call_id: str
+    time_zone: str | None = None
+    locale: str | None = None
+
+
+class Toolset(Protocol):
+    """Those tools that run in one place."""
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools offered now."""
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Run a tool with validated arguments. A failure of the tool is an outcome, not an exception."""
+        ...
