@@ -1,0 +1,65 @@
+"""The envelope around every event: its fields, ids and timestamps."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from itertools import count
+from typing import ClassVar, Protocol
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Payload(Protocol):
+    """What stands in an envelope: a struct whose class knows its ``type`` on the wire."""
+
+    TYPE: ClassVar[str]
+
+
+class Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    """One frame. Nothing else ever stands at the top level (protocol, "Envelope")."""
+
+    id: str
+    type: str
+    timestamp: str
+    session_id: str
+    protocol_version: int
+    payload: Payload
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_event(event_id: str, session_id: str, payload: Payload) -> bytes:
+    """Write one event as a frame of UTF-8 JSON, stamped with the present time."""
+    return _encode(Envelope(event_id, payload.TYPE, timestamp(), session_id, PROTOCOL_VERSION, payload))
+
+
+class IdSource:
+    """Makes unique ids: a random prefix and a counter, since a uuid costs 25 times as much."""
+
+    def __init__(self, kind: str) -> None:
+        self._prefix = f"{kind}_{secrets.token_hex(8)}"
+        self._count = count(1)
+
+    def __call__(self) -> str:
+        """Make the next id, such as ``evt_9f86d081884c7d65_2a``."""
+        return f"{self._prefix}_{next(self._count):x}"
+
+
+_second = 0
+_second_text = ""
+
+
+def timestamp() -> str:
+    """Say the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
+    # The text of the second is kept: formatting it anew costs five times as much.
+    global _second, _second_text
+    milliseconds = time.time_ns() // 1_000_000
+    second, rest = divmod(milliseconds, 1000)
+    if second != _second:
+        _second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        _second = second
+    return f"{_second_text}.{rest:03d}Z"
