@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from conductor.models.base import ToolDefinition
+from conductor.tools.schema import model_schema
 
 Risk: TypeAlias = Literal["safe", "medium", "high"]
 Effect: TypeAlias = Literal["read", "write", "irreversible"]
@@ -61,7 +62,7 @@ class ToolSpec:
     @cached_property
     def definition(self) -> ToolDefinition:
         """The part that the model sees."""
-        return ToolDefinition(self.name, self.description, self.input_schema)
+        return ToolDefinition(self.name, self.description, model_schema(self.input_schema))
 
     @cached_property
     def fingerprint(self) -> str:

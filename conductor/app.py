@@ -1,0 +1,89 @@
+"""Wiring: from settings to a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from conductor.conversation.sentences import FAILURES
+from conductor.conversation.session import Services
+from conductor.errors import SettingsError
+from conductor.models.base import ModelProvider
+from conductor.models.registry import make_provider
+from conductor.prompts import load_system_prompt
+from conductor.server.auth import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import Settings
+from conductor.stores.memory import MemoryStore
+from conductor.tools.builtin import BuiltinToolset
+from conductor.tools.catalog import load_catalog
+
+log = structlog.get_logger(__name__)
+
+
+def make_services(settings: Settings, provider: ModelProvider | None = None) -> Services:
+    """Put together what all sessions share; ``provider`` stands in for the settings' one.
+
+    Raises `SettingsError`.
+    """
+    return Services(
+        store=MemoryStore(),
+        provider=provider or make_provider(settings),
+        toolsets=[BuiltinToolset()],
+        catalog=load_catalog(settings.device_tools_file),
+        system_prompt=load_system_prompt(settings.system_prompt_file),
+        limits=settings.limits,
+        interruption_mode=settings.interruption_mode,
+        failures=FAILURES if settings.speak_errors else {},
+    )
+
+
+@asynccontextmanager
+async def running(settings: Settings, services: Services | None = None) -> AsyncIterator[Listener]:
+    """Run a server for the time of the block. Raises `SettingsError`."""
+    services = services or make_services(settings)
+    listener = Listener(services, Authenticator(settings.auth_tokens))
+    await listener.start(settings.host, settings.port)
+    try:
+        yield listener
+    finally:
+        await listener.stop()
+        await services.provider.aclose()
+        await services.store.aclose()
+
+
+def check_exposure(settings: Settings, *, insecure: bool) -> None:
+    """Refuse to listen to strangers without tokens, unless the user insists."""
+    if settings.auth_tokens or insecure or is_loopback(settings.host):
+        return
+    raise SettingsError(
+        f"Listening on {settings.host} lets anybody on the network in: set AUTH_TOKENS, "
+        "or give --insecure-no-auth if that is meant."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def serve(settings: Settings, announce: Callable[[Listener], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    async with running(settings) as listener:
+        announce(listener)
+        await stop.wait()
+        log.info("stopping", sessions=len(listener.hub), connections=listener.connections)

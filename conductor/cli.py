@@ -1,0 +1,107 @@
+"""The command line: serve (the default) and talk."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from conductor import __version__
+from conductor.errors import SettingsError
+
+if TYPE_CHECKING:
+    from conductor.server.listener import Listener
+    from conductor.settings import Settings
+
+_COMMANDS = ("serve", "talk")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. A user's mistake is one sentence and 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] not in (*_COMMANDS, "-h", "--help", "--version"):
+        given.insert(0, "serve")
+    options = _parser().parse_args(given)
+    try:
+        if options.command == "talk":
+            from conductor.client import terminal
+
+            return terminal.run(options)
+        return _serve(options)
+    except SettingsError as error:
+        print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- this is what a command line says
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="conductor",
+        description="A WebSocket server between a voice app and a language model.",
+        epilog="Without a command it serves. Settings come from the environment and .env; see .env.example.",
+    )
+    parser.add_argument("--version", action="version", version=f"conductor {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the server (the default)")
+    serve.add_argument("--host", help="address to listen on (HOST)")
+    serve.add_argument("--port", type=int, help="port to listen on (PORT)")
+    serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
+    serve.add_argument("--model", dest="anthropic_model", help="Claude model (ANTHROPIC_MODEL)")
+    serve.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (LOG_LEVEL)")
+    serve.add_argument(
+        "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
+    )
+    talk = commands.add_parser("talk", help="talk to a running server from the terminal")
+    from conductor.client import terminal
+
+    terminal.add_arguments(talk)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from conductor.app import check_exposure, serve
+    from conductor.logs import configure_logs
+    from conductor.settings import load_settings
+
+    settings = load_settings(
+        host=options.host,
+        port=options.port,
+        model_provider=options.model_provider,
+        anthropic_model=options.anthropic_model,
+        log_level=options.log_level,
+    )
+    check_exposure(settings, insecure=options.insecure_no_auth)
+    configure_logs(settings.log_level, settings.log_format)
+    run = _runner()
+    run(serve(settings, lambda listener: _announce(settings, listener)))
+    return 0
+
+
+def _runner():  # type: ignore[no-untyped-def]  # asyncio.run's and uvloop.run's types differ by version
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform
+        import asyncio
+
+        return asyncio.run
+    return uvloop.run
+
+
+def _announce(settings: Settings, listener: Listener) -> None:
+    """Say in a few lines what the server runs with and where to connect."""
+    lines = [f"Conductor {__version__}", f"  model    {_model(settings)}"]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    auth = "bearer token needed" if settings.auth_tokens else "no token needed"
+    lines.append(f"  connect  ws://{host}:{listener.port}/ws  ({auth})")
+    lines.append(f"  try      python -m conductor talk --url ws://{host}:{listener.port}/ws")
+    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says
+
+
+def _model(settings: Settings) -> str:
+    if settings.provider == "anthropic":
+        return f"Claude ({settings.anthropic_model})"
+    if settings.provider == "demo" and settings.anthropic_api_key is None:
+        return "demo, a scripted stand-in; set ANTHROPIC_API_KEY for Claude"
+    return settings.provider

@@ -1,0 +1,49 @@
+"""A client of the Conductor's protocol that behaves like a well-made voice app.
+
+::
+
+    async with connect("ws://127.0.0.1:8080/ws", locale="en") as client:
+
+        @client.on_tool("repositories.list")
+        def repositories(arguments):
+            return {"repositories": ["acme/website"]}
+
+        client.on("assistant.speech.partial", lambda event: print(event.text))
+        turn = await client.say("list my repositories")
+        result = await turn  # until the server says idle
+        print(result.text, result.calls)
+
+Inbound events are handled one at a time; what the server asks of the app's screen and voice (``convo.*``,
+``tts.speak``) is acknowledged without further ado. When the connection is lost, turns and results wait for
+`Client.reconnect`.
+"""
+
+from conductor.client.calls import SpeakHandler, ToolHandler
+from conductor.client.client import Client, connect
+from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
+from conductor.client.frames import Event, Received, UnknownEvent
+from conductor.client.listeners import Callback, EventStream
+from conductor.client.options import ClientLimits, ClientOptions
+from conductor.client.turn import ToolRun, Turn, TurnResult
+
+__all__ = [
+    "Callback",
+    "CannotConnect",
+    "Client",
+    "ClientError",
+    "ClientLimits",
+    "ClientOptions",
+    "ConnectionLost",
+    "Event",
+    "EventStream",
+    "Received",
+    "SpeakHandler",
+    "StartRefused",
+    "ToolHandler",
+    "ToolRun",
+    "Turn",
+    "TurnResult",
+    "UnknownEvent",
+    "WaitTimeout",
+    "connect",
+]

@@ -1,0 +1,51 @@
+"""The errors that the client library raises.
+
+::
+
+    ConductorError
+    └── ClientError
+        ├── CannotConnect     no socket: refused, unreachable, not a WebSocket URL, not authorized
+        ├── StartRefused      the server answered ``session.start`` with an ``error`` event
+        ├── ConnectionLost    the socket went away, or there is none now
+        └── WaitTimeout       a wait reached its time limit; a `TimeoutError` too
+
+Every message is one sentence for people. None holds a token: a URL is shown without its query.
+"""
+
+from __future__ import annotations
+
+from conductor.errors import ConductorError
+from conductor.events.server import ErrorEvent
+
+
+class ClientError(ConductorError):
+    """Anything that the client library raises on purpose."""
+
+
+class CannotConnect(ClientError):
+    """No socket could be opened; ``status`` is the HTTP status, where the server answered with one."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class StartRefused(ClientError):
+    """The server answered ``session.start`` with an error; ``code`` and ``event`` are that error's."""
+
+    def __init__(self, event: ErrorEvent) -> None:
+        super().__init__(f"The server refused the session: {event.message} ({event.code})")
+        self.code = event.code
+        self.event = event
+
+
+class ConnectionLost(ClientError):
+    """The socket is down; ``close_code`` is the WebSocket close code, where a close frame came."""
+
+    def __init__(self, message: str, *, close_code: int | None = None) -> None:
+        super().__init__(message)
+        self.close_code = close_code
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """A wait reached its time limit."""

@@ -1,0 +1,69 @@
+"""What a client is told when it is made: where to connect, as whom, and every time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conductor.events.client import SessionStart
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Bounds of a client. Times are in seconds.
+
+    ``tool_s`` bounds one tool handler and one speech, ``turn_s`` is how long ``await turn`` waits.
+    ``ping_s`` is the interval between WebSocket pings, and how long a pong may take. ``backlog`` events may
+    wait to be handled; the socket is not read while so many wait, and given up after ``backlog_s``.
+    ``seen`` envelope ids are remembered (protocol, "How the shipped client behaves": the last 2,000).
+    """
+
+    connect_s: float = 10.0
+    start_s: float = 10.0
+    send_s: float = 10.0
+    close_s: float = 2.0
+    ping_s: float = 20.0
+    tool_s: float = 600.0
+    turn_s: float = 180.0
+    backlog: int = 1_000
+    backlog_s: float = 900.0
+    seen: int = 2_000
+    max_frame_bytes: int = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Where to connect and what ``session.start`` says.
+
+    ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
+    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions").
+    """
+
+    url: str
+    session_id: str
+    token: str | None = None
+    github_token: str | None = None
+    locale: str | None = None
+    time_zone: str | None = None
+    instructions: str | None = None
+    capabilities: Sequence[str] = ()
+    tools: Sequence[Any] = ()
+    serial: bool = True
+    proxy: str | None = None
+    limits: ClientLimits = ClientLimits()
+
+    def start_event(self) -> SessionStart:
+        """Make the ``session.start`` that opens every connection of this client."""
+        capabilities = list(self.capabilities)
+        if self.tools and "tools" not in capabilities:
+            capabilities.append("tools")
+        return SessionStart(
+            session_id=self.session_id,
+            github_token=self.github_token,
+            locale=self.locale,
+            time_zone=self.time_zone,
+            instructions=self.instructions,
+            capabilities=capabilities,
+            tools=list(self.tools) or None,
+        )

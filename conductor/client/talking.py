@@ -1,0 +1,217 @@
+"""One conversation at a terminal: what is typed is said, what is said is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from conductor.client.client import Client
+from conductor.client.device import SimulatedDevice
+from conductor.client.errors import ClientError, ConnectionLost
+from conductor.client.frames import state_of
+from conductor.client.keeper import Keeper
+from conductor.client.lines import Lines
+from conductor.client.screen import Screen
+from conductor.client.turn import Turn, TurnResult
+from conductor.events.server import ErrorEvent, SpeechFinal, SpeechPartial, ToolCallEvent, is_ui_call
+
+LEAVE_WITHIN_S = 2.0
+CHOOSE_S = 300.0
+STOP_S = 2.0
+MAX_SHOWN_ARGUMENTS = 200
+HELP = "Ctrl-C interrupts, twice leaves; /finish [agent] ends a simulated agent, /quit leaves."
+
+DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
+
+
+class Talk:
+    """Talks by a client that is not started yet. ``voice_chars_per_s`` is the voice's speed, 0 for at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        screen: Screen,
+        lines: Lines,
+        voice_chars_per_s: float,
+        delays_s: Sequence[float],
+    ) -> None:
+        self._client = client
+        self._screen = screen
+        self._lines = lines
+        self._voice = voice_chars_per_s
+        self._keeper = Keeper(client, delays_s, screen.error)
+        self._device = SimulatedDevice(self._choose)
+        self._leave = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_signal: float | None = None
+        self._speech: tuple[str, float] | None = None
+        self._prompting = False
+
+    async def run(self, text: str | None) -> int:
+        """Say a text, or what is typed until the input ends; give the exit status."""
+        self._listen()
+        talking = asyncio.create_task(self._talk(text))
+        leaving = asyncio.create_task(self._leave.wait())
+        try:
+            # As long as the person likes: each turn and each try to connect has its bound.
+            await asyncio.wait({talking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop({talking, leaving, *self._tasks})
+            await self._client.close()
+        if not talking.cancelled():
+            return talking.result()
+        return DONE if text is None else LEFT
+
+    def signalled(self) -> None:
+        """Take a Ctrl-C: interrupt what runs; leave if nothing does, or at the second within two seconds."""
+        now = time.monotonic()
+        again = self._last_signal is not None and now - self._last_signal <= LEAVE_WITHIN_S
+        self._last_signal = now
+        if again or not self._client.connected or not self._client.busy:
+            self._leave.set()
+        else:
+            self._spawn(self._interrupt())
+
+    async def _talk(self, text: str | None) -> int:
+        try:
+            await self._client.start()
+        except ClientError as error:
+            self._screen.error(str(error))
+            return NO_CONNECTION
+        saying = asyncio.create_task(self._one(text) if text is not None else self._many())
+        keeping = asyncio.create_task(self._keeper.run())
+        try:
+            await asyncio.wait({saying, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop({saying, keeping})
+        return NO_CONNECTION if saying.cancelled() else saying.result()
+
+    # What the person says
+
+    async def _one(self, text: str) -> int:
+        return DONE if await self._finish(await self._say(text)) else FAILED
+
+    async def _many(self) -> int:
+        self._prompting = self._lines.tty
+        if self._prompting:
+            self._screen.line(f"Connected, session {self._client.session_id}. {HELP}")
+            self._screen.prompt("> ")
+        failed = False
+        while (line := await self._lines.next()) is not None:
+            if line.strip() == "/quit":
+                break
+            if line.strip().startswith("/"):
+                await self._command(line.split())
+            elif line.strip():
+                turn = await self._say(line)
+                if self._lines.tty:
+                    self._spawn(self._follow(turn))  # a person may speak while the answer runs
+                else:
+                    failed = not await self._finish(turn) or failed
+        return FAILED if failed else DONE
+
+    async def _say(self, text: str) -> Turn:
+        while True:  # ends with the keeper at the latest
+            await self._keeper.connected()
+            with contextlib.suppress(ConnectionLost):
+                return await self._client.say(text)
+
+    async def _follow(self, turn: Turn) -> None:
+        await self._finish(turn)
+
+    async def _finish(self, turn: Turn) -> bool:
+        """Wait for a turn's end, and say why there was no answer where nothing has said so yet."""
+        try:
+            result: TurnResult = await turn
+        except ClientError as error:
+            self._screen.error(str(error))
+            return False
+        if result.ending == "lost":
+            self._screen.error("That was lost on the way to the server; say it again.")
+        elif not result.finals and not result.errors and not result.interrupted:
+            self._screen.error("There was no answer.")
+        return result.ok
+
+    async def _command(self, words: Sequence[str]) -> None:
+        if words[0] != "/finish":
+            self._screen.line(HELP)
+            return
+        try:
+            agent = self._device.finish(words[1] if len(words) > 1 else None)
+            await self._client.agent_completed(
+                agent.id, agent.status, name=agent.name, prompt=agent.prompts[0], summary="Done (simulated)."
+            )
+        except (LookupError, ConnectionLost) as error:
+            self._screen.error(str(error))
+
+    async def _choose(self, question: str, names: Sequence[str]) -> str | None:
+        """Ask the person for one of several names; without a terminal, take the first."""
+        if not self._lines.tty:
+            return names[0]
+        self._screen.line(question)
+        for number, name in enumerate(names, 1):
+            self._screen.line(f"  {number}. {name}")
+        self._screen.prompt("number> ")
+        answer = (await self._lines.ask(CHOOSE_S) or "").strip()
+        if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(names):
+            return names[int(answer) - 1]
+        return answer if answer in names else None
+
+    # What the person sees and hears
+
+    def _listen(self) -> None:
+        client, screen = self._client, self._screen
+        client.on(SpeechPartial, lambda event: screen.live(event.text))
+        client.on(SpeechFinal, lambda event: screen.line(event.text))
+        client.on(ErrorEvent, lambda event: screen.error(f"Error: {event.message} ({event.code})"))
+        client.on(ToolCallEvent, self._show_call)
+        client.on("*", self._notice_the_end)
+        client.on_speak(self._speak)
+        for name, handler in self._device.handlers().items():
+            client.on_tool(name, handler)
+
+    def _show_call(self, call: ToolCallEvent) -> None:
+        state = state_of(call)
+        if state == "thinking":
+            self._screen.live("…")
+        elif state == "idle" and self._prompting:
+            self._screen.prompt("> ")
+        elif not is_ui_call(call.name):
+            self._screen.line(f"[tool] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
+
+    def _notice_the_end(self, _event: object) -> None:
+        if self._screen.gone:
+            self._leave.set()
+
+    async def _speak(self, text: str) -> None:
+        self._screen.line(f"{self._screen.speech_mark} {text}")
+        if self._voice > 0:
+            self._speech = text, time.monotonic()
+            try:
+                await asyncio.sleep(len(text) / self._voice)
+            finally:
+                self._speech = None
+
+    async def _interrupt(self) -> None:
+        spoken, played_ms = None, None
+        if self._speech is not None:
+            text, since = self._speech
+            played = time.monotonic() - since
+            spoken, played_ms = text[: int(played * self._voice)], round(played * 1000)
+        self._screen.line("[interrupted]")
+        with contextlib.suppress(ConnectionLost):  # the keeper says so
+            await self._client.interrupt("user", spoken_text=spoken, played_ms=played_ms)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _stop(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=STOP_S)

@@ -1,0 +1,93 @@
+"""What a history must look like, and how one is mended and cut. All pure.
+
+The rules are the Messages API's, the strictest of the services (models, "Anthropic"): a history begins with
+a user's message or a note, and each assistant message with calls is followed by exactly one result for each
+of its calls, in their order, before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.tools.base import failed
+
+CHARS_PER_TOKEN = 3.5
+"""A cautious estimate for English prose and JSON; the budget is a guard, not an account."""
+
+LOST_RESULT = (
+    "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
+)
+
+
+def repair(messages: Sequence[Message]) -> list[Message]:
+    """Return a valid history with as much of ``messages`` as can stay, in order.
+
+    Missing results are made up honestly; results without a call, repeated results and whatever stands
+    before the first user's message are left out.
+    """
+    repaired: list[Message] = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        if isinstance(message, ToolResult):
+            continue  # those that belong to a call were taken with it
+        if not repaired and isinstance(message, AssistantMessage):
+            continue
+        if isinstance(message, AssistantMessage) and not message.text and not message.calls:
+            continue
+        repaired.append(message)
+        if isinstance(message, AssistantMessage) and message.calls:
+            repaired.extend(_results(message.calls, messages, index))
+    return repaired
+
+
+def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:
+    found: dict[str, ToolResult] = {}
+    while index < len(messages):
+        message = messages[index]
+        if isinstance(message, AssistantMessage):
+            break
+        if isinstance(message, ToolResult):
+            found.setdefault(message.call_id, message)
+        index += 1
+    return [found.get(call.call_id) or lost_result(call.call_id) for call in calls]
+
+
+def lost_result(call_id: str) -> ToolResult:
+    """Make the result of a call whose result is nowhere."""
+    outcome = failed("unknown", LOST_RESULT, reason="interrupted")
+    return ToolResult(call_id, outcome.content, is_error=True)
+
+
+def estimate_tokens(message: Message) -> int:
+    """Guess how many tokens a message takes."""
+    match message:
+        case AssistantMessage(text=text, calls=calls, opaque=opaque):
+            size = len(text) + sum(len(call.name) + len(call.arguments) + 20 for call in calls)
+            size += len(opaque or "")
+        case ToolResult(content=text) | UserMessage(text=text) | Note(text=text):
+            size = len(text)
+    return int(size / CHARS_PER_TOKEN) + 4
+
+
+def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> int:
+    """Say how many messages to drop from the front; 0 while both budgets hold.
+
+    Whole turns go, down to half of the budget that was exceeded: a window that slides by one turn each time
+    would defeat the service's prompt cache. The last turn always stays.
+    """
+    starts = [i for i, message in enumerate(messages) if isinstance(message, UserMessage | Note)]
+    if len(starts) <= 1:
+        return 0
+    tokens = [estimate_tokens(message) for message in messages]
+    total = sum(tokens)
+    if len(starts) <= max_turns and total <= max_tokens:
+        return 0
+    keep_turns = max_turns // 2 if len(starts) > max_turns else max_turns
+    keep_tokens = max_tokens // 2 if total > max_tokens else max_tokens
+    for position, start in enumerate(starts[:-1]):
+        if len(starts) - position <= keep_turns and sum(tokens[start:]) <= keep_tokens:
+            return start
+    return starts[-1]

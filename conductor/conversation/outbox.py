@@ -1,0 +1,294 @@
+"""Durable events on their way to the client: order, replay, and the time limits of calls.
+
+The shipped client handles one event after the other and answers a call before it reads on (protocol, "How
+the shipped client behaves"). So calls stand in a *lane*: the first of them has a running clock, the others
+wait for it; and a second ``tts.speak`` is held, with all that follows it, until the first is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from conductor.conversation.transport import Frame, Transport
+from conductor.settings import Limits
+from conductor.stores.base import OutboundRecord
+
+_SIGNS_OF_SILENCE = 4
+"""A turn's UI calls before its speech: none acknowledged means that this client acknowledges none."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An unacknowledged event. ``limit`` is its time limit in seconds once it is at the lane's head."""
+
+    record: OutboundRecord
+    limit: float
+    frame: Frame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frame = Frame(bytes(self.record.frame))
+
+
+class Outbox:
+    """The unacknowledged events of one session, and the transport they go by.
+
+    ``on_expired`` is told of each call, and each speech, whose time is over.
+    """
+
+    def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
+        self._limits = limits
+        self._on_expired = on_expired
+        self._transport: Transport | None = None
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._by_call: dict[str, Entry] = {}
+        self._held: deque[Entry | Frame] = deque()
+        self._speaking: Entry | None = None
+        self._lane: OrderedDict[str, Entry] = OrderedDict()
+        self._head: Entry | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._client_acknowledges: bool | None = None
+        self._gone: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def transport(self) -> Transport | None:
+        """The transport that is served, if one is."""
+        return self._transport
+
+    @property
+    def speaking(self) -> bool:
+        """Whether a speech is under way on the device, as far as is known."""
+        return self._speaking is not None
+
+    def take_gone(self) -> list[str]:
+        """Hand over the ids of events that left since the last call; the next commit records it."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def give_back(self, gone: list[str]) -> None:
+        """Take them back: the commit failed."""
+        self._gone[:0] = gone
+
+    def put(self, record: OutboundRecord, limit: float) -> None:
+        """Add an event that has been committed, and send it as soon as it may be sent."""
+        entry = Entry(record, limit)
+        self._entries[record.event_id] = entry
+        if record.kind != "final":
+            self._by_call[record.call_id] = entry
+        self._evict()
+        if self._transport is not None:
+            self._offer(entry)
+        elif record.kind == "call":
+            self._join_lane(entry)
+
+    def send(self, frame: Frame) -> None:
+        """Send what need not arrive: it keeps its place in the order, and is lost with the connection."""
+        if self._transport is None:
+            return
+        if self._held:
+            if not frame.partial:
+                self._held.append(frame)
+            return
+        self._transport.send(frame)
+
+    def was_written(self, call_id: str) -> bool:
+        """Tell whether a call's frame was ever handed to a socket."""
+        entry = self._by_call.get(call_id)
+        return entry is not None and entry.frame.written
+
+    # -- what the client says
+
+    def acknowledge(self, call_id: str) -> OutboundRecord | None:
+        """Take a call's answer; returns the call's record if it was outstanding.
+
+        The client reads in order, so an answer also acknowledges the interface events written before it,
+        but not a speech: that is over when its own answer comes.
+        """
+        entry = self._by_call.get(call_id)
+        if entry is None:
+            return None
+        for earlier in self._before(entry):
+            if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
+                self._remove(earlier)
+        if entry.record.kind != "call":
+            self._client_acknowledges = True
+        self._remove(entry)
+        self._settle()
+        return entry.record
+
+    def expect_no_acknowledgements(self) -> None:
+        """Stop waiting for a client that has acknowledged nothing of a whole turn, and now starts another."""
+        if self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
+            self._client_acknowledges = False
+            for entry in list(self._lane.values()):
+                if entry.record.kind != "call":
+                    self._leave_lane(entry)
+            self._speaking = None
+            self._settle()
+
+    def end_speech(self, call_id: str) -> None:
+        """Count a speech as over before its answer: the client said that it was interrupted."""
+        entry = self._by_call.get(call_id)
+        if entry is not None and entry.record.kind == "speak":
+            self._leave_lane(entry)
+            if self._speaking is entry:
+                self._speaking = None
+            self._settle()
+
+    # -- what the session does
+
+    def withdraw(self, call_id: str) -> bool:
+        """Take back a call that was not written yet; False if it was, or is not here."""
+        entry = self._by_call.get(call_id)
+        if entry is None or entry.frame.written:
+            return False
+        entry.frame.withdrawn = True
+        self._remove(entry)
+        self._settle()
+        return True
+
+    def drop(self, call_id: str) -> None:
+        """Stop waiting for a call, and never replay it."""
+        entry = self._by_call.get(call_id)
+        if entry is not None:
+            self._remove(entry)
+            self._settle()
+
+    def attach(self, transport: Transport) -> None:
+        """Serve this transport from now on, and replay to it what was not acknowledged.
+
+        Of all states only the latest one; no speech that is stale; no write call that a socket ever had,
+        since an app that was relaunched would run it again (protocol, the same section).
+        """
+        self._transport = transport
+        self._held.clear()
+        states = [e for e in self._entries.values() if e.record.kind == "state"]
+        for entry in list(self._entries.values()):
+            kind = entry.record.kind
+            if (kind == "state" and entry is not states[-1]) or (kind == "speak" and self._is_stale(entry)):
+                self._remove(entry)
+            elif kind == "call" and entry.record.effect != "read" and entry.frame.written:
+                continue
+            else:
+                self._offer(entry)
+        self._settle()
+
+    def detach(self) -> None:
+        """Serve no transport. Calls keep waiting; what was only shown does not."""
+        self._transport = None
+        self._held.clear()
+        for entry in list(self._entries.values()):
+            if entry.record.kind == "call":
+                self._join_lane(entry)
+            else:
+                self._leave_lane(entry)
+        self._settle()
+
+    def close(self) -> None:
+        """Stop the clock."""
+        self._transport = None
+        self._lane.clear()
+        self._held.clear()
+        self._watch_head()
+
+    # -- inside
+
+    def _before(self, entry: Entry) -> Iterator[Entry]:
+        for earlier in list(self._entries.values()):
+            if earlier is entry:
+                return
+            yield earlier
+
+    def _unanswered(self) -> int:
+        return sum(
+            1 for e in self._entries.values() if e.record.kind not in ("call", "final") and e.frame.written
+        )
+
+    def _is_stale(self, entry: Entry) -> bool:
+        return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
+
+    def _offer(self, entry: Entry) -> None:
+        gated = entry.record.kind == "speak" and self._speaking not in (None, entry)
+        if self._held or gated:
+            self._held.append(entry)
+        else:
+            self._write(entry)
+
+    def _write(self, entry: Entry) -> None:
+        assert self._transport is not None
+        kind = entry.record.kind
+        if kind == "call" or (kind != "final" and self._client_acknowledges is not False):
+            self._join_lane(entry)
+            if kind == "speak":
+                self._speaking = entry
+        self._transport.send(entry.frame)
+
+    def _settle(self) -> None:
+        """Send what is held and may go now, and let the clock run for the lane's head."""
+        while self._held and self._transport is not None:
+            first = self._held[0]
+            if isinstance(first, Entry):
+                if first.record.kind == "speak" and self._speaking not in (None, first):
+                    break
+                self._held.popleft()
+                if not first.frame.withdrawn and first.record.event_id in self._entries:
+                    self._write(first)
+            else:
+                self._held.popleft()
+                self._transport.send(first)
+        self._watch_head()
+
+    def _evict(self) -> None:
+        """Forget the oldest interface events of a client that acknowledges nothing."""
+        while len(self._entries) > self._limits.max_unacknowledged:
+            oldest = next((e for e in self._entries.values() if e.record.kind != "call"), None)
+            if oldest is None:
+                return
+            self._remove(oldest)
+
+    def _remove(self, entry: Entry) -> None:
+        if self._entries.pop(entry.record.event_id, None) is None:
+            return
+        if entry.record.kind != "final":
+            self._by_call.pop(entry.record.call_id, None)
+        self._gone.append(entry.record.event_id)
+        self._leave_lane(entry)
+        if self._speaking is entry:
+            self._speaking = None
+
+    def _join_lane(self, entry: Entry) -> None:
+        if entry.record.event_id not in self._lane:
+            self._lane[entry.record.event_id] = entry
+            self._watch_head()
+
+    def _leave_lane(self, entry: Entry) -> None:
+        self._lane.pop(entry.record.event_id, None)
+        if self._head is entry:
+            self._watch_head()
+
+    def _watch_head(self) -> None:
+        head = next(iter(self._lane.values()), None)
+        if head is self._head:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._head = head
+        if head is not None:
+            self._timer = asyncio.get_running_loop().call_later(head.limit, self._expire, head)
+
+    def _expire(self, entry: Entry) -> None:
+        record = entry.record
+        self._timer = None
+        if record.kind in ("call", "speak"):
+            self._remove(entry)
+            self._on_expired(record)
+        else:
+            self._leave_lane(entry)
+        self._settle()

@@ -1,0 +1,50 @@
+"""The speeches that a device is still to say, is saying, or has only just said."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from conductor.conversation.heard import Speech, heard_text
+from conductor.stores.base import Amendment, AppendLog, Operation
+
+
+class Speeches:
+    """Knows which speech an interruption concerns.
+
+    ``window`` is how many seconds after its acknowledgement an interruption still counts as one of it.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._speeches: OrderedDict[str, Speech] = OrderedDict()
+
+    def add(self, speech: Speech) -> None:
+        """Note a speech that is about to be sent; those before it that are over are history."""
+        for call_id in [s.call_id for s in self._speeches.values() if s.over_at is not None]:
+            del self._speeches[call_id]
+        self._speeches[speech.call_id] = speech
+
+    def over(self, call_id: str, now: float) -> None:
+        """Note that a speech was acknowledged, or that nobody will say whether it was said."""
+        speech = self._speeches.get(call_id)
+        if speech is not None and speech.over_at is None:
+            speech.over_at = now
+
+    def interrupt(self, now: float) -> Speech | None:
+        """Mark and return the speech that an interruption concerns: the oldest one that is not over."""
+        for speech in self._speeches.values():
+            if speech.interrupted:
+                continue
+            if speech.over_at is None or now - speech.over_at <= self._window:
+                speech.interrupted = True
+                return speech
+        return None
+
+    def unsent(self, was_written: Callable[[str], bool]) -> list[Speech]:
+        """List the speeches that no socket has had."""
+        return [s for s in self._speeches.values() if s.over_at is None and not was_written(s.call_id)]
+
+    def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
+        """Make the operation that leaves in the history what was heard."""
+        return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]

@@ -1,0 +1,133 @@
+"""Requests to the Messages API through the official SDK, and the raw bytes that come back.
+
+The SDK does authentication, requests and errors over its aiohttp transport; the stream is decoded by
+`anthropic_events`, since the SDK's own event objects cost ten times as much a token. Importing this module
+imports the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import anthropic
+import httpx2
+import structlog
+
+from conductor.errors import ModelError
+from conductor.models.anthropic_errors import failure, from_status
+from conductor.models.anthropic_events import ReplyDecoder
+from conductor.models.base import ModelEvent
+from conductor.models.names import NameMap
+
+CONNECT_TIMEOUT_S = 10.0
+DRAIN_S = 1.0
+_HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+
+log = structlog.get_logger(__name__)
+
+
+class Reply:
+    """A stream that has begun. ``events`` are those that the last bytes gave."""
+
+    def __init__(self, response: httpx2.Response, names: NameMap) -> None:
+        self.events: list[ModelEvent] = []
+        self.decoder = ReplyDecoder(names)
+        self._response = response
+        self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
+
+    async def read(self) -> None:
+        """Read on until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
+        self.events = []
+        try:
+            async for chunk in self._chunks:
+                self.events = self.decoder.feed(chunk)
+                if self.events:
+                    return
+        except httpx2.TimeoutException:
+            raise failure("timeout") from None
+        except (httpx2.RequestError, OSError):
+            raise failure("connection") from None
+        raise ModelError("connection", "The model service ended its answer before it was complete.")
+
+    async def drain(self) -> None:
+        """Read what follows the last event: the response's end, as a rule there already; then close."""
+        with contextlib.suppress(TimeoutError, httpx2.HTTPError, OSError):
+            async with asyncio.timeout(DRAIN_S):
+                async for _ in self._chunks:
+                    pass
+        await self._response.aclose()
+
+    async def aclose(self) -> None:
+        """Close the response, and with it a connection whose response is not at its end."""
+        await self._response.aclose()
+
+
+class MessagesClient:
+    """One pool of connections to the service; see `conductor.models.anthropic` for the parameters."""
+
+    def __init__(
+        self, api_key: str, base_url: str, *, pool_size: int, keep_alive_s: float, trust_env: bool
+    ) -> None:
+        limits = httpx2.Limits(
+            max_connections=pool_size, max_keepalive_connections=pool_size, keepalive_expiry=keep_alive_s
+        )
+        self._sdk = anthropic.AsyncAnthropic(
+            api_key=api_key,
+            base_url=base_url,
+            max_retries=0,  # `conductor.models.retry` does it, within the turn's time
+            open_telemetry=False,
+            http_client=anthropic.DefaultAioHttpClient(
+                limits=limits, trust_env=trust_env, follow_redirects=False
+            ),
+        )
+
+    async def open(self, body: bytes, names: NameMap, silence_s: float) -> Reply:
+        """Send the request and read until the first events.
+
+        ``silence_s`` bounds how long no byte may come, now and later. Raises `ModelError`.
+        """
+        try:
+            async with asyncio.timeout(silence_s):
+                response = await self._send(body, silence_s)
+        except TimeoutError:
+            raise failure("timeout") from None
+        reply = Reply(response, names)
+        try:
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise failure("protocol")
+            await reply.read()
+        except BaseException:
+            await reply.aclose()
+            raise
+        return reply
+
+    async def _send(self, body: bytes, silence_s: float) -> httpx2.Response:
+        """Post the request. Raises `ModelError` for a status that is no success."""
+        timeout = httpx2.Timeout(silence_s, connect=min(CONNECT_TIMEOUT_S, silence_s))
+        try:
+            # The SDK's call by path: its `messages.create` walks the whole body again, some 350 µs a request.
+            response: object = await self._sdk.post(
+                "/v1/messages",
+                content=body,
+                cast_to=httpx2.Response,
+                options={"headers": _HEADERS, "timeout": timeout},
+                stream=True,
+                stream_cls=anthropic.AsyncStream[object],
+            )
+        except anthropic.APIStatusError as error:
+            log.info("anthropic.status", status=error.status_code, request_id=error.request_id)
+            message = error.api_message
+            text = message if isinstance(message, str) else ""
+            raise from_status(error.status_code, text, error.response.headers) from None
+        except anthropic.APITimeoutError:
+            raise failure("timeout") from None
+        except anthropic.APIConnectionError:
+            raise failure("connection") from None
+        assert isinstance(response, httpx2.Response)  # what `cast_to` asks for, in spite of the overloads
+        return response
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._sdk.close()

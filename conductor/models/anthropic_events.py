@@ -1,0 +1,185 @@
+"""What the Messages API's stream means: bytes in, model events out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conductor.messages import ToolCall
+from conductor.models.anthropic_errors import failure, from_event
+from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
+from conductor.models.names import NameMap
+from conductor.models.sse import SSEError, SSEParser
+
+_STOPS: dict[str, StopReason] = {
+    "end_turn": "end_turn",
+    "stop_sequence": "end_turn",
+    "tool_use": "tool_use",
+    "max_tokens": "max_tokens",
+    "refusal": "refusal",
+    "pause_turn": "pause_turn",
+    "model_context_window_exceeded": "context_window",
+}
+
+
+class _Delta(msgspec.Struct, gc=False):
+    type: str = ""
+    text: str = ""
+    partial_json: str = ""
+    thinking: str = ""
+    signature: str = ""
+    stop_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Message(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Error(msgspec.Struct):
+    type: str = ""
+    message: str = ""
+
+
+class _Event(msgspec.Struct):
+    """All events in one shape: those that are not known have a type that nothing matches, and are ignored."""
+
+    type: str = ""
+    index: int = -1
+    delta: _Delta | None = None
+    content_block: dict[str, Any] | None = None
+    message: _Message | None = None
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class ReplyDecoder:
+    """Turns the bytes of one streamed reply into model events; pure.
+
+    ``finished`` is true once `Finished` has been given. Words that arrive together are given as one
+    `TextDelta`.
+    """
+
+    def __init__(self, names: NameMap) -> None:
+        self._names = names
+        self._sse = SSEParser()
+        self._blocks: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        self._thinking: list[dict[str, Any]] = []
+        self._usage = _Usage()
+        self._stop: str | None = None
+        self.finished = False
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        """Take the next bytes.
+
+        Raises `ModelError`: ``protocol`` for what is no event, and whatever an ``error`` event says.
+        """
+        events: list[ModelEvent] = []
+        text: list[str] = []
+        try:
+            for item in self._sse.feed(chunk):
+                event = _decode(item.data)
+                delta = event.delta
+                if delta is not None and delta.type == "text_delta":
+                    text.append(delta.text)
+                    continue
+                found = self._take(event)
+                if found is not None:
+                    _say(text, events)
+                    events.append(found)
+        except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
+            raise failure("protocol") from None
+        _say(text, events)
+        return events
+
+    def _take(self, event: _Event) -> ModelEvent | None:
+        match event.type:
+            case "content_block_delta":
+                self._extend(event)
+            case "content_block_start" if event.content_block is not None:
+                self._blocks[event.index] = (event.content_block, [])
+            case "content_block_stop":
+                return self._end_block(event.index)
+            case "message_start" if event.message is not None:
+                self._count(event.message.usage)
+            case "message_delta":
+                self._count(event.usage)
+                if event.delta is not None:
+                    self._stop = event.delta.stop_reason
+            case "message_stop":
+                return self._finish()
+            case "error":
+                error = event.error or _Error()
+                raise from_event(error.type, error.message)
+        return None
+
+    def _extend(self, event: _Event) -> None:
+        """Add a delta of anything but text to its block."""
+        delta, (block, parts) = event.delta, self._blocks.get(event.index, ({}, []))
+        if delta is None:
+            return
+        if delta.type == "input_json_delta":
+            parts.append(delta.partial_json)
+        elif delta.type == "thinking_delta":
+            parts.append(delta.thinking)
+        elif delta.type == "signature_delta":
+            block["signature"] = block.get("signature", "") + delta.signature
+
+    def _end_block(self, index: int) -> ModelEvent | None:
+        block, parts = self._blocks.pop(index, ({}, []))
+        match block.get("type"):
+            case "tool_use":
+                # Without deltas the input is in the start, as a whole: `{}` as a rule.
+                raw = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
+                return ToolCall(
+                    str(block.get("id", "")), self._names.to_tool(str(block.get("name", ""))), raw
+                )
+            case "thinking":
+                self._thinking.append({**block, "thinking": block.get("thinking", "") + "".join(parts)})
+            case "redacted_thinking":
+                self._thinking.append(block)
+        return None
+
+    def _count(self, usage: _Usage | None) -> None:
+        """Take over the figures that are given; later ones are the whole so far, not more."""
+        if usage is not None:
+            given = {
+                name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None
+            }
+            self._usage = msgspec.structs.replace(self._usage, **given)
+
+    def _finish(self) -> Finished:
+        if self._stop is None:
+            raise failure("connection")
+        if self._stop == "tool_use" and any(
+            block.get("type") == "tool_use" for block, _ in self._blocks.values()
+        ):
+            raise failure("protocol")
+        self.finished = True
+        used = self._usage
+        usage = Usage(
+            input_tokens=used.input_tokens or 0,
+            output_tokens=used.output_tokens or 0,
+            cache_read_tokens=used.cache_read_input_tokens or 0,
+            cache_write_tokens=used.cache_creation_input_tokens or 0,
+        )
+        opaque = msgspec.json.encode(self._thinking).decode() if self._thinking else None
+        # A stop reason that is newer than this code never lets calls run.
+        return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)
+
+
+def _say(text: list[str], events: list[ModelEvent]) -> None:
+    words = "".join(text)
+    text.clear()
+    if words:
+        events.append(TextDelta(words))

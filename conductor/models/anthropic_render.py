@@ -1,0 +1,199 @@
+"""A model request as the body that the Messages API accepts; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.names import NameMap, with_hash
+
+PROVIDER = "anthropic"
+Json: TypeAlias = dict[str, Any]
+
+TOKENS_WITH_TOOLS = 4096
+_CACHE: Json = {"type": "ephemeral"}
+_BEGINNING = "[The conversation goes on from here.]"
+_NO_WORDS = "[No words.]"
+_NO_RESULT = "(nothing)"
+_ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
+_PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
+_THINKING = ("thinking", "redacted_thinking")
+
+
+def names_of(request: ModelRequest) -> NameMap:
+    """Map the names of the tools offered and of the history's calls."""
+    return NameMap([*(tool.name for tool in request.tools), *_called(request.messages)])
+
+
+def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: int) -> Json:
+    """Render a streaming request.
+
+    With tools offered the limit is ``min(4 * max_tokens, 4096)``, and never below ``max_tokens``: a limit
+    made for spoken answers cuts arguments off.
+    """
+    tools = [_tool(tool, names) for tool in request.tools]
+    may_call = bool(tools) and request.tool_choice == "auto"
+    if may_call:
+        max_tokens = max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS))
+    offered = {tool.name for tool in request.tools}
+    tools += [
+        _former_tool(name, names) for name in dict.fromkeys(_called(request.messages)) if name not in offered
+    ]
+    body: Json = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "stream": True,
+        "messages": _messages(request.messages, names),
+    }
+    if request.system.strip():
+        body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
+    if tools:
+        tools[-1] = {**tools[-1], "cache_control": _CACHE}
+        body["tools"] = tools
+        if not may_call:
+            body["tool_choice"] = {"type": "none"}
+    return body
+
+
+def encode(body: Json) -> bytes:
+    """Encode a body. Lone surrogates, which the service refuses, become question marks."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_without_surrogates(body))
+
+
+def _without_surrogates(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case Mapping():
+            return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_without_surrogates(item) for item in value]
+        case _:
+            return value
+
+
+def _called(messages: Iterable[Message]) -> list[str]:
+    return [
+        call.name for message in messages if isinstance(message, AssistantMessage) for call in message.calls
+    ]
+
+
+def _tool(tool: ToolDefinition, names: NameMap) -> Json:
+    rendered: Json = {"name": names.to_service(tool.name), "input_schema": _object_schema(tool.input_schema)}
+    if tool.description.strip():
+        rendered["description"] = tool.description
+    return rendered
+
+
+def _former_tool(name: str, names: NameMap) -> Json:
+    """Define a tool that is in the history only: the service wants each tool of a tool_use to be defined."""
+    return {
+        "name": names.to_service(name),
+        "description": "No longer available. Do not call it.",
+        "input_schema": {"type": "object"},
+    }
+
+
+def _object_schema(schema: Mapping[str, Any]) -> Json:
+    """Leave out what the service refuses at the top of a schema; arguments are validated here in any case.
+
+    It wants type "object", no oneOf, anyOf or allOf at the top, and properties' names of 1 to 64 of
+    ``a-zA-Z0-9_.-``.
+    """
+    rendered = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
+    rendered["type"] = "object"
+    properties = rendered.get("properties")
+    if isinstance(properties, Mapping) and not all(map(_PROPERTY.match, properties)):
+        rendered["properties"] = {name: value for name, value in properties.items() if _PROPERTY.match(name)}
+        rendered["required"] = [
+            name for name in rendered.get("required", ()) if name in rendered["properties"]
+        ]
+    return rendered
+
+
+def _messages(history: Sequence[Message], names: NameMap) -> list[Json]:
+    """Group the flat history into messages of alternating roles, and set the cache's breakpoints."""
+    messages: list[Json] = []
+    for item in history:
+        role = "assistant" if isinstance(item, AssistantMessage) else "user"
+        blocks = _assistant(item, names) if isinstance(item, AssistantMessage) else [_user(item)]
+        if not blocks:
+            continue
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += blocks
+        else:
+            messages.append({"role": role, "content": blocks})
+    if not messages or messages[0]["role"] == "assistant":
+        messages.insert(0, {"role": "user", "content": [{"type": "text", "text": _BEGINNING}]})
+    users = [message for message in messages if message["role"] == "user"]
+    for message in users:
+        # All results come first, before any text; the sort is stable.
+        message["content"].sort(key=_is_text)
+    # The next request finds the end of this one in the cache, however many blocks it adds: a breakpoint is
+    # looked for only so many blocks back, so the one before the last is marked as well.
+    for message in users[-2:]:
+        message["content"][-1]["cache_control"] = _CACHE
+    return messages
+
+
+def _is_text(block: Json) -> bool:
+    return bool(block["type"] == "text")
+
+
+def _user(item: UserMessage | Note | ToolResult) -> Json:
+    match item:
+        case UserMessage():
+            return {"type": "text", "text": item.text if item.text.strip() else _NO_WORDS}
+        case Note():
+            return {"type": "text", "text": f"[{item.text}]"}
+        case ToolResult():
+            content = item.content if item.content.strip() else _NO_RESULT
+            result = {"type": "tool_result", "tool_use_id": call_id(item.call_id), "content": content}
+            return {**result, "is_error": True} if item.is_error else result
+
+
+def _assistant(message: AssistantMessage, names: NameMap) -> list[Json]:
+    """Give a reply's blocks: thinking as it came, words, calls. Without words and calls there are none."""
+    blocks: list[Json] = []
+    text = message.text.rstrip()  # the service refuses trailing white space at the end of the last one
+    if text:
+        blocks.append({"type": "text", "text": text})
+    blocks += [_tool_use(call, names) for call in message.calls]
+    if blocks and message.opaque is not None and message.provider == PROVIDER:
+        return [*_thinking(message.opaque), *blocks]
+    return blocks
+
+
+def _thinking(opaque: str) -> list[Json]:
+    try:
+        blocks = msgspec.json.decode(opaque, type=list[dict[str, Any]])
+    except msgspec.DecodeError:
+        return []
+    return [block for block in blocks if block.get("type") in _THINKING]
+
+
+def _tool_use(call: ToolCall, names: NameMap) -> Json:
+    """Render a call. Arguments that are no JSON object, a cut-off one's say, go back as ``{}``."""
+    try:
+        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        arguments = {}
+    return {
+        "type": "tool_use",
+        "id": call_id(call.call_id),
+        "name": names.to_service(call.name),
+        "input": arguments,
+    }
+
+
+def call_id(value: str) -> str:
+    """Give an id that the service accepts (``^[a-zA-Z0-9_-]+$``): its own as they are, others with a hash."""
+    return value if _ID.match(value) else with_hash(value)

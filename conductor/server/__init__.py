@@ -1,0 +1,1 @@
+"""Sockets: who may connect, what they send, and which session it is for."""

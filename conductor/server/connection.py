@@ -1,0 +1,221 @@
+"""One WebSocket: a reader that never waits for a turn, and one writer with a bounded queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import structlog
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame as WireFrame
+from websockets.frames import Opcode
+from websockets.protocol import Event
+
+from conductor.conversation.session import Session
+from conductor.conversation.transport import Frame
+from conductor.errors import ErrorCode, StoreError
+from conductor.events import client
+from conductor.events.codec import BINARY_MARK, Inbound, InvalidFrame, decode_event
+from conductor.events.envelope import IdSource, encode_event
+from conductor.events.server import ErrorEvent, SessionPing
+from conductor.server.hub import Hub
+from conductor.settings import Limits
+from conductor.stores.base import SessionKey
+
+log = structlog.get_logger(__name__)
+
+UNBOUND = "unknown"
+"""The sessionId of an error about an event that named none."""
+
+_event_ids = IdSource("evt")
+
+
+class Socket(ServerConnection):
+    """The library's connection, with binary messages marked: they are to be answered, not to close it."""
+
+    subject: str = ""
+
+    def process_event(self, event: Event) -> None:
+        """Take one frame."""
+        if isinstance(event, WireFrame) and event.opcode is Opcode.BINARY:
+            event = WireFrame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
+        super().process_event(event)
+
+
+class Connection:
+    """A client's connection: decodes what comes, binds it to its session, and sends in order."""
+
+    def __init__(self, socket: Socket, hub: Hub, limits: Limits) -> None:
+        self._socket = socket
+        self._hub = hub
+        self._limits = limits
+        self._session: Session | None = None
+        self._resumed = False
+        self._queue: deque[Frame] = deque()
+        self._wake = asyncio.Event()
+        self._close: tuple[int, str] | None = None
+        self._ping: asyncio.TimerHandle | None = None
+
+    # -- the life of a connection
+
+    async def run(self) -> None:
+        """Serve the connection until it ends."""
+        writer = asyncio.create_task(self._write())
+        self._arm_ping()
+        try:
+            while True:
+                frame = await self._socket.recv(decode=False)
+                await self._take(frame)
+        except ConnectionClosed:
+            pass
+        finally:
+            if self._ping is not None:
+                self._ping.cancel()
+            writer.cancel()
+            if self._session is not None:
+                self._hub.unbind(self._session.key, self)
+            await asyncio.wait([writer], timeout=self._limits.close_timeout)
+
+    # -- what a session needs (`Transport`)
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame; a partial takes the place of one that was not written yet."""
+        queue = self._queue
+        if frame.partial and queue and queue[-1].partial:
+            queue[-1] = frame
+        elif len(queue) >= self._limits.max_send_queue:
+            self.abort("send queue full")
+        else:
+            queue.append(frame)
+        self._wake.set()
+
+    def drop_partials(self) -> None:
+        """Forget the partials that were not written yet."""
+        for frame in self._queue:
+            if frame.partial:
+                frame.withdrawn = True
+
+    def park(self) -> None:
+        """Forget what was not written yet."""
+        self._queue.clear()
+
+    def close(self, code: int, reason: str) -> None:
+        """Begin to close, after what is queued."""
+        self._close = (code, reason)
+        self._wake.set()
+
+    def abort(self, why: str) -> None:
+        """Cut the connection; the session survives."""
+        log.warning("connection cut", why=why, session=self._session_id)
+        self._queue.clear()
+        self._socket.transport.abort()
+
+    # -- writing
+
+    async def _write(self) -> None:
+        """Write what is queued, with a time limit: a peer that never reads must not hold anything."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                async with asyncio.timeout(self._limits.send_timeout):
+                    await self._write_queue()
+                if self._close is not None:
+                    await self._socket.close(*self._close)
+                    return
+        except TimeoutError:
+            self.abort("peer does not read")
+        except ConnectionClosed:
+            pass
+
+    async def _write_queue(self) -> None:
+        while self._queue:
+            frame = self._queue.popleft()
+            if not frame.withdrawn:
+                frame.written = True
+                await self._socket.send(frame.data, text=True)
+
+    def _arm_ping(self) -> None:
+        self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)
+
+    def _send_ping(self) -> None:
+        self.send(Frame(encode_event(_event_ids(), self._session_id, SessionPing())))
+        self._arm_ping()
+
+    # -- reading
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            inbound = decode_event(data, self._limits.max_event_bytes)
+        except InvalidFrame as error:
+            await self._refuse_frame(error)
+            return
+        log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
+        try:
+            await self._dispatch(inbound)
+        except StoreError as error:
+            self._send_error(
+                error.code, "The session store cannot be reached.", inbound.id, inbound.session_id
+            )
+        except Exception:
+            # One event that shows a bug of ours must not cost the client its connection.
+            log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
+            self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
+
+    async def _dispatch(self, inbound: Inbound) -> None:
+        event = inbound.event
+        if self._session is not None and inbound.session_id != self._session_id:
+            self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
+            return
+        if isinstance(event, client.SessionStart) and event.session_id not in (None, inbound.session_id):
+            message = "The payload's sessionId is not the envelope's."
+            self._send_error("session_mismatch", message, inbound.id, inbound.session_id)
+            return
+        new = self._session is None
+        session = self._session or await self._bind(inbound.session_id)
+        if isinstance(event, client.SessionStart):
+            session.start(event, self, resumed=self._resumed)
+            self._resumed = True
+            return
+        served = session.transport is self
+        if isinstance(event, client.ToolResultEvent):
+            # Before attaching: what it answers need not be replayed.
+            await session.receive(inbound, self)
+            if new:
+                session.attach(self, resumed=self._resumed)
+            return
+        if not served:
+            starts_turn = isinstance(event, client.TranscriptFinal | client.AgentCompleted)
+            if not (new or starts_turn):
+                return  # parked: another connection serves the session
+            session.attach(self, resumed=self._resumed and not starts_turn)
+        await session.receive(inbound, self)
+
+    async def _bind(self, session_id: str) -> Session:
+        key = SessionKey(self._socket.subject, session_id)
+        self._session, self._resumed = await self._hub.bind(key, self)
+        return self._session
+
+    async def _refuse_frame(self, error: InvalidFrame) -> None:
+        log.debug("event refused", code=error.code, session=self._session_id)
+        self._send_error(error.code, str(error), error.event_id, error.session_id)
+        if error.event_type != client.TranscriptFinal.TYPE:
+            return
+        # The app is transcribing until it hears "idle", whatever was wrong with the transcript.
+        if self._session is None and error.session_id is not None:
+            (await self._bind(error.session_id)).attach(self, resumed=False)
+        if self._session is not None and self._session.transport is self:
+            await self._session.reopen_microphone()
+
+    @property
+    def _session_id(self) -> str:
+        return self._session.key.session_id if self._session is not None else UNBOUND
+
+    def _send_error(
+        self, code: ErrorCode, message: str, event_id: str | None, session_id: str | None = None
+    ) -> None:
+        if self._session is not None:
+            session_id = self._session_id
+        error = ErrorEvent(code, message, event_id=event_id)
+        self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))

@@ -1,0 +1,112 @@
+"""The sessions of this process, and which connections are bound to each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from conductor.conversation.session import Services, Session
+from conductor.conversation.transport import Transport
+from conductor.stores.base import SessionKey
+
+log = structlog.get_logger(__name__)
+
+BUSY_RECHECK_S = 1.0
+"""How long a session whose grace is over waits for its running turn before it is asked again."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """A session, the connections bound to it, and the timer that ends it once there are none."""
+
+    session: asyncio.Task[Session]
+    connections: set[Transport] = field(default_factory=set)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Hub:
+    """Finds or makes the session that a connection is for, and ends those that nobody comes back to."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._places: dict[SessionKey, _Place] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that are there."""
+        tasks = [place.session for place in self._places.values()]
+        return [task.result() for task in tasks if task.done() and task.exception() is None]
+
+    async def bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
+        """Bind a connection to its session; the flag says whether the session was there before.
+
+        Raises `StoreError` if the session cannot be claimed.
+        """
+        place = self._places.get(key)
+        existed = place is not None
+        if place is None:
+            place = _Place(asyncio.ensure_future(self._open(key)))
+            self._places[key] = place
+        place.connections.add(connection)
+        if place.timer is not None:
+            place.timer.cancel()
+            place.timer = None
+        try:
+            session = await asyncio.shield(place.session)
+        except BaseException:
+            self.unbind(key, connection)
+            raise
+        return session, existed or bool(session.messages)
+
+    def unbind(self, key: SessionKey, connection: Transport) -> None:
+        """Note that a connection is gone; the last one starts the session's grace."""
+        place = self._places.get(key)
+        if place is None or connection not in place.connections:
+            return
+        place.connections.discard(connection)
+        if place.session.done() and place.session.exception() is None:
+            place.session.result().detach(connection)
+            if not place.connections:
+                self._arm(key, place, self._services.limits.session_grace)
+        elif not place.connections:
+            del self._places[key]
+
+    async def close(self) -> None:
+        """End every session."""
+        places, self._places = self._places, {}
+        for place in places.values():
+            if place.timer is not None:
+                place.timer.cancel()
+        await asyncio.gather(*(self._close(place) for place in places.values()))
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _open(self, key: SessionKey) -> Session:
+        return Session(self._services, await self._services.store.claim(key))
+
+    def _arm(self, key: SessionKey, place: _Place, seconds: float) -> None:
+        place.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, place)
+
+    def _expire(self, key: SessionKey, place: _Place) -> None:
+        place.timer = None
+        if place.connections or self._places.get(key) is not place:
+            return
+        if place.session.result().busy:
+            self._arm(key, place, BUSY_RECHECK_S)
+            return
+        del self._places[key]
+        task = asyncio.create_task(self._close(place))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, place: _Place) -> None:
+        try:
+            await (await place.session).close()
+        except Exception:
+            log.exception("session not closed")

@@ -1,0 +1,146 @@
+"""The listening socket: HTTP answers, the upgrade, and the end of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import structlog
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from conductor.conversation.session import Services
+from conductor.errors import SettingsError
+from conductor.server.auth import SUBPROTOCOL, Authenticator
+from conductor.server.connection import Connection, Socket
+from conductor.server.hub import Hub
+
+log = structlog.get_logger(__name__)
+
+WS_PING_S = 20.0
+"""Protocol, "Transport": every 15-20 s."""
+OPEN_TIMEOUT_S = 5.0
+DRAIN_S = 25.0
+"""How long running turns may take to end after SIGTERM; orchestrators kill after 30 s."""
+SERVICE_RESTART = 1012
+
+
+class Listener:
+    """Serves ``/ws``, ``/healthz`` and ``/readyz`` on one address."""
+
+    def __init__(self, services: Services, authenticator: Authenticator) -> None:
+        self.hub = Hub(services)
+        self._services = services
+        self._authenticator = authenticator
+        self._server: Server | None = None
+        self._connections: set[Connection] = set()
+        self._ready = False
+
+    @property
+    def port(self) -> int:
+        """The port that is bound; 0 until `start`."""
+        sockets = self._server.sockets if self._server is not None else []
+        return next((int(socket.getsockname()[1]) for socket in sockets), 0)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises `SettingsError` if the address cannot be had."""
+        try:
+            self._server = await serve(
+                self._handle,
+                host,
+                port,
+                process_request=self._answer,
+                create_connection=Socket,
+                subprotocols=[Subprotocol(SUBPROTOCOL)],
+                select_subprotocol=_select_subprotocol,
+                compression=None,
+                open_timeout=OPEN_TIMEOUT_S,
+                ping_interval=WS_PING_S,
+                ping_timeout=WS_PING_S,
+                close_timeout=self._services.limits.close_timeout,
+                max_size=self._services.limits.hard_event_bytes,
+                server_header="conductor",
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise SettingsError(f"Cannot listen on {host}:{port}: {reason.lower()}.") from None
+        self._ready = True
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Take no more connections, let running turns end, close what is open."""
+        self._ready = False
+        if self._server is None:
+            return
+        self._server.close(close_connections=False)
+        deadline = asyncio.get_running_loop().time() + drain_s
+        while any(session.busy for session in self.hub.sessions):
+            if asyncio.get_running_loop().time() >= deadline:
+                log.warning("turns cut short", sessions=sum(s.busy for s in self.hub.sessions))
+                break
+            await asyncio.sleep(0.05)
+        await self.hub.close()
+        for connection in list(self._connections):
+            connection.close(SERVICE_RESTART, "service restart")
+        try:
+            async with asyncio.timeout(2 * self._services.limits.close_timeout):
+                await self._server.wait_closed()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort("did not close")
+            await self._server.wait_closed()
+
+    async def _handle(self, socket: ServerConnection) -> None:
+        assert isinstance(socket, Socket)
+        connection = Connection(socket, self.hub, self._services.limits)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
+        """Answer what is no upgrade, and refuse an upgrade that is not allowed."""
+        path = urlsplit(request.path).path
+        if path == "/healthz":
+            return _text(http.HTTPStatus.OK, "ok\n")
+        if path == "/readyz":
+            if self._ready:
+                return _text(http.HTTPStatus.OK, "ready\n")
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
+        if path != "/ws":
+            return _text(http.HTTPStatus.NOT_FOUND, "Connect a WebSocket to /ws.\n")
+        subject = self._authenticator.subject(request)
+        if subject is None:
+            return _text(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is needed.\n")
+        assert isinstance(socket, Socket)
+        socket.subject = subject
+        return None
+
+
+def _text(status: http.HTTPStatus, text: str) -> Response:
+    body = text.encode()
+    headers = Headers(
+        {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }
+    )
+    if status is http.HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(status.value, status.phrase, headers, body)
+
+
+def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Echo our subprotocol if it was offered; never the one that carries a token."""
+    return Subprotocol(SUBPROTOCOL) if SUBPROTOCOL in offered else None

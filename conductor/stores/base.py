@@ -1,0 +1,260 @@
+"""The contract of a session store: claim a session, commit operations to it, release it.
+
+Every write carries the claim's unique token, the revision it expects, and a commit id, so that a zombie is
+refused, a lost update is noticed, and a retry after a lost reply does nothing. What a client can act upon is
+committed before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from conductor.messages import Message, ToolResult
+
+MAX_SEEN = 2_000
+"""Inbound event ids remembered a session: as many as the shipped app remembers of ours."""
+
+
+class Amendment(msgspec.Struct, frozen=True, tag="amend"):
+    """Give the assistant's message at log position ``position`` another text: what was heard of it."""
+
+    position: int
+    text: str
+
+
+LogEntry: TypeAlias = Message | Amendment
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """A tool call, from the commit that opens it until its result is in the log.
+
+    ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open.
+    """
+
+    call_id: str
+    name: str
+    turn_id: str
+    source: str
+    effect: str
+    opened_ms: int
+    result: ToolResult | None = None
+
+
+class OutboundRecord(msgspec.Struct, frozen=True):
+    """A durable event until the client acknowledges it. ``frame`` is what was, or will be, sent.
+
+    ``kind``: a model's ``call``; ``final`` and ``message``, which are one reply's text and its place in the
+    app's transcript; ``state``; ``speak``. ``created_ms`` is epoch milliseconds.
+    """
+
+    event_id: str
+    kind: Literal["call", "final", "message", "state", "speak"]
+    call_id: str
+    turn_id: str
+    created_ms: int
+    frame: msgspec.Raw
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLog:
+    """Put an entry at the end of the log; amendments take no position of their own."""
+
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True)
+class TrimLog:
+    """Forget the log's messages before position ``before``."""
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """Record a call before it is sent or run. A call id that is known already is a `Duplicate`."""
+
+    call: CallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FinishCall:
+    """Record an open call's only result. A call that is not open is a `Duplicate`."""
+
+    call_id: str
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetCall:
+    """Drop a call whose result is in the log."""
+
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RememberInbound:
+    """Note that an inbound event was processed. An id that is known already is a `Duplicate`."""
+
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutOutbound:
+    """Keep an event until it is acknowledged."""
+
+    event: OutboundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AckOutbound:
+    """Drop an event that was acknowledged, or that nobody needs any more."""
+
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetField:
+    """Set a named field of the session; an empty value drops it."""
+
+    name: str
+    value: str
+
+
+Operation: TypeAlias = (
+    AppendLog
+    | TrimLog
+    | OpenCall
+    | FinishCall
+    | ForgetCall
+    | RememberInbound
+    | PutOutbound
+    | AckOutbound
+    | SetField
+)
+
+
+@dataclass(slots=True)
+class SessionState:
+    """Everything that is kept of a session.
+
+    ``log`` holds messages only, amendments applied; its first one has position ``log_start``.
+    """
+
+    log: list[Message] = field(default_factory=list)
+    log_start: int = 0
+    calls: dict[str, CallRecord] = field(default_factory=dict)
+    seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    outbound: OrderedDict[str, OutboundRecord] = field(default_factory=OrderedDict)
+    fields: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def log_end(self) -> int:
+        """The position that the next message will have."""
+        return self.log_start + len(self.log)
+
+    def apply(self, operation: Operation) -> None:
+        """Carry out one operation that has been checked."""
+        match operation:
+            case AppendLog(entry=entry):
+                self._append(entry)
+            case TrimLog(before=before):
+                del self.log[: max(before - self.log_start, 0)]
+                self.log_start = max(before, self.log_start)
+            case OpenCall(call=call):
+                self.calls[call.call_id] = call
+            case FinishCall(call_id=call_id, result=result):
+                self.calls[call_id] = msgspec.structs.replace(self.calls[call_id], result=result)
+            case ForgetCall(call_id=call_id):
+                self.calls.pop(call_id, None)
+            case RememberInbound(event_id=event_id):
+                self._remember(event_id)
+            case PutOutbound(event=event):
+                self.outbound[event.event_id] = event
+            case AckOutbound(event_id=event_id):
+                self.outbound.pop(event_id, None)
+            case SetField(name=name, value=value):
+                self._set(name, value)
+
+    def _append(self, entry: LogEntry) -> None:
+        if not isinstance(entry, Amendment):
+            self.log.append(entry)
+            return
+        index = entry.position - self.log_start
+        if 0 <= index < len(self.log):
+            self.log[index] = msgspec.structs.replace(self.log[index], text=entry.text)
+
+    def _remember(self, event_id: str) -> None:
+        self.seen[event_id] = None
+        if len(self.seen) > MAX_SEEN:
+            self.seen.popitem(last=False)
+
+    def _set(self, name: str, value: str) -> None:
+        if value:
+            self.fields[name] = value
+        else:
+            self.fields.pop(name, None)
+
+    def duplicate(self, operation: Operation) -> str | None:
+        """Name what makes an operation a duplicate, if anything does."""
+        match operation:
+            case OpenCall(call=call) if call.call_id in self.calls:
+                return call.call_id
+            case FinishCall(call_id=call_id):
+                known = self.calls.get(call_id)
+                return call_id if known is None or known.result is not None else None
+            case RememberInbound(event_id=event_id) if event_id in self.seen:
+                return event_id
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """Whose session: nobody reaches one by naming its id under another subject."""
+
+    subject: str
+    session_id: str
+
+
+@dataclass(slots=True)
+class Claim:
+    """The right to write to a session, until somebody else claims it.
+
+    ``epoch`` counts claims: 1 means that the session is new. ``revision`` moves with each commit.
+    ``state`` is what was kept at the time of the claim; it belongs to the claimant.
+    """
+
+    key: SessionKey
+    token: str
+    epoch: int
+    revision: int
+    state: SessionState
+
+
+class SessionStore(Protocol):
+    """Keeps sessions."""
+
+    async def claim(self, key: SessionKey) -> Claim:
+        """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
+        ...
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        """Check all operations, then apply all of them, or none; moves ``claim.revision``.
+
+        A commit id that was the session's last one does nothing. Raises `Fenced`, `Duplicate`, `Conflict`,
+        `Rollback` or `StoreUnavailable`.
+        """
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of a session that nobody is connected to."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of files and connections."""
+        ...

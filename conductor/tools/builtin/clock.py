@@ -1,0 +1,94 @@
+"""The tool ``get_current_time``: what the time and date are, where the user is or elsewhere."""
+
+from __future__ import annotations
+
+import difflib
+import zoneinfo
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MAX_ZONE_CHARS = 64
+
+
+def utc_now() -> datetime:
+    """Give the present time in UTC."""
+    return datetime.now(UTC)
+
+
+class CurrentTime:
+    """``get_current_time``. ``now`` gives the present time, with an offset."""
+
+    spec = ToolSpec(
+        name="get_current_time",
+        description=(
+            "Get the current date and time, with weekday and time zone; without timezone, those of the user. "
+            "Call it whenever an answer depends on today's date or on the time; do not guess them."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "timezone": {
+                    "type": "string",
+                    "maxLength": _MAX_ZONE_CHARS,
+                    "description": "IANA name, such as Europe/Berlin. Leave it out for the user's own zone.",
+                }
+            },
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="safe",
+        effect="read",
+        on_interrupt="cancel",
+    )
+
+    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``time`` (ISO 8601 with offset, to the second), ``weekday`` and ``time_zone``.
+
+        The zone is ``timezone``, else that of the session, else UTC.
+        """
+        asked = arguments.get("timezone")
+        zone = _zone(asked) if asked else _zone(context.time_zone or "UTC")
+        if zone is None and asked:
+            return failed("validation_failed", f"There is no time zone {asked!r}{_suggestion(asked)}")
+        time = self._now().astimezone(
+            zone or UTC
+        )  # a session's zone that nobody knows: say what it is in UTC
+        return succeeded(
+            {
+                "time": time.isoformat(timespec="seconds"),
+                "weekday": _WEEKDAYS[time.weekday()],
+                "time_zone": zone.key if zone else "UTC",
+            }
+        )
+
+
+@lru_cache(maxsize=256)
+def _zone(name: str) -> zoneinfo.ZoneInfo | None:
+    if len(name) > _MAX_ZONE_CHARS:
+        return None
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # unknown; a path; a folder of zones
+        return None
+
+
+@lru_cache(maxsize=1)
+def _names() -> dict[str, str]:
+    """Map lower-case names, and their last parts (cities), to zones; reads the zone folder once."""
+    zones = sorted(zoneinfo.available_timezones())
+    cities = {zone.rpartition("/")[2].lower(): zone for zone in zones if "/" in zone}
+    return cities | {zone.lower(): zone for zone in zones}
+
+
+def _suggestion(name: str) -> str:
+    wanted = name[:_MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
+    near = difflib.get_close_matches(wanted, _names(), n=1, cutoff=0.7)
+    return f", did you mean {_names()[near[0]]}?" if near else "; use an IANA name such as Europe/Berlin."

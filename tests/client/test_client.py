@@ -1,0 +1,440 @@
+"""The client library, against a scripted server on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from conductor.client import (
+    CannotConnect,
+    ClientError,
+    ClientLimits,
+    ConnectionLost,
+    StartRefused,
+    UnknownEvent,
+    WaitTimeout,
+    connect,
+)
+from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
+
+
+async def test_a_plain_turn_ends_with_idle_and_holds_what_came_in_order() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        result = await (await client.say("hello")).wait(LIMIT_S)
+    assert result.ok
+    assert result.text == "You said: hello"
+    assert result.partials == ("You", "You said: hello")
+    assert result.spoken == ("You said: hello",)
+    assert result.ending == "idle"
+    kinds = [event.name if isinstance(event, ToolCallEvent) else type(event) for event in result.events]
+    assert kinds == [
+        "convo.setState",
+        "convo.appendMessage",
+        SpeechPartial,
+        SpeechPartial,
+        SpeechFinal,
+        "convo.appendMessage",
+        "convo.setState",
+        "tts.speak",
+        "convo.setState",
+    ]
+    assert client.state == "idle"
+
+
+async def test_every_ui_call_is_acknowledged_once_and_in_order() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        await (await client.say("hello")).wait(LIMIT_S)
+    results = [event["payload"] for event in server.heard if event["type"] == "tool.result"]
+    assert [json.loads(result["result"]) for result in results] == [
+        {"ok": True},
+        {"ok": True},
+        {"ok": True},
+        {"ok": True},
+        {"spoken": True},
+        {"ok": True},
+    ]
+    assert len({result["callId"] for result in results}) == 6
+
+
+async def test_session_start_says_what_the_client_was_given() -> None:
+    declared = [{"name": "notes.add", "inputSchema": {"type": "object"}}]
+    async with scripted_server() as server:
+        async with connect(
+            server.url,
+            "s-1",
+            token="secret",
+            locale="de-DE",
+            time_zone="Europe/Berlin",
+            instructions="Be brief.",
+            capabilities=("goaway",),
+            tools=declared,
+        ) as client:
+            assert client.started is not None
+            assert client.started.session_id == "s-1"
+        request = server.peers[0].connection.request
+    assert server.heard[0]["payload"] == {
+        "sessionId": "s-1",
+        "locale": "de-DE",
+        "timeZone": "Europe/Berlin",
+        "instructions": "Be brief.",
+        "capabilities": ["goaway", "tools"],
+        "tools": declared,
+    }
+    assert request is not None
+    assert request.headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("a string as it is", "a string as it is"),
+        ({"n": [1, None]}, '{"n":[1,null]}'),
+        (None, "null"),
+        ("\ud800 alone", "? alone"),
+    ],
+)
+async def test_a_tool_answers_with_text_or_json(answer: Any, expected: str) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        got.append(await peer.ask("notes.find", {"query": "milk"}))
+        await peer.answer("Found.")
+
+    def handler(arguments: dict[str, Any]) -> Any:
+        seen.append(arguments)
+        return answer
+
+    got: list[dict[str, Any]] = []
+    async with scripted_server(script) as server, connect(server.url) as client:
+        client.on_tool("notes.find", handler)
+        result = await (await client.say("find milk")).wait(LIMIT_S)
+    assert seen == [{"query": "milk"}]
+    assert (got[0]["result"], got[0]["error"]) == (expected, None)
+    assert [(run.name, run.result) for run in result.calls][0][0] == "notes.find"
+
+
+async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        for name, arguments in [
+            ("notes.broken", {}),
+            ("notes.unknown", {}),
+            ("notes.slow", {}),
+            ("notes.odd", {}),
+            ("notes.cancelled", {}),
+            ("notes.broken", "[1]"),
+        ]:
+            errors.append((await peer.ask(name, arguments))["error"])
+        await peer.begin()
+        await peer.answer("Done.")
+
+    errors: list[str] = []
+    async with (
+        scripted_server(script) as server,
+        connect(server.url, limits=ClientLimits(tool_s=0.01)) as client,
+    ):
+
+        @client.on_tool("notes.broken")
+        def broken(_arguments: dict[str, Any]) -> None:
+            raise ValueError("the shelf is empty")
+
+        @client.on_tool("notes.slow")
+        async def slow(_arguments: dict[str, Any]) -> None:
+            await asyncio.Event().wait()
+
+        @client.on_tool("notes.odd")
+        def odd(_arguments: dict[str, Any]) -> object:
+            return object()
+
+        @client.on_tool("notes.cancelled")
+        def cancelled(_arguments: dict[str, Any]) -> None:
+            raise asyncio.CancelledError
+
+        await (await client.say("go")).wait(LIMIT_S)
+    assert errors[0] == "the shelf is empty"
+    assert errors[1] == "This device has no tool notes.unknown."
+    assert errors[2] == "The device's tool did not end within 0.01 s."
+    assert "object" in errors[3]
+    assert errors[4] == "The tool was cancelled on the device."
+    assert errors[5] == "The arguments are not a JSON object."
+
+
+async def test_a_result_too_large_for_a_frame_is_shortened_and_says_so() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        got.append((await peer.ask("notes.all", {}))["result"])
+        await peer.begin()
+        await peer.answer("Done.")
+
+    got: list[str] = []
+    async with scripted_server(script) as server:
+        async with connect(server.url, handlers={"notes.all": lambda _: "\x01" * 300_000}) as client:
+            await (await client.say("go")).wait(LIMIT_S)
+    assert got[0].endswith("[168928 characters left out by the device]")
+
+
+async def test_a_bridge_call_is_never_answered() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        bridge.append(await peer.call("bridge.ping", {}))
+        await peer.begin()
+        await peer.answer("Done.")
+
+    bridge: list[str] = []
+    async with scripted_server(script) as server, connect(server.url) as client:
+        client.on_tool("bridge.ping", lambda _: "pong")
+        await (await client.say("go")).wait(LIMIT_S)
+    assert bridge[0] not in [e["payload"].get("callId") for e in server.heard]
+
+
+async def test_events_are_handled_one_at_a_time() -> None:
+    order: list[str] = []
+    called, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        call_id = await peer.call("notes.slow", {})
+        await peer.send("assistant.speech.partial", {"text": "after"})
+        await peer.arrived()
+        arrived.set()
+        await peer.result(call_id)
+        await peer.begin()
+        await peer.answer("Done.")
+
+    async def slow(_arguments: dict[str, Any]) -> str:
+        called.set()
+        await release.wait()
+        order.append("tool")
+        return "ok"
+
+    async with (
+        scripted_server(script) as server,
+        connect(server.url, handlers={"notes.slow": slow}) as client,
+    ):
+        client.on(SpeechPartial, lambda event: order.append(event.text))
+        async with asyncio.timeout(LIMIT_S):
+            await called.wait()
+            await arrived.wait()
+        assert order == []
+        release.set()
+        await (await client.say("go")).wait(LIMIT_S)
+    assert order[:2] == ["tool", "after"]
+
+
+async def test_without_serial_tools_run_beside_each_other() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        first = await peer.call("wait.for_second", {})
+        second = await peer.call("second", {})
+        await peer.result(second)
+        await peer.result(first)
+        await peer.begin()
+        await peer.answer("Done.")
+
+    second_ran = asyncio.Event()
+
+    async def wait_for_second(_arguments: dict[str, Any]) -> str:
+        await second_ran.wait()
+        return "ok"
+
+    async with scripted_server(script) as server:
+        handlers = {"wait.for_second": wait_for_second, "second": lambda _: second_ran.set()}
+        async with connect(server.url, serial=False, handlers=handlers) as client:
+            assert (await (await client.say("go")).wait(LIMIT_S)).ok
+
+
+async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() -> None:
+    speaking = asyncio.Event()
+    stopped: list[str] = []
+
+    async def speak(text: str) -> None:
+        speaking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(text)
+
+    async with scripted_server() as server, connect(server.url, speak=speak) as client:
+        turn = await client.say("hello")
+        async with asyncio.timeout(LIMIT_S):
+            await speaking.wait()
+        await client.interrupt(reason="barge-in", spoken_text="You", played_ms=120)
+        result = await turn.wait(LIMIT_S)
+    assert stopped == ["You said: hello"]
+    assert result.interrupted
+    types = server.types_heard()
+    place = types.index("audio.output.interrupted")
+    assert server.heard[place]["payload"] == {"reason": "barge-in", "spokenText": "You", "playedMs": 120.0}
+    assert json.loads(server.heard[place + 1]["payload"]["result"]) == {"spoken": True}
+
+
+async def test_a_speech_that_came_before_the_interruption_and_waits_is_not_said() -> None:
+    said: list[str] = []
+    called, arrived, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        call_id = await peer.call("notes.slow", {})
+        speech = await peer.call("tts.speak", {"text": "never heard"})
+        await peer.arrived()
+        arrived.set()
+        await peer.receive("audio.output.interrupted")
+        release.set()
+        await peer.result(call_id)
+        assert json.loads((await peer.result(speech))["result"]) == {"spoken": True}
+        await peer.answer("Yes.")
+
+    async def slow(_arguments: dict[str, Any]) -> str:
+        called.set()
+        await release.wait()
+        return "ok"
+
+    async def speak(text: str) -> None:
+        said.append(text)
+
+    async with scripted_server(script) as server:
+        async with connect(server.url, speak=speak, handlers={"notes.slow": slow}) as client:
+            turn = await client.say("go")
+            await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.slow")
+            async with asyncio.timeout(LIMIT_S):
+                await called.wait()
+                await arrived.wait()
+            await client.interrupt()
+            await turn.wait(LIMIT_S)
+    assert said == ["Yes."]
+
+
+async def test_a_voice_that_fails_is_an_error_result() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        got.append(await peer.ask("tts.speak", {"text": "hello"}))
+        await peer.result(await peer.state("idle"))
+
+    async def speak(_text: str) -> None:
+        raise OSError("no audio device")
+
+    got: list[dict[str, Any]] = []
+    async with scripted_server(script) as server, connect(server.url, speak=speak) as client:
+        await (await client.say("go")).wait(LIMIT_S)
+    assert got[0]["error"] == "no audio device"
+
+
+async def test_an_event_that_comes_twice_is_handled_once() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.call("notes.add", {}, event_id="evt_same")
+        await peer.call("notes.add", {}, event_id="evt_same")
+        await peer.begin()
+        await peer.answer("Done.")
+
+    runs: list[dict[str, Any]] = []
+    async with scripted_server(script) as server:
+        async with connect(server.url, handlers={"notes.add": runs.append}) as client:
+            await (await client.say("go")).wait(LIMIT_S)
+            doubles = [received for received in client.received if received.duplicate]
+    assert len(runs) == 1
+    assert [double.id for double in doubles] == ["evt_same"]
+
+
+async def test_an_unknown_event_is_delivered_and_no_error() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.send("not json")
+        await peer.send("tool.activity", {"callId": "c", "status": "started"})
+        await peer.send("assistant.speech.partial", {"text": 7})
+        await peer.begin()
+        await peer.answer("Done.")
+
+    activity: list[Any] = []
+    async with scripted_server(script) as server, connect(server.url) as client:
+        client.on("tool.activity", activity.append)
+        stream = client.events()
+        await (await client.say("go")).wait(LIMIT_S)
+    assert activity == [UnknownEvent("tool.activity", {"callId": "c", "status": "started"})]
+    rest = [event async for event in stream]
+    assert UnknownEvent("assistant.speech.partial", {"text": 7}) in rest
+
+
+async def test_a_callback_that_fails_harms_nobody_else() -> None:
+    def broken(_event: Any) -> None:
+        raise RuntimeError("a bug of the app's")
+
+    heard: list[str] = []
+
+    async def good(event: SpeechFinal) -> None:
+        heard.append(event.text)
+
+    async with scripted_server() as server, connect(server.url) as client:
+        client.on(SpeechFinal, broken)
+        client.on(SpeechFinal, good)
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+    assert heard == ["You said: hello"]
+
+
+async def test_a_server_that_is_not_there_is_one_clear_sentence_without_the_query() -> None:
+    async with scripted_server() as server:
+        url = server.url
+    with pytest.raises(
+        CannotConnect, match=r"^Cannot connect to ws://127\.0\.0\.1:\d+/ws: [a-z ]+\.$"
+    ) as caught:
+        async with connect(f"{url}?token=secret"):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "http://localhost/ws", "ws://localhost:port/ws", ""])
+async def test_what_is_no_websocket_url_is_said_to_be_none(url: str) -> None:
+    with pytest.raises(CannotConnect, match="not a WebSocket URL"):
+        await connect(url).start()
+
+
+async def test_a_refused_start_raises_with_the_servers_code() -> None:
+    async def script(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+
+    async with scripted_server(script) as server:
+        with pytest.raises(StartRefused) as caught:
+            await connect(server.url).start()
+    assert caught.value.code == "unauthorized"
+
+
+async def test_a_server_that_does_not_start_the_session_is_given_up() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.receive("session.start")
+
+    async with scripted_server(script) as server:
+        with pytest.raises(WaitTimeout):
+            await connect(server.url, limits=ClientLimits(start_s=0.01)).start()
+
+
+async def test_a_turn_without_an_end_is_bounded_and_ends_when_the_client_closes() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+
+    async with scripted_server(script) as server:
+        async with connect(server.url, limits=ClientLimits(turn_s=0.01)) as client:
+            turn = await client.say("hello")
+            with pytest.raises(WaitTimeout):
+                await turn
+            with pytest.raises(WaitTimeout):
+                await turn.until(SpeechFinal, 0.01)
+        with pytest.raises(ConnectionLost):
+            await turn
+        with pytest.raises(ClientError, match="ended without"):
+            await turn.until(SpeechFinal, LIMIT_S)
+
+
+async def test_plain_turns_follow_each_other_on_one_connection() -> None:
+    async with scripted_server(plain_turns) as server, connect(server.url) as client:
+        for text in ("one", "two", "three"):
+            assert (await (await client.say(text)).wait(LIMIT_S)).text == f"You said: {text}"

@@ -1,0 +1,250 @@
+"""What a client keeps when its connection goes: results, ids, turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from conductor.client import CannotConnect, ClientLimits, ConnectionLost, WaitTimeout, connect
+from conductor.events.server import SpeechPartial, ToolCallEvent
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
+
+
+async def test_a_reconnect_starts_the_same_session_on_a_new_socket() -> None:
+    async with scripted_server() as server, connect(server.url, "s-1") as client:
+        assert (await (await client.say("one")).wait(LIMIT_S)).ok
+        await client.reconnect()
+        assert (await (await client.say("two")).wait(LIMIT_S)).ok
+    starts = [event for event in server.heard if event["type"] == "session.start"]
+    assert [start["sessionId"] for start in starts] == ["s-1", "s-1"]
+    assert starts[0]["id"] != starts[1]["id"]
+
+
+async def test_a_dropped_connection_is_noticed_and_nothing_can_be_sent() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        client.drop()
+        await client.wait_lost(LIMIT_S)
+        with pytest.raises(ConnectionLost):
+            await client.say("hello")
+        await client.reconnect()
+        assert client.connected
+        assert client.lost is None
+        assert (await (await client.say("again")).wait(LIMIT_S)).ok
+
+
+async def test_a_close_by_the_server_tells_its_code() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.close(4409, "superseded")
+
+    async with scripted_server(script) as server, connect(server.url) as client:
+        lost = await client.wait_lost(LIMIT_S)
+    assert lost.close_code == 4409
+    assert str(lost) == "The server closed the connection (4409: superseded)."
+
+
+async def test_a_standing_connection_is_waited_for_no_longer_than_told() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        with pytest.raises(WaitTimeout):
+            await client.wait_lost(0.01)
+
+
+async def test_a_result_that_could_not_be_sent_is_sent_once_after_the_reconnect() -> None:
+    called, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    got: list[dict[str, Any]] = []
+
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.call("notes.add", {}, event_id="evt_add")
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        # The replay, under its original id.
+        await peer.call("notes.add", {}, event_id="evt_add")
+        got.append((await peer.receive("tool.result"))["payload"])
+        await peer.begin()
+        await peer.answer("Added.")
+
+    runs: list[dict[str, Any]] = []
+
+    async def add(arguments: dict[str, Any]) -> str:
+        runs.append(arguments)
+        called.set()
+        await release.wait()
+        done.set()
+        return "added"
+
+    async with scripted_server(first, second) as server:
+        async with connect(server.url, handlers={"notes.add": add}) as client:
+            async with asyncio.timeout(LIMIT_S):
+                await called.wait()
+                client.drop()
+                release.set()
+                await done.wait()
+            await client.reconnect()
+            assert (await (await client.say("go")).wait(LIMIT_S)).ok
+    assert len(runs) == 1
+    assert [(result["result"], result["callId"]) for result in got] == [("added", "call_evt_add")]
+    results = [event for event in server.heard if event["type"] == "tool.result"]
+    assert len([event for event in results if event["payload"]["callId"] == "call_evt_add"]) == 1
+
+
+async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None:
+    sent: list[str] = []
+
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        sent.append(await peer.send("assistant.speech.partial", {"text": "Four"}))
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.send("assistant.speech.partial", {"text": "Four"}, event_id=sent[0])
+        await peer.answer("Forty-two.")
+
+    async with scripted_server(first, second) as server, connect(server.url) as client:
+        turn = await client.say("what is it?")
+        await turn.until(SpeechPartial, LIMIT_S)
+        client.drop()
+        assert not turn.done
+        await client.reconnect()
+        result = await turn.wait(LIMIT_S)
+    assert result.ok
+    assert result.partials == ("Four", "Forty-two.")
+
+
+async def test_a_transcript_that_went_with_its_socket_ends_as_lost_by_the_fresh_idle() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.receive("user.audio.transcript.final")
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.state("idle")
+
+    async with scripted_server(first, second) as server, connect(server.url) as client:
+        turn = await client.say("hello?")
+        await client.wait_lost(LIMIT_S)
+        await client.reconnect()
+        result = await turn.wait(LIMIT_S)
+    assert result.ending == "lost"
+    assert not result.ok
+
+
+async def test_a_reconnect_that_fails_can_be_tried_again() -> None:
+    async def silent(peer: Peer) -> None:
+        await peer.receive("session.start")
+
+    limits = ClientLimits(start_s=0.05)
+    async with scripted_server(plain_turns, silent, plain_turns) as server:
+        async with connect(server.url, limits=limits) as client:
+            client.drop()
+            with pytest.raises(WaitTimeout):
+                await client.reconnect()
+            with pytest.raises(ConnectionLost):
+                await client.partial("hel")
+            await client.reconnect()
+            assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+        with pytest.raises(ConnectionLost):
+            await client.reconnect()
+
+
+async def test_a_server_that_went_away_for_good_is_said_to_refuse() -> None:
+    async with scripted_server() as server:
+        client = connect(server.url)
+        await client.start()
+    await client.wait_lost(LIMIT_S)
+    with pytest.raises(CannotConnect):
+        await client.reconnect()
+    await client.close()
+
+
+async def test_a_speech_stops_even_where_the_interruption_cannot_be_sent() -> None:
+    speaking, stopped = asyncio.Event(), asyncio.Event()
+
+    async def speak(_text: str) -> None:
+        speaking.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with scripted_server() as server, connect(server.url, speak=speak) as client:
+        await client.say("hello")
+        async with asyncio.timeout(LIMIT_S):
+            await speaking.wait()
+            client.drop()
+            with pytest.raises(ConnectionLost):
+                await client.interrupt()
+            await stopped.wait()
+
+
+async def test_a_reader_that_cannot_hand_on_gives_the_socket_up_and_takes_the_replay() -> None:
+    release = asyncio.Event()
+    names = ("slow", "kept", "refused")
+
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        for name in names:
+            await peer.call(name, {}, event_id=f"evt_{name}")
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        for name in names:
+            await peer.call(name, {}, event_id=f"evt_{name}")
+        await peer.begin()
+        await peer.answer("Done.")
+
+    runs: list[str] = []
+
+    async def slow(_arguments: dict[str, Any]) -> None:
+        runs.append("slow")
+        await release.wait()
+
+    limits = ClientLimits(backlog=1, backlog_s=0.05)
+    async with scripted_server(first, second) as server, connect(server.url, limits=limits) as client:
+        client.on_tool("slow", slow)
+        client.on_tool("kept", lambda _: runs.append("kept"))
+        client.on_tool("refused", lambda _: runs.append("refused"))
+        assert "took nothing" in str(await client.wait_lost(LIMIT_S))
+        release.set()
+        await client.reconnect()
+        assert (await (await client.say("go")).wait(LIMIT_S)).ok
+    assert runs == ["slow", "kept", "refused"]
+
+
+async def test_an_acknowledgement_made_while_the_connection_was_down_is_sent_later() -> None:
+    speaking, release, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    acknowledged: list[str] = []
+
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.call("tts.speak", {"text": "hello"})
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        acknowledged.append((await peer.receive("tool.result"))["payload"]["result"])
+        await peer.result(await peer.state("idle"))
+
+    async def speak(_text: str) -> None:
+        speaking.set()
+        await release.wait()
+        said.set()
+
+    async with scripted_server(first, second) as server, connect(server.url, speak=speak) as client:
+        turn = await client.say("go")
+        spoken = await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "tts.speak")
+        async with asyncio.timeout(LIMIT_S):
+            await speaking.wait()
+            client.drop()
+            release.set()
+            await said.wait()
+        await client.reconnect()
+        await turn.wait(LIMIT_S)
+    assert [json.loads(result) for result in acknowledged] == [{"spoken": True}]
+    assert spoken.name == "tts.speak"

@@ -1,0 +1,82 @@
+"""The contract of model providers, run over each of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+import pytest
+
+from conductor.models.anthropic import AnthropicProvider
+from conductor.models.base import ModelProvider, StopReason
+from conductor.models.retry import RetryPolicy
+from tests.models.provider_contract import CASES, Answer, Harness
+from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
+from tests.stand_ins.anthropic_service import AnthropicService
+
+_STOPS: dict[StopReason, str] = {"context_window": "model_context_window_exceeded"}
+
+
+class AnthropicHarness:
+    """The Anthropic provider and its stand-in."""
+
+    def __init__(self, service: AnthropicService, provider: AnthropicProvider) -> None:
+        self._service = service
+        self._provider = provider
+
+    @property
+    def provider(self) -> ModelProvider:
+        return self._provider
+
+    @property
+    def received(self) -> int:
+        return self._service.received
+
+    def script(self, *answers: Answer) -> None:
+        self._service.replies.extend(_script(answer) for answer in answers)
+
+    async def wait_disconnects(self, count: int) -> None:
+        await self._service.wait_disconnects(count)
+
+    async def wait_received(self, count: int) -> None:
+        await self._service.wait_received(count)
+
+
+def _script(answer: Answer) -> Script:
+    if answer.fails == "status":
+        return HttpFailure(529, "overloaded_error")
+    calls = (Call(call.name.replace(".", "_"), call.arguments, call.call_id) for call in answer.calls)
+    return Reply(
+        text="".join(answer.text) or ("..." if answer.fails else ""),
+        chunks=answer.text or None,
+        calls=tuple(calls),
+        stop_reason=_STOPS.get(answer.stop, answer.stop),
+        split_bytes=answer.split_bytes,
+        hold=answer.hold,
+        hold_at=answer.after,
+        broken=None if answer.fails is None else Break(answer.fails, answer.after),
+    )
+
+
+@pytest.fixture
+async def anthropic() -> AsyncIterator[Harness]:
+    async with AnthropicService() as service:
+        provider = AnthropicProvider(
+            "test-key",
+            "test-model",
+            512,
+            service.base_url,
+            trust_env=False,
+            retry_policy=RetryPolicy(base_s=0.001),
+            random=Random(1),
+        )
+        try:
+            yield AnthropicHarness(service, provider)
+        finally:
+            await provider.aclose()
+        assert list(service.refused) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.__name__))
+async def test_anthropic(case: Callable[[Harness], Awaitable[None]], anthropic: Harness) -> None:
+    await case(anthropic)

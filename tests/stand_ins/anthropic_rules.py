@@ -1,0 +1,179 @@
+"""What the Messages API refuses, as pure checks of a request.
+
+The wording follows the service's own messages where they are known from public reports. It is stricter than
+the service in four places, because nothing here needs them: roles other than user and assistant,
+``max_tokens`` 0, block types that this project never sends, and results split over several user messages are
+refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.stand_ins.anthropic_message_rules import TOOL_NAME, Refused, check_messages, check_text
+from tests.stand_ins.anthropic_script import JsonObject
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
+VERSION = re.compile(r"20[2-9]\d-\d\d-\d\d\Z")
+_TOP_LEVEL = {
+    "cache_control", "container", "inference_geo", "max_tokens", "messages", "metadata", "model",
+    "output_config", "service_tier", "stop_sequences", "stream", "system", "temperature", "thinking",
+    "tool_choice", "tools", "top_k", "top_p",
+}  # fmt: skip
+_TOOL_KEYS = {
+    "name", "description", "input_schema", "cache_control", "type", "strict", "input_examples",
+    "eager_input_streaming", "defer_loading", "allowed_callers",
+}  # fmt: skip
+
+
+def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> None:
+    """Refuse a request without a good key (401), version or content type; header names are lower case."""
+    key = headers.get("x-api-key")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if key is None and scheme.lower() == "bearer":
+        key = token.strip()
+    if not key:
+        raise Refused("x-api-key header is required", 401, "authentication_error")
+    if keys is not None and key not in keys:
+        raise Refused("invalid x-api-key", 401, "authentication_error")
+    version = headers.get("anthropic-version")
+    if version is None:
+        raise Refused("anthropic-version: header is required")
+    if not VERSION.match(version):
+        raise Refused(f'anthropic-version: "{version}" is not a valid version')
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused("content-type: must be application/json")
+
+
+def check_body(body: Any, issued: Mapping[str, Sequence[JsonObject]]) -> JsonObject:
+    """Refuse a request's body; give it back if it is good.
+
+    ``issued`` holds, by tool_use id, the thinking blocks that the service sent with that call.
+    """
+    if not isinstance(body, dict):
+        raise Refused("Input should be a valid dictionary or object to extract fields from")
+    for name in ("model", "max_tokens", "messages"):
+        if name not in body:
+            raise Refused(f"{name}: Field required")
+    for name in body.keys() - _TOP_LEVEL:
+        raise Refused(f"{name}: Extra inputs are not permitted")
+    _check_scalars(body)
+    _check_system(body.get("system"))
+    names = _check_tools(body)
+    messages = check_messages(body["messages"], issued)
+    _check_tools_present(messages, names)
+    _check_cache(body)
+    return body
+
+
+def _check_scalars(body: JsonObject) -> None:
+    if not isinstance(body["model"], str) or not body["model"]:
+        raise Refused("model: String should have at least 1 character")
+    limit = body["max_tokens"]
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise Refused("max_tokens: Input should be a valid integer")
+    if limit < 1:
+        raise Refused("max_tokens: must be greater than or equal to 1")
+    if not isinstance(body.get("stream", False), bool):
+        raise Refused("stream: Input should be a valid boolean")
+    temperature = body.get("temperature", 1)
+    if not isinstance(temperature, int | float) or not 0 <= temperature <= 1:
+        raise Refused("temperature: range: 0..1")
+    for number, stop in enumerate(body.get("stop_sequences", ())):
+        if not isinstance(stop, str) or not stop.strip():
+            raise Refused(f"stop_sequences.{number}: each stop sequence must contain non-whitespace")
+
+
+def _check_system(system: Any) -> None:
+    if system is None or isinstance(system, str):
+        return  # an empty string is the same as none
+    if not isinstance(system, list):
+        raise Refused("system: Input should be a valid list")
+    for number, block in enumerate(system):
+        if not isinstance(block, dict) or block.get("type") != "text":
+            raise Refused(f"system.{number}: Input should be a text block")
+        check_text(block, f"system.{number}", "system")
+
+
+def _check_tools(body: JsonObject) -> set[str]:
+    tools = body.get("tools", [])
+    if not isinstance(tools, list):
+        raise Refused("tools: Input should be a valid list")
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        _check_tool(tool, f"tools.{number}.custom")
+        if tool["name"] in names:
+            raise Refused("tools: Tool names must be unique.")
+        names.add(tool["name"])
+    choice = body.get("tool_choice")
+    if choice is not None:
+        _check_choice(choice, names)
+    return names
+
+
+def _check_tool(tool: Any, where: str) -> None:
+    if not isinstance(tool, dict):
+        raise Refused(f"{where}: Input should be a valid dictionary")
+    for key in tool.keys() - _TOOL_KEYS:
+        raise Refused(f"{where}.{key}: Extra inputs are not permitted")
+    name = tool.get("name")
+    if not isinstance(name, str) or not TOOL_NAME.match(name):
+        raise Refused(f"{where}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+    if not isinstance(tool.get("description", ""), str):
+        raise Refused(f"{where}.description: Input should be a valid string")
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise Refused(f"{where}.input_schema: Field required")
+    if schema.get("type") != "object":
+        raise Refused(f"{where}.input_schema.type: Input should be 'object'")
+    if schema.keys() & {"oneOf", "allOf", "anyOf"}:
+        raise Refused(
+            f"{where}.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level"
+        )
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, dict):
+        raise Refused(f"{where}.input_schema.properties: Input should be a valid dictionary")
+    if any(not PROPERTY.match(key) for key in properties):
+        raise Refused(
+            f"{where}.input_schema.properties: Property keys should match pattern '^[a-zA-Z0-9_.-]{{1,64}}$'"
+        )
+
+
+def _check_choice(choice: Any, names: set[str]) -> None:
+    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "any", "tool", "none"):
+        raise Refused("tool_choice: Input tag should be one of 'auto', 'any', 'tool', 'none'")
+    if not names:
+        raise Refused("tool_choice: may only be specified while providing tools")
+    if choice["type"] == "tool" and choice.get("name") not in names:
+        raise Refused(f"Tool '{choice.get('name')}' not found in provided tools")
+
+
+def _check_tools_present(messages: list[JsonObject], names: set[str]) -> None:
+    used = any(b["type"] in ("tool_use", "tool_result") for m in messages for b in m["content"])
+    if used and not names:
+        raise Refused("Requests which include `tool_use` or `tool_result` blocks must define tools")
+
+
+def _check_cache(body: JsonObject) -> None:
+    """Refuse malformed cache_control, and more than four of them."""
+    found = 1 if body.get("cache_control") is not None else 0
+    system = body.get("system")
+    holders: list[Any] = list(system) if isinstance(system, list) else []
+    holders += body.get("tools", [])
+    for message in body["messages"]:
+        if isinstance(message["content"], list):
+            holders += message["content"]
+    for holder in holders:
+        control = holder.get("cache_control")
+        if control is None:
+            continue
+        found += 1
+        if not isinstance(control, dict) or control.get("type") != "ephemeral":
+            raise Refused("cache_control.type: Input should be 'ephemeral'")
+        if control.keys() - {"type", "ttl"} or control.get("ttl", "5m") not in ("5m", "1h"):
+            raise Refused("cache_control.ttl: Input should be '5m' or '1h'")
+    if found > 4:
+        raise Refused(f"A maximum of 4 blocks with cache_control may be provided. Found {found}.")

@@ -1,0 +1,211 @@
+"""What the stand-in for the Messages API is told to answer, and that answer as the service's bytes.
+
+The events and their order are those of the service's documented streaming format; nothing was recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+JsonObject: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool_use block; ``arguments`` as text is sent as it is, whole or not. ``id`` is made if not given."""
+
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    id: str | None = None
+
+    @property
+    def raw(self) -> str:
+        """The arguments as the model writes them."""
+        return (
+            self.arguments
+            if isinstance(self.arguments, str)
+            else msgspec.json.encode(self.arguments).decode()
+        )
+
+
+@dataclass(frozen=True)
+class Break:
+    """How a stream goes wrong after ``after`` deltas.
+
+    ``error`` sends an error event, ``cut`` aborts the connection, ``stall`` sends nothing more until the
+    client leaves, ``garbage`` sends what is no event, ``end`` ends the response properly but without its last
+    events.
+    """
+
+    kind: Literal["error", "cut", "stall", "garbage", "end"]
+    after: int = 0
+    error_type: str = "overloaded_error"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer with status 200.
+
+    ``chunks`` is how ``text`` is cut into deltas (default: words), ``argument_size`` the characters of one
+    ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``.
+    ``split_bytes`` writes the stream in pieces of so many bytes, each an HTTP chunk of its own. ``line_end``
+    ends the stream's lines. ``pings`` puts a ping before each delta.
+    """
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    stop_reason: str | None = None
+    thinking: str | None = None
+    redacted: str | None = None
+    chunks: Sequence[str] | None = None
+    argument_size: int = 20
+    delay_s: float = 0.0
+    first_delay_s: float = 0.0
+    hold: asyncio.Event | None = None
+    hold_at: int = 0
+    pings: bool = False
+    split_bytes: int | None = None
+    line_end: str = "\n"
+    broken: Break | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stop(self) -> str:
+        """The stop reason, as given or as the content implies."""
+        return self.stop_reason or ("tool_use" if self.calls else "end_turn")
+
+
+@dataclass(frozen=True)
+class HttpFailure:
+    """An answer with an error status; ``body`` replaces the documented shape."""
+
+    status: int
+    error_type: str = "api_error"
+    message: str = "Scripted failure"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+Answer: TypeAlias = Reply | HttpFailure
+Script: TypeAlias = Answer | Callable[[JsonObject], Answer]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of a stream; ``delta`` says that they are one delta, before which the reply may wait."""
+
+    data: bytes
+    delta: bool = False
+
+
+def words(text: str) -> list[str]:
+    """Cut a text into deltas that end after each space."""
+    parts = text.split(" ")
+    return [part + " " for part in parts[:-1]] + [part for part in parts[-1:] if part]
+
+
+def signature_of(thinking: str) -> str:
+    """Sign a thinking block, so that a changed one is known later without remembering it."""
+    return "sig_" + hashlib.sha256(b"thinking:" + thinking.encode()).hexdigest()
+
+
+def redacted_data(thinking: str) -> str:
+    """Stand for encrypted thinking; its last 64 characters are a checksum."""
+    data = "red_" + thinking.encode().hex()
+    return data + hashlib.sha256(data.encode()).hexdigest()
+
+
+def content_of(reply: Reply, message_id: str) -> list[JsonObject]:
+    """Give the reply's content blocks as the service would hold them, arguments still as raw text."""
+    blocks: list[JsonObject] = []
+    if reply.thinking is not None:
+        signature = signature_of(reply.thinking)
+        blocks.append({"type": "thinking", "thinking": reply.thinking, "signature": signature})
+    if reply.redacted is not None:
+        blocks.append({"type": "redacted_thinking", "data": redacted_data(reply.redacted)})
+    if reply.text:
+        blocks.append({"type": "text", "text": reply.text})
+    for number, call in enumerate(reply.calls):
+        call_id = call.id or f"toolu_{message_id}_{number}"
+        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "raw": call.raw})
+    return blocks
+
+
+def whole_message(reply: Reply, message_id: str, model: str, usage: Mapping[str, int]) -> JsonObject:
+    """Give the answer to a request that does not stream. Arguments that are not whole become ``{}``."""
+    content = []
+    for block in content_of(reply, message_id):
+        if block["type"] == "tool_use":
+            try:
+                value = msgspec.json.decode(block.pop("raw"))
+            except msgspec.DecodeError:
+                value = {}
+            block["input"] = value
+        content.append(block)
+    message = _message(message_id, model, usage)
+    return {**message, "content": content, "stop_reason": reply.stop}
+
+
+def _message(message_id: str, model: str, usage: Mapping[str, int]) -> JsonObject:
+    return {
+        "id": f"msg_{message_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": dict(usage),
+    }
+
+
+def stream_pieces(reply: Reply, message_id: str, model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
+    """Give the whole stream of a reply, `Break` aside, event by event."""
+
+    def event(name: str, body: JsonObject, delta: bool = False) -> Piece:
+        data = msgspec.json.encode({"type": name, **body}).decode()
+        end = reply.line_end
+        return Piece(f"event: {name}{end}data: {data}{end}{end}".encode(), delta)
+
+    ping = event("ping", {})
+    begun = _message(message_id, model, {**usage, "output_tokens": 1})
+    yield event("message_start", {"message": begun})
+    yield ping
+    for index, block in enumerate(content_of(reply, message_id)):
+        start, deltas = _parts(block, reply)
+        yield event("content_block_start", {"index": index, "content_block": start})
+        for delta in deltas:
+            if reply.pings:
+                yield ping
+            yield event("content_block_delta", {"index": index, "delta": delta}, delta=True)
+        yield event("content_block_stop", {"index": index})
+    stop = {"stop_reason": reply.stop, "stop_sequence": None}
+    used = {"output_tokens": usage["output_tokens"]}
+    yield event("message_delta", {"delta": stop, "usage": used})
+    yield event("message_stop", {})
+
+
+def _parts(block: JsonObject, reply: Reply) -> tuple[JsonObject, list[JsonObject]]:
+    """Split a block into what its start says and its deltas."""
+    kind = block["type"]
+    if kind == "thinking":
+        deltas = [{"type": "thinking_delta", "thinking": part} for part in words(block["thinking"])]
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return {"type": "thinking", "thinking": "", "signature": ""}, deltas
+    if kind == "redacted_thinking":
+        return block, []
+    if kind == "text":
+        parts = reply.chunks if reply.chunks is not None else words(block["text"])
+        return {"type": "text", "text": ""}, [{"type": "text_delta", "text": part} for part in parts]
+    raw, size = block["raw"], reply.argument_size
+    parts = [""] + [raw[at : at + size] for at in range(0, len(raw), size)]  # the service begins with ""
+    start = {"type": "tool_use", "id": block["id"], "name": block["name"], "input": {}}
+    return start, [
+        {"type": "input_json_delta", "partial_json": part} for part in parts if raw != "{}" or not part
+    ]

@@ -1,0 +1,221 @@
+"""Input schemas: what is accepted, what is refused, and the form for model services."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.schema import SchemaError, check_schema, model_schema
+
+
+def object_schema(**keywords: Any) -> dict[str, Any]:
+    return {"type": "object", **keywords}
+
+
+def with_value(schema: Any) -> dict[str, Any]:
+    return object_schema(properties={"value": schema})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_schema(),
+        object_schema(properties={"a": True, "b": {"type": ["string", "null"]}}, required=["a"]),
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **object_schema()},
+        {"$schema": "http://json-schema.org/draft-07/schema#", **object_schema()},
+        with_value({"$ref": "#/$defs/x"}) | {"$defs": {"x": {"type": "string"}}},
+        with_value({"$ref": "#/$defs/a~1b%20c"}) | {"$defs": {"a/b c": {"type": "string"}}},
+        with_value({"$ref": "#"}),  # a tree: each level is a smaller value
+        with_value({"enum": ["$ref"], "default": {"$ref": "https://example.org/x"}}),
+        object_schema(properties={"pattern": {"type": "integer"}, "enum": {"type": "string"}}),
+        with_value({"type": "string", "pattern": r"^\d{4}-\d{2}$", "x-note": {"anything": [1]}}),
+    ],
+)
+def test_a_sound_schema_is_accepted(schema: dict[str, Any]) -> None:
+    check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ([], "must be a JSON object"),
+        ({}, '"type": "object"'),
+        ({"type": "string"}, '"type": "object"'),
+        (with_value({"type": "text"}), "properties.value.type must be a type's name"),
+        (with_value({"items": [{"type": "string"}]}), "must be a schema"),
+        (with_value({"enum": []}), "a list with something in it"),
+        (with_value({"minimum": "1"}), "must be a number"),
+        (with_value({"minLength": -1}), "must be a count"),
+        (with_value({"multipleOf": 0}), "above 0"),
+        (object_schema(required=["a", "a"]), "different names"),
+        (object_schema(properties=[]), "an object of schemas"),
+        (object_schema(anyOf=[]), "with schemas in it"),
+        (object_schema(properties={"$top": {}}), "the argument's name"),
+        (with_value({"$ref": "https://example.org/schema.json"}), "inside this schema"),
+        (with_value({"$ref": "other.json#/x"}), "inside this schema"),
+        (with_value({"$ref": "#/$defs/missing"}), "inside this schema"),
+        (with_value({"$ref": "#/type"}), "inside this schema"),
+        (with_value({"$ref": 3}), "must be text"),
+        (with_value({"$id": "https://example.org/", "$ref": "#"}), "not supported"),
+        (with_value({"$anchor": "here"}), "not supported"),
+        (with_value({"$dynamicRef": "#x"}), "not supported"),
+        (with_value({"unevaluatedProperties": False}), "not supported"),
+        (with_value({"$schema": "https://json-schema.org/draft/2020-12/schema"}), "at the top"),
+        ({"$schema": "https://example.org/mine", **object_schema()}, "must name Draft 2020-12"),
+        (with_value({"default": float("nan")}), "not finite"),
+        (with_value({"default": object()}), "no JSON"),
+        (with_value({"title": "\ud800"}), "no Unicode"),
+        (object_schema(properties={"a": {}, 1: {}}), "no text"),
+        (with_value({"pattern": "(a+)+$"}), "nested quantifiers"),
+        (object_schema(patternProperties={"(": {}}), "unmatched"),
+    ],
+)
+def test_a_schema_that_is_not_sound_is_refused_with_the_reason(schema: Any, reason: str) -> None:
+    with pytest.raises(SchemaError, match=reason):
+        check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_schema(**{"$ref": "#"}),
+        object_schema(allOf=[{"$ref": "#"}]),
+        object_schema(**{"not": {"$ref": "#"}}),
+        object_schema(**{"if": {"$ref": "#"}}),
+        object_schema(dependentSchemas={"a": {"$ref": "#"}}),
+        with_value({"$ref": "#/$defs/a"})
+        | {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
+    ],
+)
+def test_a_reference_to_the_same_value_is_refused_as_a_circle(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="circle"):
+        check_schema(schema)
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(200)}
+    with pytest.raises(SchemaError, match="references more than 64 deep"):
+        check_schema(with_value({"$ref": "#/$defs/d0"}) | {"$defs": chain | {"d200": {}}})
+
+
+def test_a_schema_may_be_32_levels_deep_and_no_more() -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {}
+        for _ in range(levels - 2):
+            schema = {"not": schema}
+        return object_schema(**{"if": schema})
+
+    check_schema(nested(32))
+    with pytest.raises(SchemaError, match="more than 32 levels"):
+        check_schema(nested(33))
+
+
+def test_a_schema_may_be_64_kib_and_no_more() -> None:
+    frame = len('{"type":"object","description":""}')
+    check_schema(object_schema(description="x" * (64 * 1024 - frame)))
+    with pytest.raises(SchemaError, match="larger than 65536 bytes"):
+        check_schema(object_schema(description="x" * (64 * 1024 - frame + 1)))
+    with pytest.raises(SchemaError, match="larger than 65536 bytes"):
+        check_schema(object_schema(examples=[1] * 70_000))
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    looped: dict[str, Any] = object_schema()
+    looped["properties"] = {"again": looped}
+    with pytest.raises(SchemaError, match="levels deep"):
+        check_schema(looped)
+
+
+def test_a_large_schema_is_checked_within_a_quarter_of_a_second() -> None:
+    schema = object_schema(properties={f"p{i}": {"type": "string", "pattern": "^a+$"} for i in range(1400)})
+    started = time.process_time()
+    check_schema(schema)
+    assert time.process_time() - started < 0.25
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=True) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYWORDS = st.sampled_from(
+    [
+        *jsonschema.Draft202012Validator.VALIDATORS,
+        *(
+            "$defs",
+            "then",
+            "else",
+            "minContains",
+            "maxContains",
+            "title",
+            "description",
+            "format",
+            "examples",
+        ),
+    ]
+)
+SCHEMAS = st.recursive(
+    st.booleans() | st.sampled_from([{"type": "string"}, {"$ref": "#"}, {"enum": [1]}, {"required": ["a"]}]),
+    lambda inner: st.dictionaries(
+        KEYWORDS,
+        JSON
+        | inner
+        | st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+        max_size=3,
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SCHEMAS | JSON)
+def test_what_is_accepted_the_meta_schema_accepts_as_well(schema: Any) -> None:
+    if isinstance(schema, dict):
+        schema["type"] = "object"
+    try:
+        check_schema(schema)
+    except SchemaError:
+        return
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_the_schema_for_the_model_states_a_required_choice_in_words() -> None:
+    schema = object_schema(
+        properties={"a": {}, "b": {}},
+        required=["a"],
+        anyOf=[{"required": ["b"]}, {"required": ["c", "d"]}, {"required": ["e"]}],
+    )
+    assert model_schema(schema) == object_schema(
+        properties={"a": {}, "b": {}}, required=["a"], description="Needs b, c and d or e."
+    )
+
+
+def test_the_schema_for_the_model_keeps_the_description_that_it_had() -> None:
+    schema = object_schema(description="Where to.", oneOf=[{"required": ["a"]}, {"required": ["b"]}])
+    assert model_schema(schema)["description"] == "Where to. Needs exactly one of: a or b."
+
+
+def test_the_schema_for_the_model_takes_up_the_properties_of_its_branches() -> None:
+    both = {"properties": {"kind": {"const": "x"}}, "required": ["kind", "x"]}
+    other = {"properties": {"size": {"type": "integer"}}, "required": ["kind"]}
+    schema = object_schema(
+        properties={"kind": {"type": "string"}}, anyOf=[both, other], allOf=[{"required": ["z"]}]
+    )
+    assert model_schema(schema) == object_schema(
+        properties={"kind": {"type": "string"}, "size": {"type": "integer"}}, required=["kind", "z"]
+    )
+
+
+def test_a_branch_that_takes_anything_makes_nothing_required_for_the_model() -> None:
+    assert "required" not in model_schema(object_schema(anyOf=[{"required": ["a"]}, True]))
+
+
+def test_a_plain_schema_is_the_models_schema() -> None:
+    schema = object_schema(properties={"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
+    assert model_schema(schema) is schema

@@ -1,0 +1,338 @@
+"""Validation: a model's JSON text becomes arguments, or a message by which it can do better."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.validation import MAX_CHECKERS, Valid, validate
+
+ENDING = "Nothing was run. Call it again with corrected arguments."
+
+
+def tool(properties: Any = None, **keywords: Any) -> ToolSpec:
+    return ToolSpec("t", "", {"type": "object", "properties": properties or {}, **keywords})
+
+
+def one(schema: Any) -> ToolSpec:
+    """Give a tool with one optional argument ``v``."""
+    return tool({"v": schema}, additionalProperties=False)
+
+
+def accepted(spec: ToolSpec, text: str) -> Valid:
+    checked = validate(spec, text)
+    assert isinstance(checked, Valid), checked.error_message
+    return checked
+
+
+def refused(spec: ToolSpec, text: str, error_type: str = "validation_failed") -> str:
+    checked = validate(spec, text)
+    assert isinstance(checked, ToolOutcome)
+    assert not checked.success
+    assert checked.error_type == error_type
+    assert checked.error_message is not None
+    assert checked.error_message.endswith(ENDING)
+    assert checked.error_message.startswith("Invalid arguments for t: ")
+    return checked.error_message.removeprefix("Invalid arguments for t: ").removesuffix(f". {ENDING}")
+
+
+def test_valid_arguments_come_back_as_they_are() -> None:
+    checked = accepted(one({"type": "string"}), ' {"v": "x"} ')
+    assert checked == Valid({"v": "x"}, ())
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "{}"])
+def test_empty_text_stands_for_no_arguments(text: str) -> None:
+    assert accepted(tool(), text) == Valid({})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"v":', "{'v': 1}", '{"v": NaN}', '{"v": 1e999}', "{} {}", '{"v": "\\ud800"}', "\ud800"]
+)
+def test_text_that_is_not_strict_json_is_a_parse_error(text: str) -> None:
+    assert refused(tool(), text, "parse_error").startswith("they are not valid JSON (")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, '"3"', 3),
+        ({"type": "integer"}, '" -12 "', -12),
+        ({"type": "integer"}, '"3.0"', 3),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "3e2", 300),
+        ({"type": "number"}, '"2.5"', 2.5),
+        ({"type": "number"}, '"-1e3"', -1000.0),
+        ({"type": "boolean"}, '"true"', True),
+        ({"type": "boolean"}, '"False"', False),
+        ({"type": ["integer", "null"]}, '"null"', None),
+        ({"type": "object"}, '"{\\"a\\": 1}"', {"a": 1}),
+        ({"type": "array", "items": {"type": "integer"}}, '"[1, \\"2\\"]"', [1, 2]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, '"7"', 7),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "boolean"}},
+            '["1","true"]',
+            [1, True],
+        ),
+    ],
+)
+def test_what_loses_nothing_is_coerced_and_noted(schema: Any, text: str, value: Any) -> None:
+    checked = accepted(one(schema), f'{{"v": {text}}}')
+    assert checked.arguments == {"v": value}
+    assert type(checked.arguments["v"]) is type(value)
+    assert checked.notes
+
+
+def test_coercion_follows_references_and_nested_objects() -> None:
+    spec = tool(
+        {"page": {"$ref": "#/$defs/page"}},
+        **{"$defs": {"page": {"type": "object", "properties": {"size": {"type": "integer"}}}}},
+    )
+    checked = accepted(spec, '{"page": {"size": "10"}}')
+    assert checked == Valid({"page": {"size": 10}}, ('page.size: "10" was read as 10',))
+
+
+def test_arguments_that_are_json_inside_a_json_string_are_read() -> None:
+    assert accepted(one({"type": "integer"}), '"{\\"v\\": 1}"').arguments == {"v": 1}
+
+
+def test_null_for_all_arguments_stands_for_none() -> None:
+    assert accepted(tool(), "null") == Valid({}, ("arguments: null was read as {}",))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "string"}, {"enum": ["a", "b"]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}]
+)
+def test_null_for_an_optional_argument_that_cannot_be_null_is_left_out(schema: Any) -> None:
+    assert accepted(one(schema), '{"v": null}') == Valid({}, ("v: null was left out",))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": ["string", "null"]}, {"enum": ["a", None]}, {"const": None}, True]
+)
+def test_null_stays_where_it_is_allowed(schema: Any) -> None:
+    assert accepted(one(schema), '{"v": null}') == Valid({"v": None})
+
+
+def test_null_for_a_required_argument_is_an_error() -> None:
+    assert (
+        refused(tool({"v": {"type": "string"}}, required=["v"]), '{"v": null}')
+        == "v must be string, got null"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "integer"}, '"3.5"'),
+        ({"type": "integer"}, '"0x10"'),
+        ({"type": "integer"}, '"1234567890123456789"'),
+        ({"type": "integer"}, '"٣"'),
+        ({"type": "integer"}, "2.5"),
+        ({"type": "boolean"}, '"yes"'),
+        ({"type": "boolean"}, "1"),
+        ({"type": "number"}, '"inf"'),
+        ({"type": "string"}, "3"),
+        ({"type": "object"}, '"{broken"'),
+        ({"type": "array"}, '"one"'),
+    ],
+)
+def test_what_might_lose_something_is_not_coerced(schema: Any, text: str) -> None:
+    assert refused(one(schema), f'{{"v": {text}}}').startswith(f"v must be {schema['type']}")
+
+
+def test_text_stays_text_where_text_is_allowed() -> None:
+    assert accepted(one({"type": ["string", "integer"]}), '{"v": "3"}') == Valid({"v": "3"})
+
+
+def test_a_whole_float_stays_one_where_numbers_are_allowed() -> None:
+    checked = accepted(one({"type": "number"}), '{"v": 3.0}')
+    assert type(checked.arguments["v"]) is float
+    assert checked.notes == ()
+
+
+def test_many_changes_are_noted_briefly() -> None:
+    spec = one({"type": "array", "items": {"type": "integer"}})
+    checked = accepted(spec, msgspec.json.encode({"v": ["1"] * 100}).decode())
+    assert checked.arguments == {"v": [1] * 100}
+    assert len(checked.notes) == 9
+    assert checked.notes[-1] == "and 92 more changes of this kind"
+
+
+def test_at_most_five_errors_are_told() -> None:
+    names = [f"argument{i}" for i in range(9)]
+    spec = tool({name: {"type": "integer"} for name in names})
+    message = refused(spec, msgspec.json.encode(dict.fromkeys(names, "x")).decode())
+    assert message.count("must be integer") == 5
+
+
+def test_arguments_above_the_limit_are_refused() -> None:
+    spec, text = one({"type": "string"}), '{"v": "äääää"}'
+    size = len(text.encode())
+    assert isinstance(validate(spec, text, size), Valid)
+    too_large = validate(spec, text, size - 1)
+    assert isinstance(too_large, ToolOutcome)
+    assert too_large.error_type == "validation_failed"
+    assert f"larger than {size - 1} bytes" in str(too_large.error_message)
+
+
+@pytest.mark.parametrize("levels", [33, 400, 30_000])
+def test_arguments_nested_too_deep_are_refused(levels: int) -> None:
+    spec = one(True)
+    text = '{"v": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    assert "nested more than 32 levels" in refused(spec, text)
+
+
+def test_json_text_nested_too_deep_is_refused_like_json() -> None:
+    text = msgspec.json.encode({"v": "[" * 40 + "]" * 40}).decode()
+    assert "nested more than 32 levels" in refused(one({"type": "array"}), text)
+
+
+def test_a_tool_whose_schema_was_never_acceptable_cannot_be_called() -> None:
+    checked = validate(ToolSpec("t", "", {"type": "object", "$ref": "https://example.org/x"}), "{}")
+    assert isinstance(checked, ToolOutcome)
+    assert checked.error_type == "internal_error"
+
+
+def test_a_changed_schema_is_the_one_that_counts() -> None:
+    accepted(one({"type": "string"}), '{"v": "x"}')
+    assert refused(one({"type": "integer"}), '{"v": "x"}') == 'v must be integer, got "x"'
+
+
+def test_tools_beyond_those_remembered_are_still_validated() -> None:
+    for number in range(MAX_CHECKERS + 10):
+        assert accepted(one({"const": number}), f'{{"v": {number}}}')
+    assert refused(one({"const": 0}), '{"v": 1}') == "v must be 0, got 1"
+
+
+def bomb() -> dict[str, Any]:
+    """Give a schema without circles that takes 4 ** 20 steps."""
+    names = [f"d{i}" for i in range(20)]
+    defs: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{below}"}] * 4}
+        for name, below in zip(names, [*names[1:], "end"], strict=True)
+    }
+    return {"$defs": defs | {"end": {"type": "string"}}, "properties": {"v": {"$ref": "#/$defs/d0"}}}
+
+
+WIDE = {"type": "array", "items": {"anyOf": [{"type": "string"}] * 100}}
+TREE = {"properties": {"v": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#"}]}}, "required": ["w"]}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        (bomb(), '{"v": 1}'),
+        ({"properties": {"v": WIDE}}, '{"v": [' + ",".join(["1"] * 30_000) + "]}"),
+        (TREE, '{"v": ' * 30 + "{}" + "}" * 30),
+        ({"properties": {"v": {"pattern": "a*a*a*b"}}}, '{"v": "' + "a" * 60_000 + '"}'),
+        (
+            {"properties": {"v": {"items": {"pattern": "a*a*b"}}}},
+            '{"v": [' + ",".join(['"' + "a" * 400 + '"'] * 150) + "]}",
+        ),
+        ({"patternProperties": {"a*a*b$": {}}, "additionalProperties": False}, '{"' + "a" * 30_000 + '": 1}'),
+        (
+            {"anyOf": [{"properties": {"v": {"type": "string"}}, "required": ["x"]}] * 900},
+            '{"v": [' + "1," * 30_000 + "1]}",
+        ),
+        ({"properties": {"v": {"items": {"enum": list(range(5_000))}}}}, '{"v": [' + "-1," * 20_000 + "1]}"),
+    ],
+    ids=["bomb", "wide", "tree", "pattern", "patterns", "names", "messages", "enum"],
+)
+def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text: str) -> None:
+    schema = {"type": "object", **keywords}
+    check_schema(schema)
+    started = time.process_time()
+    checked = validate(ToolSpec("t", "", schema), text)
+    assert time.process_time() - started < 2
+    assert isinstance(checked, ToolOutcome)
+    assert str(checked.error_message).endswith(ENDING)
+
+
+def test_items_that_differ_in_type_are_compared_in_linear_time() -> None:
+    spec = one({"type": "array", "uniqueItems": True})
+    items: list[Any] = [value for i in range(5_000) for value in (i, f"{i}")]
+    started = time.process_time()
+    accepted(spec, msgspec.json.encode({"v": items}).decode())
+    assert time.process_time() - started < 1
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["a", "b", "c", "A"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+LEAVES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        True,
+        False,
+        {"type": "string", "minLength": 1, "pattern": "^a+$"},
+        {"type": "integer", "minimum": 1, "multipleOf": 2},
+        {"type": ["number", "null"]},
+        {"type": "number", "multipleOf": 0.1, "exclusiveMaximum": 9},
+        {"type": "boolean"},
+        {"enum": ["x", 1, None]},
+        {"const": 1},
+        {"$ref": "#"},
+        {"not": {"type": "string"}},
+        {"type": "array", "uniqueItems": True, "maxItems": 2, "contains": {"type": "integer"}},
+    ]
+)
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda properties, required, extra: {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": extra,
+            },
+            st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+            st.lists(st.sampled_from("abc"), max_size=2, unique=True),
+            inner,
+        ),
+        st.builds(lambda items: {"type": "array", "items": items}, inner),
+        st.builds(
+            lambda keyword, each: {keyword: each},
+            st.sampled_from(["anyOf", "oneOf", "allOf"]),
+            st.lists(inner, min_size=1, max_size=3),
+        ),
+        st.builds(
+            lambda a, b: {"if": a, "then": b, "else": a, "dependentRequired": {"a": ["b"]}}, inner, inner
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SCHEMAS, JSON | st.text(max_size=30))
+@example({"type": "object"}, "\ud800")
+def test_validation_never_raises_and_what_it_accepts_fits(schema: Any, value: Any) -> None:
+    schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
+    try:
+        check_schema(schema)
+    except SchemaError:
+        return
+    spec = ToolSpec("t", "", schema)
+    checked = validate(spec, value if isinstance(value, str) else msgspec.json.encode(value).decode())
+    if isinstance(checked, Valid):
+        again = validate(spec, msgspec.json.encode(checked.arguments).decode())
+        assert again == Valid(checked.arguments), "validating twice changes nothing"
+    else:
+        assert str(checked.error_message).endswith(ENDING)
