@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from conductor.conversation.sentences import FAILURES
-from conductor.conversation.session import Services
+from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.registry import make_provider

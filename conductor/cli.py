@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from conductor import __version__
 from conductor.errors import SettingsError
@@ -74,19 +75,21 @@ def _serve(options: argparse.Namespace) -> int:
     )
     check_exposure(settings, insecure=options.insecure_no_auth)
     configure_logs(settings.log_level, settings.log_format)
-    run = _runner()
-    run(serve(settings, lambda listener: _announce(settings, listener)))
+    _run(serve(settings, lambda listener: _announce(settings, listener)))
     return 0
 
 
-def _runner():  # type: ignore[no-untyped-def]  # asyncio.run's and uvloop.run's types differ by version
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where there is one for this platform."""
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     try:
         import uvloop
-    except ImportError:  # no wheel for this platform
-        import asyncio
-
-        return asyncio.run
-    return uvloop.run
+    except ImportError:
+        pass
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
 
 
 def _announce(settings: Settings, listener: Listener) -> None:

@@ -46,8 +46,8 @@ class Agent:
 class SimulatedDevice:
     """The app's tools with a memory of their own. Every result has ``"simulated": true``.
 
-    Agents run until they are cancelled or `finish`ed. What a call asks for in vain (an agent that is not there,
-    say) is a `LookupError` or `ValueError`, which becomes the call's error.
+    Agents run until they are cancelled or `finish`ed. What a call asks for in vain (an agent that is not
+    there, say) is a `LookupError` or `ValueError`, which becomes the call's error.
     """
 
     def __init__(self, choose: Choose, repositories: Sequence[str] = REPOSITORIES) -> None:

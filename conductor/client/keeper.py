@@ -13,7 +13,10 @@ SUPERSEDED = 4409
 
 
 class Keeper:
-    """Reconnects a client. ``delays_s`` are the waits before the tries, in seconds; ``report`` is told of each step."""
+    """Reconnects a client.
+
+    ``delays_s`` are the waits before the tries, in seconds; ``report`` is told of each step.
+    """
 
     def __init__(self, client: Client, delays_s: Sequence[float], report: Callable[[str], None]) -> None:
         self._client = client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, W
 
 from conductor.client.errors import CannotConnect, ConnectionLost
 from conductor.client.options import ClientOptions
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class Link:
@@ -28,6 +31,8 @@ class Link:
     async def open(cls, options: ClientOptions) -> Link:
         """Open a socket. Raises `CannotConnect`."""
         limits = options.limits
+        if options.token is not None and not _TOKEN.fullmatch(options.token):
+            raise CannotConnect("The token holds characters that no header can carry.")
         headers = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
         try:
             connection = await open_websocket(

@@ -28,7 +28,7 @@ DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 
 
 class Talk:
-    """Talks by a client that is not started yet. ``voice_chars_per_s`` is the voice's speed, 0 for at once."""
+    """Talks by a client that is not started yet; ``voice_chars_per_s`` 0 means that it speaks at once."""
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class Talk:
         finally:
             await _stop({talking, leaving, *self._tasks})
             await self._client.close()
+            if self._prompting:
+                self._screen.line("")  # the shell's prompt gets a line of its own
         if not talking.cancelled():
             return talking.result()
         return DONE if text is None else LEFT
@@ -180,7 +182,7 @@ class Talk:
         elif state == "idle" and self._prompting:
             self._screen.prompt("> ")
         elif not is_ui_call(call.name):
-            self._screen.line(f"[tool] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
+            self._screen.line(f"[tool, simulated] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
 
     def _notice_the_end(self, _event: object) -> None:
         if self._screen.gone:

@@ -34,10 +34,10 @@ async def talk(
 ) -> int:
     """Talk to a server from the terminal: say ``text``, or each line of the input.
 
-    The device's tools are simulated. Answers go to ``stdout``, errors and news of the connection to ``stderr``.
-    ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once; ``reconnect_delays_s`` are the waits, in
-    seconds, before the tries to reconnect. Returns the exit status: 0; 1 if a turn failed (an ``error`` event, or no
-    answer); 2 if there is no connection; 130 if the one text was left by Ctrl-C.
+    The device's tools are simulated. Answers go to ``stdout``, errors and news of the connection to
+    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once; ``reconnect_delays_s`` are
+    the waits, in seconds, before the tries to reconnect. Returns the exit status: 0; 1 if a turn failed (an
+    ``error`` event, or no answer); 2 if there is no connection; 130 if the one text was left by Ctrl-C.
     """
     client = connect(url, session_id, token=token)
     screen = Screen(stdout or sys.stdout, stderr or sys.stderr)

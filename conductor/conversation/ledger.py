@@ -21,6 +21,7 @@ class Ledger:
     """
 
     def __init__(self, store: SessionStore, claim: Claim, delivery: Delivery) -> None:
+        self.key = claim.key
         self.state = claim.state
         self._store = store
         self._claim = claim

@@ -113,7 +113,7 @@ class Outbox:
         entry = self._by_call.get(call_id)
         if entry is None:
             return None
-        for earlier in self._before(entry):
+        for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
             if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
                 self._remove(earlier)
         if entry.record.kind != "call":
@@ -153,12 +153,17 @@ class Outbox:
         self._settle()
         return True
 
-    def drop(self, call_id: str) -> None:
-        """Stop waiting for a call, and never replay it."""
+    def abandon(self, call_id: str) -> None:
+        """Never replay a call, and expect nothing of it.
+
+        The device may still be busy with it, so it keeps its place in the lane until it is answered or its
+        time is over: the calls behind it wait for that.
+        """
         entry = self._by_call.get(call_id)
-        if entry is not None:
-            self._remove(entry)
-            self._settle()
+        if entry is not None and self._entries.pop(entry.record.event_id, None) is not None:
+            self._gone.append(entry.record.event_id)
+            if entry.record.event_id not in self._lane:
+                del self._by_call[call_id]
 
     def attach(self, transport: Transport) -> None:
         """Serve this transport from now on, and replay to it what was not acknowledged.
@@ -253,11 +258,10 @@ class Outbox:
             self._remove(oldest)
 
     def _remove(self, entry: Entry) -> None:
-        if self._entries.pop(entry.record.event_id, None) is None:
-            return
         if entry.record.kind != "final":
             self._by_call.pop(entry.record.call_id, None)
-        self._gone.append(entry.record.event_id)
+        if self._entries.pop(entry.record.event_id, None) is not None:
+            self._gone.append(entry.record.event_id)
         self._leave_lane(entry)
         if self._speaking is entry:
             self._speaking = None
@@ -287,8 +291,10 @@ class Outbox:
         record = entry.record
         self._timer = None
         if record.kind in ("call", "speak"):
+            abandoned = record.event_id not in self._entries
             self._remove(entry)
-            self._on_expired(record)
+            if not abandoned:
+                self._on_expired(record)
         else:
             self._leave_lane(entry)
         self._settle()

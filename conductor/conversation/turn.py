@@ -42,7 +42,11 @@ class TurnHost(Protocol):
 
     limits: Limits
     provider: ModelProvider
-    executor: ToolExecutor
+
+    @property
+    def executor(self) -> ToolExecutor:
+        """The session's tools."""
+        ...
 
     @property
     def messages(self) -> Sequence[Message]:

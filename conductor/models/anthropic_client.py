@@ -40,20 +40,25 @@ class Reply:
     async def read(self) -> None:
         """Read on until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
         self.events = []
+        while not self.events:
+            self.events = self.decoder.feed(await self._next_chunk())
+
+    async def _next_chunk(self) -> bytes:
         try:
-            async for chunk in self._chunks:
-                self.events = self.decoder.feed(chunk)
-                if self.events:
-                    return
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            raise ModelError(
+                "connection", "The model service ended its answer before it was complete."
+            ) from None
         except httpx2.TimeoutException:
             raise failure("timeout") from None
-        except (httpx2.RequestError, OSError):
+        except (httpx2.RequestError, OSError, RuntimeError):
+            # aiohttp says RuntimeError("Connection closed.") if the connection was closed on this side.
             raise failure("connection") from None
-        raise ModelError("connection", "The model service ended its answer before it was complete.")
 
     async def drain(self) -> None:
         """Read what follows the last event: the response's end, as a rule there already; then close."""
-        with contextlib.suppress(TimeoutError, httpx2.HTTPError, OSError):
+        with contextlib.suppress(TimeoutError, httpx2.HTTPError, OSError, RuntimeError):
             async with asyncio.timeout(DRAIN_S):
                 async for _ in self._chunks:
                     pass

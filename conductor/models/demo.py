@@ -51,7 +51,7 @@ from conductor.models.demo_history import (
     waiting_agent,
 )
 from conductor.models.demo_places import place
-from conductor.models.demo_requests import understand
+from conductor.models.demo_requests import UNCLEAR, understand
 from conductor.models.demo_tools import arguments, offered
 from conductor.models.demo_values import picked_repository
 from conductor.settings import Settings
@@ -113,7 +113,10 @@ def reply_to(request: ModelRequest) -> Reply:
     """Decide what to say and call; the same request gets the same reply."""
     moment = now(request.messages)
     if moment.utterance is not None:
-        replies = [_fulfil(wish, request, moment) for wish in _wishes(moment.utterance, moment)]
+        wishes = _wishes(moment.utterance, moment)
+        replies = [_fulfil(wish, request, moment) for wish in wishes]
+        if wishes == (UNCLEAR,):
+            replies.append(Reply(_help(request)))
     elif moment.results:
         replies = _report(request, moment)
     else:
@@ -163,7 +166,7 @@ def _fulfil(wish: Wish, request: ModelRequest, moment: Now) -> Reply:
         case "help":
             return Reply(_help(request))
         case "unclear":
-            return Reply(f"I did not understand all of that. {_help(request)}")
+            return Reply("I did not understand all of that.")
 
 
 def _call(wish: Wish, request: ModelRequest, moment: Now) -> Reply:

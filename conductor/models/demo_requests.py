@@ -23,7 +23,8 @@ Make: TypeAlias = Callable[[re.Match[str]], Wish]
 
 _POLITE = re.compile(
     r"(?:(?:please|hey|hi|hello|ok|okay|so|well|now|and|then|also|conductor|thanks|thank you"
-    r"|can you|could you|would you|will you|i want you to|i would like you to|i'd like you to)\b[\s,.!:]*){1,6}",
+    r"|can you|could you|would you|will you|i want you to|i would like you to|i'd like you to)\b"
+    r"[\s,.!:]*){1,6}",
     re.IGNORECASE,
 )
 _CUT = re.compile(
@@ -215,7 +216,8 @@ _CLAUSES = _table(
             _call("read_file", "path"),
         ),
         (
-            rf".*\bwhat{_IS} (?:the )?time\b(?: is it| it is)?(?: (?:right )?now)?(?: (?:in|at) (?P<place>.*))?",
+            rf".*\bwhat{_IS} (?:the )?time\b(?: is it| it is)?(?: (?:right )?now)?"
+            r"(?: (?:in|at) (?P<place>.*))?",
             _time,
         ),
         (

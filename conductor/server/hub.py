@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from conductor.conversation.session import Services, Session
+from conductor.conversation.services import Services
+from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.stores.base import SessionKey
 

@@ -13,7 +13,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from conductor.conversation.session import Services
+from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.server.auth import SUBPROTOCOL, Authenticator
 from conductor.server.connection import Connection, Socket

@@ -7,6 +7,7 @@ import copy
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -78,7 +79,7 @@ def without(name: str) -> JsonObject:
     return body
 
 
-CACHED = {"cache_control": {"type": "ephemeral"}}
+CACHED: JsonObject = {"cache_control": {"type": "ephemeral"}}
 HELLO = user(text("Hello."))
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
 HIDDEN = {"type": "redacted_thinking", "data": redacted_data("Hm.")}
@@ -277,12 +278,6 @@ def test_it_refuses(body: Any, message: str) -> None:
         check_body(body, {})
     assert message in str(caught.value)
     assert (caught.value.status, caught.value.error_type) == (400, "invalid_request_error")
-
-
-def test_every_refusal_is_for_one_fault() -> None:
-    """The body that the faults are made from is good, so that what is refused is the fault."""
-    assert check_body(good(), {}) == good()
-    assert len(REFUSED) > 60
 
 
 def test_it_refuses_a_call_whose_thinking_was_left_out() -> None:
@@ -490,8 +485,10 @@ async def test_a_held_stream_goes_on_when_it_is_let(
     service.replies.append(Reply(text="One two three", hold=hold, hold_at=1))
     async with client.stream("POST", "/v1/messages", json=good()) as response:
         chunks = response.aiter_raw()
-        first = await anext(chunks)
-        assert b"One" in first
+        first = b""
+        async with asyncio.timeout(5):
+            while b"One" not in first:
+                first += await anext(chunks)
         assert b"two" not in first
         hold.set()
         rest = b"".join([chunk async for chunk in chunks])
@@ -501,18 +498,24 @@ async def test_a_held_stream_goes_on_when_it_is_let(
 async def test_it_serves_500_streams_at_once(service: AnthropicService) -> None:
     hold = asyncio.Event()
     service.default = Reply(text="One two three", hold=hold, hold_at=1)
-    limits = httpx2.Limits(max_connections=500)
-    async with (
-        asyncio.timeout(30),
-        httpx2.AsyncClient(
-            base_url=service.base_url, headers=HEADERS, limits=limits, timeout=30, trust_env=False
-        ) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        for _ in range(500):
-            group.create_task(client.post("/v1/messages", json=good()))
-        await service.wait_open(500, 30)
+    port = int(service.base_url.rpartition(":")[2])
+    body = json.dumps(good())
+    head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+    message = f"POST /v1/messages HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def ask() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(message)
+        answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(asyncio.wait_for(ask(), 5)) for _ in range(500)]
+        await service.wait_open(500)
         hold.set()
+    assert all(b"three" in task.result() for task in tasks)
     assert service.completed == 500
 
 
@@ -545,11 +548,12 @@ async def test_it_runs_as_a_process_of_its_own() -> None:
         "tests.stand_ins.anthropic_service",
         "--tokens",
         "5",
+        cwd=Path(__file__).parents[2],
         stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             url = (await process.stdout.readline()).decode().strip()
             async with httpx2.AsyncClient(base_url=url, headers=HEADERS, trust_env=False) as client:
                 response = await client.post("/v1/messages", json=good(tool_choice={"type": "none"}))

@@ -48,8 +48,8 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 'v must be integer or null, got "x"'),
         (
             {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
-            "alle",
-            'v must be one of "all", got "alle" (did you mean \'all\'?)',
+            "all!",
+            'v must be integer, got "all!", or v must be one of "all", got "all!" (did you mean \'all\'?)',
         ),
         (
             {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
@@ -63,7 +63,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "v: 'a' needs 'b' too"),
         ({"items": {"type": "integer"}}, [1, "x"], 'v[1] must be integer, got "x"'),
         ({"propertyNames": {"maxLength": 1}}, {"ab": 1}, 'v must have at most 1 character, got "ab"'),
-        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "v[0].w is not allowed"),
+        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "v[0]: 1 is not allowed"),
     ],
 )
 def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: str) -> None:

@@ -251,7 +251,7 @@ def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text
     check_schema(schema)
     started = time.process_time()
     checked = validate(ToolSpec("t", "", schema), text)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 1
     assert isinstance(checked, ToolOutcome)
     assert str(checked.error_message).endswith(ENDING)
 

@@ -99,13 +99,13 @@ def _evaluate(node: ast.expr, depth: int) -> Number:
             return _evaluate(operand, depth + 1)
         case ast.BinOp():
             return _chain(node, depth)
-        case ast.Call(func=ast.Name(id=name), args=arguments) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return _call(name, [_evaluate(argument, depth + 1) for argument in arguments])
         case ast.Tuple():
             raise CalculationError("A comma stands only between a function's values: write 1234, not 1,234.")
         case ast.Name(id=name) if name in _FUNCTIONS:
             raise CalculationError(f"{name} needs its value in brackets.")
-    raise CalculationError("The expression is not arithmetic: is an operator missing before a bracket?")
+    raise CalculationError("The expression is not well formed: is an operator missing before a bracket?")
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:

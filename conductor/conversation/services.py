@@ -1,0 +1,32 @@
+"""What all sessions of a server share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conductor.conversation.sentences import FAILURES
+from conductor.errors import ErrorCode
+from conductor.models.base import ModelProvider
+from conductor.settings import Limits
+from conductor.stores.base import SessionStore
+from conductor.tools.base import Toolset, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all sessions of a server share.
+
+    ``catalog`` is the device's tools for clients that do not declare theirs. ``failures`` are the sentences
+    that a failed turn speaks, by error code; an empty mapping switches them off.
+    """
+
+    store: SessionStore
+    provider: ModelProvider
+    toolsets: Sequence[Toolset]
+    catalog: Sequence[ToolSpec]
+    system_prompt: str
+    limits: Limits = field(default_factory=Limits)
+    interruption_mode: Literal["cancel", "queue"] = "cancel"
+    failures: Mapping[ErrorCode, str] = field(default_factory=lambda: FAILURES)

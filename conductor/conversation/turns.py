@@ -1,0 +1,345 @@
+"""One turn at a time: which comes next, what it says, and how each of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from conductor.conversation.delivery import Delivery
+from conductor.conversation.device_calls import DeviceCalls
+from conductor.conversation.heard import Speech
+from conductor.conversation.history import cut_point
+from conductor.conversation.ledger import Ledger
+from conductor.conversation.partials import Partials, Reply
+from conductor.conversation.profile import Profile
+from conductor.conversation.round import Round
+from conductor.conversation.sentences import CUT_OFF, MESSAGES
+from conductor.conversation.services import Services
+from conductor.conversation.speeches import Speeches
+from conductor.conversation.tasks import Tasks
+from conductor.conversation.turn import EndReason, Turn
+from conductor.conversation.waiting import Waiting
+from conductor.errors import Fenced, StoreError
+from conductor.events.envelope import IdSource
+from conductor.events.server import (
+    ErrorEvent,
+    ServerEvent,
+    SpeechFinal,
+    SpeechPartial,
+    ToolCallEvent,
+    append_message,
+    set_state,
+    speak,
+)
+from conductor.messages import AssistantMessage, Message, Note, UserMessage
+from conductor.speech import for_the_ear
+from conductor.stores.base import AppendLog, CallRecord, ForgetCall, Operation, RememberInbound, TrimLog
+from conductor.tools.base import CallContext
+from conductor.tools.executor import ToolExecutor
+from conductor.tools.pending import Pending
+
+log = structlog.get_logger(__name__)
+
+new_call_id = IdSource("call")
+_new_turn_id = IdSource("turn")
+
+
+class Turns:
+    """Runs the turns of one session; it is their `TurnHost`.
+
+    ``may_tell_news`` says whether the session is idle enough for a turn that nobody asked for.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        profile: Profile,
+        pending: Pending,
+        ledger: Ledger,
+        delivery: Delivery,
+        device: DeviceCalls,
+        tasks: Tasks,
+        may_tell_news: Callable[[], bool],
+    ) -> None:
+        self.limits = services.limits
+        self.provider = services.provider
+        self.waiting = Waiting(self.limits.max_queued_transcripts, self.limits.max_queued_notes)
+        self.speeches = Speeches(self.limits.heard_window)
+        self._cancels = services.interruption_mode == "cancel"
+        self._failures = services.failures
+        self._profile = profile
+        self._pending = pending
+        self._ledger = ledger
+        self._delivery = delivery
+        self._device = device
+        self._tasks = tasks
+        self._may_tell_news = may_tell_news
+        self._partials = Partials(self._send_partial, self.limits.partial_interval)
+        self._turn: Turn | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._beginning = False
+        self._closed = False
+
+    # -- what the session asks for
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is running or about to."""
+        return self._runner is not None or self._beginning
+
+    async def answer(self, text: str, event_id: str) -> bool:
+        """Answer a transcript, now or after the running turn; False if too many wait already."""
+        if not self.busy:
+            self._beginning = True
+            try:
+                turn = await self._begin("transcript", UserMessage(text), event_id)
+            finally:
+                self._beginning = False
+            self._runner = self._tasks.spawn(self._run_turns(turn))
+            return True
+        if not self.waiting.add_transcript(text):
+            return False
+        await self._ledger.commit([RememberInbound(event_id)])
+        if self._cancels:
+            await self._withdraw_speeches()
+            self.interrupt()
+        return True
+
+    def interrupt(self, speech: Speech | None = None) -> None:
+        """Stop the running turn for a barge-in, if the interrupted speech is its own, or is none.
+
+        Nothing more of its answer is shown.
+        """
+        turn = self._turn
+        if turn is None or (speech is not None and speech.turn_id != turn.id):
+            return
+        turn.stop("interrupted")
+        self._partials.stop()
+        if self._delivery.outbox.transport is not None:
+            self._delivery.outbox.transport.drop_partials()
+
+    def tell_news(self) -> None:
+        """Begin a turn of the server's own, if there is something to tell and nobody is in the way."""
+        if self.waiting.has_news and not self.busy and not self._closed and self._may_tell_news():
+            self._runner = self._tasks.spawn(self._run_turns(None))
+
+    async def close(self) -> None:
+        """Stop the running turn, and wait until it has ended."""
+        self._closed = True
+        if self._turn is not None:
+            self._turn.stop("session_end")
+        if self._runner is not None:
+            await asyncio.wait([self._runner], timeout=2 * self.limits.close_timeout)
+
+    # -- one turn after the other
+
+    async def _run_turns(self, turn: Turn | None) -> None:
+        """Run this turn and those that wait, until there is nothing to do."""
+        session = self._ledger.key.session_id
+        try:
+            while not self._closed:
+                turn = turn or await self._next()
+                if turn is None:
+                    break
+                await self._run(turn)
+                turn = None
+        except Fenced:
+            log.warning("session taken over", session=session)
+        except StoreError as error:
+            log.error("session store failed", session=session, error=type(error).__name__)
+            self._show(ErrorEvent(error.code, MESSAGES.get(error.code, MESSAGES["internal_error"])))
+            self._show(set_state(new_call_id(), "idle"))
+        except Exception:
+            log.exception("turns failed", session=session)
+        finally:
+            self._turn = None
+            self._runner = None
+        self.tell_news()
+
+    async def _next(self) -> Turn | None:
+        transcript = self.waiting.take_transcript()
+        if transcript is not None:
+            return await self._begin("transcript", UserMessage(transcript.text))
+        if not self._may_tell_news():
+            return None
+        news = self.waiting.take_news(asyncio.get_running_loop().time())
+        return await self._begin("news", Note("\n\n".join(news))) if news else None
+
+    async def _begin(self, cause: str, message: UserMessage | Note, event_id: str | None = None) -> Turn:
+        """Commit what is to be answered and show it; the turn itself has not run a step."""
+        turn = Turn(self, _new_turn_id(), cause)
+        state = self._ledger.state
+        told = list(self._device.news)
+        cut = cut_point(state.log, self.limits.max_turns - 1, self.limits.history_tokens)
+        operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
+        if event_id is not None:
+            operations.append(RememberInbound(event_id))
+        operations += [AppendLog(Note(text)) for text in told]
+        operations.append(AppendLog(message))
+        events: list[ServerEvent] = []
+        if isinstance(message, UserMessage):
+            # A turn of the server's own leaves "thinking" out: it would stop the transcriber.
+            events.append(set_state(new_call_id(), "thinking"))
+            events.append(append_message(new_call_id(), "user", message.text))
+        await self._ledger.commit(operations, events, turn.id)
+        del self._device.news[: len(told)]
+        self._turn = turn
+        return turn
+
+    async def _run(self, turn: Turn) -> None:
+        if self._cancels and self.waiting.transcripts:
+            turn.stop("interrupted")
+        started = asyncio.get_running_loop().time()
+        reason = await turn.run()
+        if reason in ("failed", "timed_out"):
+            await self._apologise(turn)
+        elif reason != "answered" and not self._follows():
+            await self._ledger.commit([], [set_state(new_call_id(), "idle")], turn.id)
+        self._turn = None
+        self._log(turn, reason, asyncio.get_running_loop().time() - started)
+
+    def _follows(self) -> bool:
+        """Whether another turn follows at once: then the ``idle`` between is left out."""
+        return self.waiting.transcripts > 0 and not self._closed
+
+    async def _withdraw_speeches(self) -> None:
+        """Take back speeches that were not sent yet: the person has moved on."""
+        outbox = self._delivery.outbox
+        for speech in self.speeches.unsent(outbox.was_written):
+            if outbox.withdraw(speech.call_id):
+                await self._ledger.commit(self.speeches.amend(speech, "", None))
+
+    async def _apologise(self, turn: Turn) -> None:
+        """Tell of a turn that failed: an error for the app, one short sentence for the person."""
+        code = turn.error or "internal_error"
+        sentence = self._failures.get(code, "")
+        error = ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"]))
+        unspoken = turn.unspoken
+        kept = " ".join(part for part in (unspoken and f"{unspoken} {CUT_OFF}", sentence) if part)
+        shown = sentence or unspoken
+        operations: list[Operation] = [AppendLog(AssistantMessage(kept))] if kept else []
+        events: list[ServerEvent] = [error]
+        if shown:
+            events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
+        if sentence:
+            events += self._speech(turn, kept, sentence)
+        if not self._follows():
+            events.append(set_state(new_call_id(), "idle"))
+        try:
+            await self._ledger.commit(operations, events, turn.id)
+        except StoreError:
+            # Nothing that must arrive may leave without a commit; these two need not.
+            self._show(error)
+            self._show(set_state(new_call_id(), "idle"))
+
+    def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
+        figures = turn.figures
+        first = figures.first_token_s
+        log.info(
+            "turn",
+            session=self._ledger.key.session_id,
+            turn=turn.id,
+            end=reason,
+            error=turn.error,
+            ms=round(seconds * 1000),
+            first_token_ms=None if first is None else round(first * 1000),
+            rounds=figures.rounds,
+            input_tokens=figures.usage.input_tokens,
+            output_tokens=figures.usage.output_tokens,
+            trace=" -> ".join(figures.trace),
+        )
+
+    # -- what a turn needs (`TurnHost`)
+
+    @property
+    def executor(self) -> ToolExecutor:
+        """The session's tools."""
+        return self._profile.executor
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The history."""
+        return self._ledger.state.log
+
+    @property
+    def system_prompt(self) -> str:
+        """The prompt for this session."""
+        return self._profile.system_prompt
+
+    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
+        """Record the operations, then send the events. Raises `StoreError`."""
+        for operation in operations:
+            if isinstance(operation, ForgetCall):
+                self._device.give_up(operation.call_id)
+        await self._ledger.commit(operations, events, self._turn.id if self._turn is not None else "")
+
+    async def say(self, turn: Turn, message: AssistantMessage, prepared: Round | None = None) -> None:
+        """Commit and send a message of the assistant; without a round of calls it is the turn's last."""
+        operations: list[Operation] = [AppendLog(message)]
+        events: list[ServerEvent] = []
+        device_calls = prepared.device_calls if prepared is not None else []
+        if message.text:
+            events += [SpeechFinal(message.text), append_message(new_call_id(), "assistant", message.text)]
+        if message.text and not device_calls:
+            events += self._speech(turn, message.text, message.text)
+            if prepared is not None:
+                events.append(set_state(new_call_id(), "thinking"))
+        if prepared is not None:
+            operations += prepared.open(turn.id)
+            for ready in device_calls:
+                arguments = msgspec.json.encode(ready.arguments).decode()
+                events.append(ToolCallEvent(ready.call.call_id, ready.spec.name, arguments))
+        elif not self._follows():
+            events.append(set_state(new_call_id(), "idle"))
+        await self._ledger.commit(operations, events, turn.id)
+
+    def _speech(self, turn: Turn, text: str, said: str) -> list[ServerEvent]:
+        """Have ``said`` spoken, and remember which message it belongs to, for a barge-in.
+
+        ``text`` is that message's, which is about to be logged.
+        """
+        spoken = for_the_ear(said)
+        if not spoken:
+            return []
+        call_id = new_call_id()
+        position = self._ledger.state.log_end
+        self.speeches.add(Speech(call_id, turn.id, position, text, spoken, tuple(turn.actions)))
+        return [set_state(new_call_id(), "speaking"), speak(call_id, spoken)]
+
+    def show(self, reply: Reply) -> None:
+        """Show the live text of a reply."""
+        if self._delivery.outbox.transport is not None:
+            self._partials.show(reply)
+
+    def hush(self) -> None:
+        """Stop showing it."""
+        self._partials.stop()
+
+    def expect(self, call_id: str) -> None:
+        """Make ready for the device's answer to a call."""
+        self._pending.expect(call_id)
+
+    def record(self, call_id: str) -> CallRecord | None:
+        """Look a call up: what was recorded of it decides."""
+        return self._ledger.state.calls.get(call_id)
+
+    def withdraw(self, call_id: str) -> bool:
+        """Take a call back that no socket has had; False if one has."""
+        return self._delivery.outbox.withdraw(call_id)
+
+    def new_call_id(self) -> str:
+        """Make an id for a call."""
+        return new_call_id()
+
+    def context(self, call_id: str) -> CallContext:
+        """Say what a tool may know of the session."""
+        return self._profile.context(call_id)
+
+    def _send_partial(self, text: str) -> None:
+        self._show(SpeechPartial(text))
+
+    def _show(self, event: ServerEvent) -> None:
+        self._delivery.outbox.send(self._delivery.frame(event))

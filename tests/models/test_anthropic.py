@@ -1,0 +1,739 @@
+"""Tests of the Anthropic provider: what it sends, what it makes of answers, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from conductor.errors import ModelError, ModelFailure
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.anthropic import AnthropicProvider
+from conductor.models.anthropic_errors import retry_after_s
+from conductor.models.anthropic_events import ReplyDecoder
+from conductor.models.anthropic_render import body_of, encode, names_of
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.names import NameMap
+from conductor.models.retry import RetryPolicy
+from tests.stand_ins.anthropic_rules import check_body
+from tests.stand_ins.anthropic_script import (
+    Break,
+    Call,
+    HttpFailure,
+    JsonObject,
+    Reply,
+    redacted_data,
+    signature_of,
+)
+from tests.stand_ins.anthropic_service import AnthropicService
+
+SCHEMA = {"type": "object", "properties": {"task": {"type": "string"}}}
+SPAWN = ToolDefinition("agent.spawn", "Start an agent.", SCHEMA)
+STATUS = ToolDefinition("agent.status", "Say how an agent is.", SCHEMA)
+CACHED = {"type": "ephemeral"}
+
+
+def ask(
+    *messages: Message, system: str = "Be brief.", tools: tuple[ToolDefinition, ...] = (SPAWN,), **more: Any
+) -> ModelRequest:
+    return ModelRequest(system, messages or (UserMessage("Hello."),), tools, **more)
+
+
+def rendered(request: ModelRequest, *, max_tokens: int = 512) -> JsonObject:
+    """Give the body as the service reads it; it must be one that the service accepts."""
+    body = body_of(request, names_of(request), model="test-model", max_tokens=max_tokens)
+    decoded = msgspec.json.decode(encode(body))
+    return check_body(decoded, {})
+
+
+def plain(message: JsonObject) -> list[JsonObject]:
+    return [
+        {key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]
+    ]
+
+
+def text(words: str) -> JsonObject:
+    return {"type": "text", "text": words}
+
+
+def call(call_id: str = "t1", name: str = "agent.spawn", arguments: str = "{}") -> ToolCall:
+    return ToolCall(call_id, name, arguments)
+
+
+# What is sent
+
+
+def test_neighbours_of_one_role_become_one_message() -> None:
+    messages = rendered(ask(UserMessage("One."), Note("An agent is done."), UserMessage("Two.")))["messages"]
+    assert len(messages) == 1
+    assert plain(messages[0]) == [text("One."), text("[An agent is done.]"), text("Two.")]
+
+
+def test_all_results_of_a_reply_come_first_in_the_next_message() -> None:
+    request = ask(
+        UserMessage("Two agents."),
+        AssistantMessage("Yes.", (call("t1"), call("t2"))),
+        ToolResult("t1", "one"),
+        Note("An agent is done."),
+        ToolResult("t2", "two", is_error=True),
+        UserMessage("And?"),
+    )
+    messages = rendered(request)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert plain(messages[2]) == [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+        {"type": "tool_result", "tool_use_id": "t2", "content": "two", "is_error": True},
+        text("[An agent is done.]"),
+        text("And?"),
+    ]
+
+
+def test_a_call_goes_back_with_its_name_and_arguments() -> None:
+    request = ask(
+        UserMessage("Go."),
+        AssistantMessage(calls=(call(arguments='{"task": "look", "n": [1, null]}'),)),
+        ToolResult("t1", "ok"),
+    )
+    assert rendered(request)["messages"][1]["content"] == [
+        {"type": "tool_use", "id": "t1", "name": "agent_spawn", "input": {"task": "look", "n": [1, None]}}
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "[1]", '"text"', "null", '{"task":"cut o', "{} {}", '{"a":"\ud800"}']
+)
+def test_arguments_that_are_no_object_go_back_empty(arguments: str) -> None:
+    request = ask(
+        UserMessage("Go."), AssistantMessage(calls=(call(arguments=arguments),)), ToolResult("t1", "ok")
+    )
+    assert rendered(request)["messages"][1]["content"][0]["input"] == {}
+
+
+def test_an_id_that_the_service_refuses_is_changed_in_the_call_and_its_result() -> None:
+    history = (
+        UserMessage("Go."),
+        AssistantMessage(calls=(call("a.b"), call("a/b"))),
+        ToolResult("a.b", "1"),
+        ToolResult("a/b", "2"),
+    )
+    messages = rendered(ask(*history))["messages"]
+    ids = [block["id"] for block in messages[1]["content"]]
+    assert len(set(ids)) == 2
+    assert [block["tool_use_id"] for block in messages[2]["content"]] == ids
+
+
+def test_blank_words_are_never_sent() -> None:
+    request = ask(
+        UserMessage("  "),
+        AssistantMessage(" \n"),
+        UserMessage("Hello."),
+        AssistantMessage("", (call(),)),
+        ToolResult("t1", " "),
+    )
+    messages = rendered(request)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"][0]["type"] == "tool_use"
+
+
+def test_an_assistant_s_words_end_without_white_space() -> None:
+    messages = rendered(ask(UserMessage("Hello."), AssistantMessage("I am \n")))["messages"]
+    assert messages[-1]["content"] == [text("I am")]
+
+
+@pytest.mark.parametrize(
+    "history", [(AssistantMessage("Hello."), UserMessage("Hi.")), (AssistantMessage(" "),)]
+)
+def test_the_first_message_is_always_the_user_s(history: tuple[Message, ...]) -> None:
+    assert rendered(ask(*history))["messages"][0]["role"] == "user"
+
+
+def test_tools_that_only_the_history_knows_are_defined() -> None:
+    request = ask(
+        UserMessage("Go."), AssistantMessage(calls=(call(name="files.read"),)), ToolResult("t1", "ok")
+    )
+    assert [tool["name"] for tool in rendered(request)["tools"]] == ["agent_spawn", "files_read"]
+
+
+def test_without_tools_on_offer_those_of_the_history_are_switched_off() -> None:
+    request = ask(UserMessage("Go."), AssistantMessage(calls=(call(),)), ToolResult("t1", "ok"), tools=())
+    body = rendered(request)
+    assert [tool["name"] for tool in body["tools"]] == ["agent_spawn"]
+    assert body["tool_choice"] == {"type": "none"}
+
+
+def test_switched_off_tools_stay_in_the_request() -> None:
+    body = rendered(ask(tool_choice="none"))
+    assert [tool["name"] for tool in body["tools"]] == ["agent_spawn"]
+    assert body["tool_choice"] == {"type": "none"}
+    assert "tool_choice" not in rendered(ask())
+    assert "tool_choice" not in rendered(ask(tools=(), tool_choice="none"))
+
+
+@pytest.mark.parametrize(
+    ("configured", "sent"), [(100, 400), (512, 2048), (2000, 4096), (4096, 4096), (8000, 8000)]
+)
+def test_the_limit_is_raised_when_tools_are_offered(configured: int, sent: int) -> None:
+    assert rendered(ask(), max_tokens=configured)["max_tokens"] == sent
+    assert rendered(ask(tool_choice="none"), max_tokens=configured)["max_tokens"] == configured
+    assert rendered(ask(tools=()), max_tokens=configured)["max_tokens"] == configured
+
+
+def test_schemas_are_made_such_as_the_service_accepts() -> None:
+    odd = {"anyOf": [{"required": ["a"]}], "properties": {"a": {}, "b c": {}}, "required": ["a", "b c"]}
+    schema = rendered(ask(tools=(ToolDefinition("odd", " ", odd),)))["tools"][0]["input_schema"]
+    assert schema == {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+
+
+def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages() -> None:
+    history = (
+        UserMessage("One."),
+        AssistantMessage("a"),
+        UserMessage("Two."),
+        AssistantMessage("b"),
+        UserMessage("Three."),
+    )
+    body = rendered(ask(*history, tools=(SPAWN, STATUS)))
+    assert body["system"] == [{**text("Be brief."), "cache_control": CACHED}]
+    assert [tool.get("cache_control") for tool in body["tools"]] == [None, CACHED]
+    marks = [message["content"][-1].get("cache_control") for message in body["messages"]]
+    assert marks == [None, None, CACHED, None, CACHED]
+
+
+def test_the_next_request_begins_with_this_one() -> None:
+    """Whatever changed in what was sent before would defeat the service's cache."""
+    history: list[Message] = [
+        UserMessage("Go."),
+        AssistantMessage("Well ", (call(),)),
+        ToolResult("t1", "ok"),
+    ]
+    before = rendered(ask(*history))
+    after = rendered(ask(*history, AssistantMessage("Done."), UserMessage("Thanks.")))
+    assert after["tools"] == before["tools"]
+    assert [plain(m) for m in after["messages"][:3]] == [plain(m) for m in before["messages"]]
+
+
+def test_a_blank_system_prompt_is_left_out() -> None:
+    assert "system" not in rendered(ask(system=" "))
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    body = rendered(ask(UserMessage("a\ud83db"), system="c\udc00"))
+    assert plain(body["messages"][0]) == [text("a?b")]
+    assert body["system"][0]["text"] == "c?"
+
+
+THOUGHT: list[JsonObject] = [
+    {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")},
+    {"type": "redacted_thinking", "data": redacted_data("Hm.")},
+]
+
+
+@pytest.mark.parametrize(
+    ("provider", "opaque", "kept"),
+    [
+        ("anthropic", msgspec.json.encode(THOUGHT).decode(), True),
+        ("other", msgspec.json.encode(THOUGHT).decode(), False),
+        (None, msgspec.json.encode(THOUGHT).decode(), False),
+        ("anthropic", "not json", False),
+        ("anthropic", '[{"type":"text","text":"smuggled"}]', False),
+    ],
+)
+def test_thinking_goes_back_first_and_verbatim_to_its_own_provider(
+    provider: str | None, opaque: str, kept: bool
+) -> None:
+    reply = AssistantMessage("Yes.", (call(),), opaque, provider)
+    blocks = rendered(ask(UserMessage("Go."), reply, ToolResult("t1", "ok")))["messages"][1]["content"]
+    expected = THOUGHT if kept else []
+    assert blocks[: len(expected)] == expected
+    assert [block["type"] for block in blocks[len(expected) :]] == ["text", "tool_use"]
+
+
+def random_history(random: Random) -> list[Message]:
+    """Make a valid history, as `conductor.conversation` keeps it, of odd texts, names, ids and arguments."""
+    texts = ["", " ", "\n", "Hello.", "Ends with space ", "\ud800", "日本語", "[note]", "a" * 300]
+    names = ["agent.spawn", "agent_spawn", "agent/spawn", "x" * 70, "", "files.read", "ünï.cödé"]
+    arguments = ["{}", '{"a": 1}', "", "[]", '{"a": "cut', "nonsense", '{"a": {"b": [1.5, null]}}']
+    ids = itertools.count()
+    history: list[Message] = []
+    for _ in range(random.randrange(1, 6)):
+        for _ in range(random.randrange(1, 3)):
+            words = random.choice(texts)
+            history.append(UserMessage(words) if random.random() < 0.5 else Note(words))
+        for _ in range(random.randrange(4)):
+            shape = random.choice(["{}", "a.{}", "toolu_{}", "é{}", "{} x"])
+            calls = tuple(
+                ToolCall(shape.format(next(ids)), random.choice(names), random.choice(arguments))
+                for _ in range(random.randrange(4))
+            )
+            opaque = random.choice([None, msgspec.json.encode(THOUGHT).decode()])
+            history.append(
+                AssistantMessage(random.choice(texts), calls, opaque, random.choice(["anthropic", "other"]))
+            )
+            history += [
+                ToolResult(each.call_id, random.choice(texts), random.random() < 0.2) for each in calls
+            ]
+            if random.random() < 0.2:
+                history.append(Note(random.choice(texts)))
+    return history[random.randrange(2) :] if random.random() < 0.2 else history
+
+
+def test_no_valid_history_makes_a_request_that_is_refused() -> None:
+    seed = 20261121
+    sys.stdout.write(f"seed {seed}\n")
+    random = Random(seed)
+    offered = [
+        SPAWN,
+        STATUS,
+        ToolDefinition("agent_spawn", "", {}),
+        ToolDefinition("ünï.cödé", "x", {"oneOf": []}),
+    ]
+    for _ in range(3000):
+        tools = tuple(random.sample(offered, random.randrange(len(offered) + 1)))
+        choice = random.choice(["auto", "none"])
+        system = random.choice(["", " ", "Be brief.", "\udfff"])
+        rendered(ask(*random_history(random), system=system, tools=tools, tool_choice=choice))
+
+
+# What comes back
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[AnthropicService]:
+    async with AnthropicService() as service:
+        yield service
+
+
+def provider_for(service: AnthropicService, **more: Any) -> AnthropicProvider:
+    more.setdefault("api_key", "test-key")
+    more.setdefault("retry_policy", RetryPolicy(base_s=0.001))
+    return AnthropicProvider(
+        model="test-model",
+        max_tokens=512,
+        base_url=service.base_url,
+        trust_env=False,
+        random=Random(1),
+        **more,
+    )
+
+
+@pytest.fixture
+async def provider(service: AnthropicService) -> AsyncIterator[AnthropicProvider]:
+    provider = provider_for(service)
+    yield provider
+    await provider.aclose()
+
+
+async def collect(provider: AnthropicProvider, request: ModelRequest | None = None) -> list[ModelEvent]:
+    async with asyncio.timeout(5), aclosing(provider.stream(request or ask())) as stream:
+        return [event async for event in stream]
+
+
+async def failure_of(provider: AnthropicProvider, request: ModelRequest | None = None) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await collect(provider, request)
+    return caught.value
+
+
+async def test_a_reply_s_names_ids_usage_and_thinking_come_through(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    used = {
+        "input_tokens": 7,
+        "output_tokens": 9,
+        "cache_read_input_tokens": 3,
+        "cache_creation_input_tokens": 2,
+    }
+    reply = Reply(
+        text="Yes.",
+        calls=(Call("agent_spawn", {"task": "x"}, "t7"),),
+        thinking="Let me see.",
+        redacted="R",
+        usage=used,
+    )
+    service.replies.append(reply)
+    events = await collect(provider)
+    assert events[:-1] == [TextDelta("Yes."), ToolCall("t7", "agent.spawn", '{"task":"x"}')]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage == Usage(7, 9, 3, 2)
+    assert msgspec.json.decode(finished.opaque or "") == [
+        {"type": "thinking", "thinking": "Let me see.", "signature": signature_of("Let me see.")},
+        {"type": "redacted_thinking", "data": redacted_data("R")},
+    ]
+
+
+async def test_thinking_goes_around_through_the_service(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    service.replies.append(
+        Reply(calls=(Call("agent_spawn", {"task": "x"}, "t7"),), thinking="Hm. ", redacted="R")
+    )
+    *_, tool_call, finished = await collect(provider)
+    assert isinstance(tool_call, ToolCall)
+    assert isinstance(finished, Finished)
+    reply = AssistantMessage("", (tool_call,), finished.opaque, provider.name)
+    await collect(provider, ask(UserMessage("Hello."), reply, ToolResult("t7", "ok")))
+    assert list(service.refused) == []
+    without = AssistantMessage("", (tool_call,))
+    assert (
+        await failure_of(provider, ask(UserMessage("Hello."), without, ToolResult("t7", "ok")))
+    ).reason == "protocol"
+
+
+async def test_a_conversation_of_fifty_turns_is_never_refused(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    def model(request: JsonObject) -> Reply:
+        last = request["messages"][-1]["content"][-1]
+        if last["type"] == "text":
+            number = len(request["messages"])
+            calls = (Call("agent_spawn", {"n": number}), Call("agent_status"))
+            return Reply(text="One moment. ", calls=calls, thinking="Hm.", pings=True)
+        return Reply(text="Done. ")
+
+    service.default = model
+    history: list[Message] = []
+    for turn in range(50):
+        history.append(UserMessage(f"Turn {turn}."))
+        while True:
+            events = await collect(provider, ask(*history, tools=(SPAWN, STATUS)))
+            words = "".join(event.text for event in events if isinstance(event, TextDelta))
+            calls = tuple(event for event in events if isinstance(event, ToolCall))
+            finished = events[-1]
+            assert isinstance(finished, Finished)
+            history.append(AssistantMessage(words, calls, finished.opaque, provider.name))
+            if finished.stop != "tool_use":
+                break
+            history += [ToolResult(each.call_id, '{"success":true}') for each in calls]
+    assert service.received == service.completed == 100
+    assert list(service.refused) == []
+    assert (
+        len(
+            {
+                each.call_id
+                for message in history
+                if isinstance(message, AssistantMessage)
+                for each in message.calls
+            }
+        )
+        == 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "given"),
+    [
+        ("end_turn", "end_turn"),
+        ("stop_sequence", "end_turn"),
+        ("max_tokens", "max_tokens"),
+        ("refusal", "refusal"),
+        ("pause_turn", "pause_turn"),
+        ("model_context_window_exceeded", "context_window"),
+        ("something_new", "end_turn"),
+    ],
+)
+async def test_stop_reasons(
+    service: AnthropicService, provider: AnthropicProvider, sent: str, given: str
+) -> None:
+    service.replies.append(Reply(text="Well.", stop_reason=sent))
+    finished = (await collect(provider))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.stop == given
+
+
+async def test_a_tool_that_the_model_made_up_keeps_its_name(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    service.replies.append(Reply(calls=(Call("agent_spawm", id="t1"),)))
+    assert (await collect(provider))[0] == ToolCall("t1", "agent_spawm", "{}")
+
+
+@pytest.mark.parametrize("line_end", ["\r\n", "\r"])
+async def test_other_line_ends_are_understood(
+    service: AnthropicService, provider: AnthropicProvider, line_end: str
+) -> None:
+    service.replies.append(Reply(text="One two", line_end=line_end, split_bytes=7))
+    assert "".join(e.text for e in await collect(provider) if isinstance(e, TextDelta)) == "One two"
+
+
+def test_events_that_are_not_known_are_ignored() -> None:
+    decoder = ReplyDecoder(NameMap([]))
+    stream = (
+        b'data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":5,"new":{"x":1}}}}\n\n'
+        b'data: {"type":"brand_new","x":1}\n\n'
+        b'data: {"type":"content_block_start","index":0,"content_block":{"type":"novel"}}\n\n'
+    )
+    assert decoder.feed(stream) == []
+    assert (
+        decoder.feed(
+            b'data: {"type":"content_block_delta","index":0,"delta":{"type":"novel_delta","x":1}}\n\n'
+        )
+        == []
+    )
+    assert decoder.feed(b'data: {"type":"content_block_stop","index":0}\n\n') == []
+    end = (
+        b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":2}}\n\n'
+        b'data: {"type":"message_stop"}\n\n'
+    )
+    assert decoder.feed(end) == [Finished("end_turn", Usage(5, 2))]
+    assert decoder.finished
+
+
+def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
+    decoder = ReplyDecoder(NameMap([]))
+    start = b'{"type":"tool_use","id":"t1","name":"a","input":{}}'
+    decoder.feed(b'data: {"type":"content_block_start","index":0,"content_block":' + start + b"}\n\n")
+    with pytest.raises(ModelError) as caught:
+        decoder.feed(
+            b'data: {"type":"message_delta","delta":{"stop_reason":"tool_use"}}\n\n'
+            b'data: {"type":"message_stop"}\n\n'
+        )
+    assert caught.value.reason == "protocol"
+
+
+def test_an_end_without_stop_reason_is_no_end() -> None:
+    with pytest.raises(ModelError) as caught:
+        ReplyDecoder(NameMap([])).feed(b'data: {"type":"message_stop"}\n\n')
+    assert caught.value.reason == "connection"
+
+
+# How it fails
+
+SECRET = "the service's own words"
+FAILURES: list[tuple[HttpFailure, ModelFailure, int]] = [
+    (HttpFailure(401, "authentication_error", SECRET), "authentication", 1),
+    (HttpFailure(403, "permission_error", SECRET), "authentication", 1),
+    (HttpFailure(402, "billing_error", SECRET), "authentication", 1),
+    (HttpFailure(429, "rate_limit_error", SECRET, {"retry-after": "0"}), "rate_limited", 3),
+    (HttpFailure(500, "api_error", SECRET), "overloaded", 3),
+    (HttpFailure(503, body=b"<html>" + SECRET.encode()), "overloaded", 3),
+    (HttpFailure(504, "timeout_error", SECRET), "overloaded", 3),
+    (HttpFailure(529, "overloaded_error", SECRET), "overloaded", 3),
+    (HttpFailure(400, "invalid_request_error", f"prompt is too long: 5 > 4 {SECRET}"), "context_too_long", 1),
+    (HttpFailure(400, "invalid_request_error", SECRET), "protocol", 1),
+    (HttpFailure(404, "not_found_error", SECRET), "protocol", 1),
+    (HttpFailure(408, "timeout_error", SECRET), "timeout", 1),
+    (HttpFailure(413, "request_too_large", SECRET), "context_too_long", 1),
+    (HttpFailure(422, body=b"[]"), "protocol", 1),
+    (HttpFailure(400, body=b'{"error": {"message": 5}}'), "protocol", 1),
+    (HttpFailure(302, headers={"location": "/v1/elsewhere"}), "protocol", 1),
+    (HttpFailure(200, body=b"<html>" + SECRET.encode()), "protocol", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "tries"), FAILURES, ids=lambda value: getattr(value, "status", None)
+)
+async def test_statuses(
+    service: AnthropicService,
+    provider: AnthropicProvider,
+    answer: HttpFailure,
+    reason: ModelFailure,
+    tries: int,
+) -> None:
+    service.default = answer
+    error = await failure_of(provider)
+    assert error.reason == reason
+    assert service.received == tries
+    assert SECRET not in str(error)
+    assert str(error).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "tries"),
+    [
+        ("overloaded_error", "overloaded", 3),
+        ("api_error", "overloaded", 3),
+        ("rate_limit_error", "rate_limited", 3),
+        ("authentication_error", "authentication", 1),
+        ("invalid_request_error", "protocol", 1),
+        ("unheard_of_error", "protocol", 1),
+    ],
+)
+async def test_error_events(
+    service: AnthropicService, provider: AnthropicProvider, kind: str, reason: ModelFailure, tries: int
+) -> None:
+    service.default = Reply(text="One two", broken=Break("error", 0, kind))
+    assert (await failure_of(provider)).reason == reason
+    assert service.received == tries
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("garbage", "protocol"), ("end", "connection")])
+async def test_streams_that_break(
+    service: AnthropicService, provider: AnthropicProvider, kind: Any, reason: ModelFailure
+) -> None:
+    hold = asyncio.Event()
+    service.replies.append(Reply(text="One two", broken=Break(kind, 1), hold=hold, hold_at=1))
+    with pytest.raises(ModelError) as caught:
+        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+            async for event in stream:
+                assert event == TextDelta("One ")
+                hold.set()
+    assert caught.value.reason == reason
+    assert service.received == 1
+
+
+async def test_a_retry_after_beyond_the_deadline_fails_at_once(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    service.default = HttpFailure(429, "rate_limit_error", headers={"retry-after": "30"})
+    error = await failure_of(provider, ask(deadline_s=20.0))
+    assert (error.reason, error.retry_after) == ("rate_limited", 30.0)
+    assert service.received == 1
+
+
+def test_retry_after_is_read_in_all_its_forms() -> None:
+    assert retry_after_s({"retry-after": "7"}) == 7.0
+    assert retry_after_s({"retry-after-ms": "250", "retry-after": "7"}) == 0.25
+    assert retry_after_s({"retry-after": "-1"}) == 0.0
+    assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({}) is None
+    at = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
+    seconds = retry_after_s({"retry-after": at})
+    assert seconds is not None
+    assert 50 < seconds <= 60
+
+
+async def test_a_wrong_key_is_an_authentication_failure(service: AnthropicService) -> None:
+    provider = provider_for(service, api_key="wrong")
+    assert (await failure_of(provider)).reason == "authentication"
+    await provider.aclose()
+
+
+async def test_nobody_there_is_a_connection_failure(service: AnthropicService) -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    provider = AnthropicProvider(
+        "k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False, retry_policy=RetryPolicy(base_s=0.001)
+    )
+    assert (await failure_of(provider)).reason == "connection"
+    await provider.aclose()
+
+
+async def test_a_service_that_takes_the_request_and_says_nothing_times_out() -> None:
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            pass
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        provider = AnthropicProvider("k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False)
+        assert (await failure_of(provider, ask(silence_s=0.1))).reason == "timeout"
+        await asyncio.wait_for(gone.wait(), 5)
+        await provider.aclose()
+
+
+async def test_a_service_that_speaks_no_http_is_a_connection_failure() -> None:
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(rude, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        provider = AnthropicProvider(
+            "k", "m", 512, f"http://127.0.0.1:{port}", trust_env=False, retry_policy=RetryPolicy(base_s=0.001)
+        )
+        assert (await failure_of(provider)).reason == "connection"
+        await provider.aclose()
+
+
+async def test_pings_keep_a_slow_reply_alive(service: AnthropicService, provider: AnthropicProvider) -> None:
+    service.replies.append(Reply(text="a b c d e f", pings=True, delay_s=0.05))
+    words = [e.text for e in await collect(provider, ask(silence_s=0.2)) if isinstance(e, TextDelta)]
+    assert "".join(words) == "a b c d e f"
+    assert len(words) > 1
+
+
+# Connections
+
+
+async def test_closing_a_stream_is_seen_by_the_service_at_once(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    service.replies.append(Reply(text="One two", broken=Break("stall", 1)))
+    async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+        await anext(stream)
+        closed_at = asyncio.get_running_loop().time()
+    await service.wait_disconnects(1)
+    assert service.disconnects[0] - closed_at < 0.5
+
+
+async def test_a_connection_is_kept_and_used_again(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    for _ in range(5):
+        await collect(provider)
+    assert service.connections == 1
+
+
+async def test_a_connection_is_kept_even_if_the_reader_leaves_right_after_the_end(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    for _ in range(3):
+        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+            async for event in stream:
+                if isinstance(event, Finished):
+                    break
+    assert service.connections == 1
+    assert service.disconnects == []
+
+
+async def test_200_streams_run_at_once(service: AnthropicService) -> None:
+    provider = provider_for(service, pool_size=200)
+    hold = asyncio.Event()
+    service.default = Reply(text="One two", hold=hold, hold_at=1)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(collect(provider)) for _ in range(200)]
+        await service.wait_open(200)
+        hold.set()
+    for task in tasks:
+        assert "".join(e.text for e in task.result() if isinstance(e, TextDelta)) == "One two"
+    await provider.aclose()
+
+
+async def test_closing_the_provider_ends_what_is_under_way(service: AnthropicService) -> None:
+    provider = provider_for(service)
+    service.default = Reply(text="One two", broken=Break("stall", 1))
+    with pytest.raises(ModelError) as caught:
+        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+            async for _ in stream:
+                await provider.aclose()
+    assert caught.value.reason == "connection"
+    await service.wait_disconnects(1)
+
+
+async def test_a_provider_that_was_never_used_can_be_closed() -> None:
+    await AnthropicProvider("k", "m", 512).aclose()
+
+
+async def test_streams_that_begin_together_start_the_provider_once(service: AnthropicService) -> None:
+    provider = provider_for(service)
+    await asyncio.gather(*(collect(provider) for _ in range(10)))
+    assert service.completed == 10
+    await provider.aclose()
+
+
+def test_importing_the_provider_does_not_import_the_sdk() -> None:
+    code = (
+        "import sys, conductor.models.anthropic as a; a.AnthropicProvider('k', 'm', 1); "
+        "sys.exit(any(m in sys.modules for m in ('anthropic', 'httpx2', 'aiohttp', 'pydantic')))"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=30, check=False).returncode == 0

@@ -1,0 +1,580 @@
+"""The demo model: what it calls, and what it says of the results."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
+from conductor.models.demo import ASK_REPOSITORY, DemoProvider, reply_to
+from conductor.models.demo_requests import understand
+from conductor.models.demo_sums import digits, sum_of
+from conductor.models.demo_values import spoken_time
+from conductor.tools.base import ToolOutcome, failed, succeeded
+
+Run = Callable[[Mapping[str, Any]], ToolOutcome]
+
+
+def tool(name: str, *properties: str) -> ToolDefinition:
+    return ToolDefinition(
+        name,
+        f"Runs {name}.",
+        {"type": "object", "properties": {key: {"type": "string"} for key in properties}},
+    )
+
+
+CLOCK = tool("get_current_time", "timezone")
+CALCULATOR = tool("calculator", "expression")
+SPAWN = tool("agent.spawn", "prompt", "repository", "autoCreatePr", "autoBranch")
+SELECT = tool("repositories.select", "prompt", "filter")
+DEVICE = (
+    SPAWN,
+    SELECT,
+    tool("agent.status", "agentId"),
+    tool("agent.cancel", "agentId"),
+    tool("agent.followup", "agentId", "message"),
+    tool("agent.list", "limit"),
+    tool("repositories.list"),
+)
+TOOLS = (CLOCK, CALCULATOR, *DEVICE)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)  # noqa: T201 # shown by pytest when the test fails
+    return random.Random(seed)
+
+
+async def no_pause(_: float) -> None:
+    """Go on at once."""
+
+
+class Talk:
+    """A conversation with the demo: the loop of a turn, with tools that are functions."""
+
+    def __init__(self, tools: Sequence[ToolDefinition] = TOOLS, **runs: Run) -> None:
+        self.tools = tools
+        self.runs = {name.replace("__", "."): run for name, run in runs.items()}
+        self.messages: list[Message] = []
+        self.rounds: list[list[ToolCall]] = []
+        self.model = DemoProvider(sleep=no_pause)
+
+    async def hear(self, message: Message | str, tool_choice: Any = "auto") -> str:
+        """Give a message, run the calls until the model stops, and return its last words."""
+        self.messages.append(UserMessage(message) if isinstance(message, str) else message)
+        self.rounds = []
+        for _ in range(5):
+            events = await collect(
+                self.model, ModelRequest("Be brief.", tuple(self.messages), self.tools, tool_choice)
+            )
+            text = "".join(event.text for event in events if isinstance(event, TextDelta))
+            calls = [event for event in events if isinstance(event, ToolCall)]
+            self.messages.append(AssistantMessage(text, tuple(calls)))
+            assert isinstance(events[-1], Finished)
+            assert events[-1].stop == ("tool_use" if calls else "end_turn")
+            if not calls:
+                return text
+            self.rounds.append(calls)
+            for call in calls:
+                outcome = self.runs[call.name](msgspec.json.decode(call.arguments))
+                self.messages.append(ToolResult(call.call_id, outcome.content, not outcome.success))
+        raise AssertionError("the model did not come to an end")
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        """What was called for the last message: names and arguments."""
+        return [(call.name, msgspec.json.decode(call.arguments)) for calls in self.rounds for call in calls]
+
+
+async def collect(model: DemoProvider, request: ModelRequest) -> list[ModelEvent]:
+    async with asyncio.timeout(5):
+        return [event async for event in model.stream(request)]
+
+
+def clock(moment: datetime) -> Run:
+    def run(arguments: Mapping[str, Any]) -> ToolOutcome:
+        zone = arguments.get("timezone") or "Europe/Madrid"
+        return succeeded({"time": moment.isoformat(), "weekday": f"{moment:%A}", "time_zone": zone})
+
+    return run
+
+
+def result_is(value: Any) -> Run:
+    return lambda _: succeeded(value)
+
+
+def any_moment(rng: random.Random) -> datetime:
+    return datetime(
+        rng.randrange(2027, 2090), rng.randrange(1, 13), rng.randrange(1, 29), rng.randrange(1, 12),
+        rng.randrange(1, 60), tzinfo=timezone(timedelta(hours=rng.randrange(1, 12))),
+    )  # fmt: skip
+
+
+# -- time and sums
+
+
+async def test_it_tells_the_time_that_the_tool_gave(rng: random.Random) -> None:
+    moment = any_moment(rng)
+    talk = Talk(get_current_time=clock(moment))
+    words = await talk.hear("What time is it?")
+    assert talk.calls == [("get_current_time", {})]
+    assert words == f"It is {spoken_time(moment)}, {moment:%A}."
+    assert f"{moment.hour}:{moment:%M}" in words
+
+
+async def test_several_places_are_several_calls_in_one_reply(rng: random.Random) -> None:
+    moment = any_moment(rng)
+    talk = Talk(get_current_time=clock(moment))
+    words = await talk.hear("what time is it in Tokyo, sao paulo and in Asia/Ho_Chi_Minh")
+    assert [arguments["timezone"] for _, arguments in talk.calls] == [
+        "Asia/Tokyo",
+        "America/Sao_Paulo",
+        "Asia/Ho_Chi_Minh",
+    ]
+    assert len(talk.rounds) == 1
+    assert [place in words for place in ("In Tokyo it is", "In São Paulo it is", "In Ho Chi Minh it is")] == [
+        True
+    ] * 3
+
+
+async def test_an_unknown_place_is_asked_for_and_not_guessed(rng: random.Random) -> None:
+    talk = Talk(get_current_time=clock(any_moment(rng)))
+    assert "Xanadu" in await talk.hear("What time is it in Xanadu?")
+    assert talk.calls == []
+    await talk.hear("Europe/Berlin")
+    assert talk.calls == [("get_current_time", {"timezone": "Europe/Berlin"})]
+
+
+async def test_a_time_without_a_zone_is_said_to_be_universal() -> None:
+    moment = datetime(2031, 4, 2, 17, 5, tzinfo=UTC)
+    talk = Talk(get_current_time=result_is({"time": moment.isoformat(), "time_zone": "UTC"}))
+    assert await talk.hear("what time is it") == "It is 5:05 in the afternoon in universal time, Wednesday."
+
+
+async def test_the_date_is_said_in_words() -> None:
+    talk = Talk(get_current_time=clock(datetime(2031, 4, 2, 17, 5, tzinfo=UTC)))
+    assert await talk.hear("What's the date today?") == "Today is Wednesday, April 2, 2031."
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "words"),
+    [
+        (0, 0, "midnight"),
+        (0, 7, "12:07 at night"),
+        (6, 0, "6 o'clock in the morning"),
+        (12, 0, "noon"),
+        (12, 30, "12:30 in the afternoon"),
+        (15, 42, "3:42 in the afternoon"),
+        (19, 1, "7:01 in the evening"),
+        (23, 59, "11:59 at night"),
+    ],
+)
+def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -> None:
+    assert spoken_time(datetime(2031, 1, 1, hour, minute)) == words
+
+
+@pytest.mark.parametrize(
+    ("said", "expression"),
+    [
+        ("what is 17% of 2340", "(17 / 100) * 2340"),
+        ("12 times 7", "12 * 7"),
+        ("the square root of 144 plus 3", "sqrt(144) + 3"),
+        ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
+        ("what's twenty-five times one hundred and two?", "25 * 102"),
+        ("the sum of 31 and 44", "31 + 44"),
+        ("divide 1,250 by 4", "1250 / 4"),
+        ("half of nine", "0.5 * 9"),
+        ("five squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
+        ("7 mod 4", "7 % 4"),
+        ("12 factorial", "factorial(12)"),
+        ("(6+2) percent of 50", "(6 + 2) / 100 * 50"),
+    ],
+)
+async def test_a_sum_as_people_say_it_reaches_the_calculator(said: str, expression: str) -> None:
+    talk = Talk(calculator=result_is({"result": "8675"}))
+    words = await talk.hear(said)
+    assert talk.calls == [("calculator", {"expression": expression})]
+    assert words.endswith(" is 8675.")
+
+
+@pytest.mark.parametrize(
+    "said", ["what is 5", "2 plus", "((3)", "what is love", "3 4", "plus", "", "times 2", "%"]
+)
+def test_what_is_no_sum_is_not_taken_for_one(said: str) -> None:
+    assert sum_of(said) is None
+
+
+@given(st.integers(0, 999_999))
+def test_number_words_are_read_as_the_number(number: int) -> None:
+    assert digits(in_words(number)) == str(number)
+
+
+def in_words(number: int) -> str:
+    small = (
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+        "sixteen seventeen eighteen nineteen"
+    ).split()
+    tens = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+    if number < 20:
+        return small[number]
+    if number < 100:
+        return tens[number // 10 - 2] + (f"-{small[number % 10]}" if number % 10 else "")
+    scale, word = (100, "hundred") if number < 1000 else (1000, "thousand")
+    rest = number % scale
+    return f"{in_words(number // scale)} {word}" + (f" and {in_words(rest)}" if rest else "")
+
+
+async def test_a_sum_and_a_time_are_called_for_in_one_reply(rng: random.Random) -> None:
+    moment, percent, whole = any_moment(rng), rng.randrange(2, 99), rng.randrange(1000, 9000)
+    value = f"{percent * whole / 100:.15g}"
+    talk = Talk(get_current_time=clock(moment), calculator=result_is({"result": value}))
+    words = await talk.hear(f"What is {percent}% of {whole}, and what time is it in Tokyo?")
+    assert [len(calls) for calls in talk.rounds] == [2]
+    assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
+    assert words == f"{percent}% of {whole} is {value}. In Tokyo it is {spoken_time(moment)}, {moment:%A}."
+
+
+async def test_a_negative_result_is_spoken_as_minus() -> None:
+    talk = Talk(calculator=result_is({"result": "-29"}))
+    assert await talk.hear("12 - 41") == "12 minus 41 is minus 29."
+
+
+# -- failures
+
+
+async def test_a_failure_is_told_with_its_reason() -> None:
+    talk = Talk(calculator=lambda _: failed("validation_failed", "It divides by zero."))
+    assert await talk.hear("7 divided by 0") == "That did not work: It divides by zero."
+
+
+async def test_one_failure_among_two_says_which(rng: random.Random) -> None:
+    talk = Talk(
+        calculator=lambda _: failed("internal_error", "The abacus broke"),
+        get_current_time=clock(any_moment(rng)),
+    )
+    words = await talk.hear("what time is it and what is 3 times 3")
+    assert words.startswith("It is ")
+    assert words.endswith("The sum did not work: The abacus broke.")
+
+
+async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
+    talk = Talk(agent__spawn=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout"))
+    words = await talk.hear("start an agent to tidy up in kestrel/burrow")
+    assert len(talk.calls) == 1
+    assert words.startswith("I don't know whether the agent was started.")
+    assert "did not work" not in words
+
+
+async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
+    call = ToolCall("c1", "agent.cancel", '{"agentId":"q-7"}')
+    closed = "Interrupted before a result was produced; it may or may not have run."
+    messages = (
+        UserMessage("cancel agent q-7"),
+        AssistantMessage("", (call,)),
+        ToolResult("c1", closed, True),
+    )
+    assert reply_to(ModelRequest("", messages, TOOLS)).text.startswith(
+        "I don't know whether the agent was cancelled."
+    )
+
+
+async def test_a_tool_that_is_not_offered_is_not_called() -> None:
+    talk = Talk(tools=(CLOCK,))
+    assert await talk.hear("what is 17% of 2340") == "The tool calculator is not available here."
+    assert await talk.hear("add a task to feed the cat") == "The tool add task is not available here."
+
+
+async def test_with_tools_switched_off_it_answers_in_words() -> None:
+    talk = Talk()
+    assert await talk.hear("what time is it", tool_choice="none") == "I may not use any tools just now."
+
+
+# -- agents
+
+
+async def test_an_agent_is_started_where_the_user_said(rng: random.Random) -> None:
+    repository, identity = f"o{rng.randrange(10**6)}/r{rng.randrange(10**6)}", f"bc-{rng.randrange(10**6)}"
+    talk = Talk(agent__spawn=result_is(msgspec.json.encode({"id": identity}).decode()))
+    words = await talk.hear(f"Please start an agent to fix the login and update its tests in {repository}.")
+    prompt = {"prompt": "fix the login and update its tests", "repository": repository}
+    assert talk.calls == [("agent.spawn", {**prompt, "autoCreatePr": False, "autoBranch": False})]
+    assert repository in words
+    assert identity in words
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "acorn/walnut",
+        "acorn slash walnut.",
+        "It's acorn slash walnut",
+        "use the repository acorn/walnut please",
+    ],
+)
+async def test_a_repository_that_was_not_named_is_asked_for_and_understood_next_turn(answer: str) -> None:
+    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    assert await talk.hear("Start an agent to add a dark mode") == ASK_REPOSITORY
+    assert talk.calls == []
+    await talk.hear(answer)
+    [(name, arguments)] = talk.calls
+    assert name == "agent.spawn"
+    assert arguments["prompt"] == "add a dark mode"
+    assert arguments["repository"] == "acorn/walnut"
+
+
+async def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
+    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    await talk.hear("start an agent to add a dark mode")
+    assert await talk.hear("the blue one") == ASK_REPOSITORY
+    await talk.hear("in acorn/walnut")
+    assert [arguments["repository"] for _, arguments in talk.calls] == ["acorn/walnut"]
+
+
+async def test_a_repository_picked_on_the_screen_starts_the_agent_that_waits() -> None:
+    talk = Talk(
+        repositories__select=result_is('{"repository":"acorn/hazel"}'), agent__spawn=result_is({"id": "bc-8"})
+    )
+    await talk.hear("start an agent to add a dark mode")
+    words = await talk.hear("let me pick one")
+    assert [name for name, _ in talk.calls] == ["repositories.select", "agent.spawn"]
+    assert talk.calls[1][1]["repository"] == "acorn/hazel"
+    assert words == "I started an agent on acorn/hazel. Its id is bc-8."
+
+
+async def test_a_repository_is_not_used_twice() -> None:
+    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    await talk.hear("start an agent to add a dark mode")
+    await talk.hear("acorn/walnut")
+    await talk.hear("acorn/walnut")
+    assert talk.calls == []
+
+
+@pytest.mark.parametrize(
+    "said", ["fix src/main.py", "fix the bug in src/main.py", "fix it in handlers/login.py"]
+)
+def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
+    [wish] = understand(f"start an agent to {said}")
+    assert wish.values
+    assert "repository" not in wish.values
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [
+        ("fix it and open a pull request", True),
+        ("fix it", False),
+        ("fix it but do not open a pull request", False),
+        ("fix the pull request template", False),
+    ],
+)
+def test_a_pull_request_is_made_only_when_asked_for(task: str, wanted: bool) -> None:
+    [wish] = understand(f"start an agent in acorn/walnut to {task}")
+    assert wish.values
+    assert wish.values["pull_request"] is wanted
+
+
+async def test_the_agent_started_last_is_the_one_that_is_meant(rng: random.Random) -> None:
+    identity = f"bc-{rng.randrange(10**9)}"
+    talk = Talk(
+        agent__spawn=result_is({"id": identity}),
+        agent__status=result_is({"id": identity, "status": "RUNNING"}),
+        agent__followup=result_is("ok"),
+        agent__cancel=result_is("ok"),
+    )
+    assert (await talk.hear("how is the agent doing?")).startswith("Which agent?")
+    await talk.hear("start an agent to tidy up in kestrel/burrow")
+    assert await talk.hear("what's the status of my agent?") == f"The agent {identity} is running."
+    assert talk.calls == [("agent.status", {"agentId": identity})]
+    await talk.hear("tell the agent to use tabs and no spaces")
+    assert talk.calls == [("agent.followup", {"agentId": identity, "message": "use tabs and no spaces"})]
+    assert await talk.hear("cancel agent zz-3 please") == "The agent is cancelled."
+    assert talk.calls == [("agent.cancel", {"agentId": "zz-3"})]
+
+
+async def test_lists_name_a_few_and_count_the_rest(rng: random.Random) -> None:
+    count = rng.randrange(7, 40)
+    names = [f"owner/r{index}x{rng.randrange(1000)}" for index in range(count)]
+    talk = Talk(
+        agent__list=result_is(
+            '{"agents":[{"id":"a","name":"Login","status":"IN_PROGRESS"},{"name":"Dark"}]}'
+        ),
+        repositories__list=result_is({"repositories": names}),
+    )
+    words = await talk.hear("list my repositories and my agents")
+    assert f"There are {count} repositories: {names[0]}, {names[1]}" in words
+    assert f"and {count - 5} more" in words
+    assert names[6] not in words
+    assert words.endswith("There are 2 agents: Login, which is in progress and Dark.")
+
+
+# -- tasks and files
+
+
+async def test_tasks_and_files_are_handled_when_they_are_offered() -> None:
+    tools = (
+        tool("add_task", "title"), tool("list_tasks"), tool("update_task", "task_id", "status"),
+        tool("read_file", "path"), tool("create_file", "path", "content"), tool("get_file_tree", "path"),
+    )  # fmt: skip
+    talk = Talk(
+        tools, add_task=result_is({"id": "task_1"}), update_task=result_is({}), get_file_tree=result_is("b/"),
+        read_file=result_is({"content": "Feed the heron."}), create_file=result_is(None),
+        list_tasks=result_is([{"id": "task_1", "title": "oil the gate", "status": "pending"}]),
+    )  # fmt: skip
+    assert await talk.hear("add a task to oil the gate") == "I added the task: oil the gate."
+    assert talk.calls == [("add_task", {"title": "oil the gate"})]
+    assert await talk.hear("list my tasks") == "There is 1 task: oil the gate, which is pending."
+    await talk.hear("task 1 is done")
+    assert talk.calls == [("update_task", {"task_id": "task_1", "status": "completed"})]
+    assert await talk.hear("read the file notes/pond.txt") == "notes/pond.txt says: Feed the heron."
+    await talk.hear("create a file pond.txt saying feed the heron, and the duck")
+    assert talk.calls == [("create_file", {"path": "pond.txt", "content": "feed the heron, and the duck"})]
+    await talk.hear("list the files in docs")
+    assert talk.calls == [("get_file_tree", {"path": "docs"})]
+
+
+# -- any tool
+
+
+async def test_any_offered_tool_can_be_called_by_name(rng: random.Random) -> None:
+    given, answer = {"level": rng.randrange(10**6), "deep": {"a": [1, "}"]}}, rng.randrange(10**6)
+    talk = Talk((tool("lamp.dim_slowly"),), **{"lamp__dim_slowly": result_is({"brightness": answer})})
+    words = await talk.hear(f"call lamp.dim_slowly with {msgspec.json.encode(given).decode()}")
+    assert talk.calls == [("lamp.dim_slowly", given)]
+    assert words == f"Lamp dim slowly answered: brightness is {answer}."
+    await talk.hear("call lamp_dim_slowly")
+    assert talk.calls == [("lamp.dim_slowly", {})]
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", "three", '{"a":1,}', "{" * 200_000])
+async def test_arguments_that_are_no_json_object_are_not_sent(given: str) -> None:
+    talk = Talk((tool("lamp.dim"),))
+    assert "JSON object" in await talk.hear(f"call lamp.dim with {given}")
+    assert talk.calls == []
+
+
+# -- words
+
+
+async def test_it_says_exactly_what_it_is_told_to(rng: random.Random) -> None:
+    words = "  ".join(f"W{rng.randrange(1000)}, and what time is it?" for _ in range(4)) + "\nÄ 2+2"
+    assert await Talk().hear(f"Say {words}") == words
+
+
+async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) -> None:
+    last = rng.randrange(50, 1000)
+    events = await collect(
+        DemoProvider(sleep=no_pause), ModelRequest("", (UserMessage(f"count to {last}."),), TOOLS)
+    )
+    deltas = [event.text for event in events if isinstance(event, TextDelta)]
+    assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("said", ["count to 1001", "count to 0", "count from 9 to 3", "count to 999999999"])
+async def test_it_does_not_count_too_far(said: str) -> None:
+    assert await Talk().hear(said) == "I count upwards, and to 1000 at most."
+
+
+async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
+    words = f"heron {rng.randrange(10**9)}"
+    talk = Talk()
+    assert await talk.hear("repeat") == "I have not said anything yet."
+    await talk.hear(f"say {words}")
+    assert await talk.hear("What did I say?") == f"You said: say {words}"
+    await talk.hear(f"say {words}")
+    assert await talk.hear("repeat that, please") == words
+
+
+async def test_help_names_what_it_can_do_and_what_it_is() -> None:
+    assert "work out sums" in await Talk().hear("help")
+    words = await Talk(tools=(CLOCK,)).hear("who wrote the Odyssey?")
+    assert "demonstration, not an assistant" in words
+    assert "tell the time" in words
+    assert "sums" not in words
+
+
+async def test_a_note_is_narrated(rng: random.Random) -> None:
+    talk = Talk()
+    await talk.hear("say hello")
+    news = f"The agent Otter {rng.randrange(10**6)} has finished"
+    assert await talk.hear(Note(news)) == f"Here is some news. {news}."
+
+
+def test_a_note_ahead_of_an_utterance_is_only_its_context() -> None:
+    messages = (Note("An agent has finished"), UserMessage("say teal"))
+    assert reply_to(ModelRequest("", messages, TOOLS)).text == "teal"
+
+
+# -- as a provider
+
+
+async def test_the_same_request_gets_the_same_words_and_new_call_ids() -> None:
+    request = ModelRequest("", (UserMessage("what time is it and what is 3 times 4"),), TOOLS)
+    first, second = [await collect(DemoProvider(sleep=no_pause), request) for _ in range(2)]
+    calls = [event for event in [*first, *second] if isinstance(event, ToolCall)]
+    assert len({call.call_id for call in calls}) == 4
+    assert [(call.name, call.arguments) for call in calls[:2]] == [
+        (call.name, call.arguments) for call in calls[2:]
+    ]
+
+
+async def test_it_pauses_after_each_word_and_counts_tokens() -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    request = ModelRequest("", (UserMessage("say one two three"),), TOOLS)
+    events = await collect(DemoProvider(0.125, sleep=pause), request)
+    assert [event.text for event in events[:-1] if isinstance(event, TextDelta)] == ["one", " two", " three"]
+    assert pauses == [0.125] * 3
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.input_tokens > 10
+    assert events[-1].usage.output_tokens > 1
+
+
+async def test_closing_the_stream_ends_the_reply_at_once() -> None:
+    stream = DemoProvider(sleep=no_pause).stream(ModelRequest("", (UserMessage("count to 900"),), TOOLS))
+    assert await anext(stream) == TextDelta("1,")
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@given(st.text(max_size=200))
+def test_any_utterance_gets_some_words_or_a_call(text: str) -> None:
+    reply = reply_to(ModelRequest("", (UserMessage(text),), TOOLS))
+    assert reply.text or reply.calls
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=9)
+)
+def test_any_result_gets_words(data: Any) -> None:
+    call = ToolCall("c", "lamp.dim", "{}")
+    content = msgspec.json.encode(
+        {"success": True, "data": data, "error_message": None, "error_type": "none"}
+    )
+    messages = (
+        UserMessage("call lamp.dim"),
+        AssistantMessage("", (call,)),
+        ToolResult("c", content.decode()),
+    )
+    assert reply_to(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
+
+
+@pytest.mark.parametrize(
+    "piece", ["and ", "a/", "what ", "start an agent ", "tell agent ", "call ", "1 + ", "((", ". "]
+)
+def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
+    reply = reply_to(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
+    assert reply.text or reply.calls

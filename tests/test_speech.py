@@ -1,0 +1,187 @@
+"""Text for the ear: what is taken out, and above all what is not."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
+
+FENCE = "`" * 3
+TABLE = "| a | b |\n|---|:-:|\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("# The plan", "The plan"),
+        ("## The plan ##\nWe go.", "The plan. We go."),
+        ("Plan\n====\nWe go.", "Plan. We go."),
+        ("It is **very** *nice*, __so__ _so_ ~~not~~.", "It is very nice, so so not."),
+        ("***both*** and **a *b* c**", "both and a b c"),
+        ("これは**重要**です。", "これは重要です。"),
+        ("これは**「重要」**です。", "これは「重要」です。"),
+        ("- eggs\n- milk\n* bread", "eggs. milk. bread"),
+        ("1. eggs\n2) milk", "eggs. milk"),
+        ("- [ ] eggs\n- [x] milk", "eggs. milk"),
+        ("- eggs,\n  two of them\n- milk!", "eggs, two of them. milk!"),
+        ('See [the *docs*](https://example.com/x_(y) "Title").', "See the docs."),
+        ("![a heron](heron.png) stands", "a heron stands"),
+        ("[![build](b.svg)](https://ci.example) ok", "build ok"),
+        ("As [shown][1], so.\n\n[1]: https://example.com", "As shown, so."),
+        ("It is so.[^1]", "It is so."),
+        ("Go to https://www.example.com/a_b/c?d=1#e.", "Go to example.com."),
+        ("(see https://example.com/a), or www.example.org/x!", "(see example.com), or example.org!"),
+        ("<https://user:pw@example.com:8080/x> or <mailto:a@example.com>", "example.com or a@example.com"),
+        ("**https://example.com/a**", "example.com"),
+        ("Run `ls -l *_x_*` and ``a`b``.", "Run ls -l *_x_* and a`b."),
+        ("> Quoted,\n> twice.", "Quoted, twice."),
+        ("One.\n\n---\n\nTwo.\n* * *\nThree.", "One. Two. Three."),
+        ("First\n\nSecond", "First. Second"),
+        ("Great 🎉! Yes 👍🏽, 👨‍👩‍👧 1️⃣ ✅", "Great! Yes, 1"),
+        ('<b>Bold</b> and<br/>a <a href="x">link</a><!-- no -->.', "Bold and a link."),
+        ("Salt &amp; pepper &lt; 3", "Salt & pepper < 3"),
+        (r"Not \*emphasis\* and \# nothing", "Not *emphasis* and # nothing"),
+        ("A **stray", "A stray"),
+        ("  much\t white\u00a0space \r\n here ", "much white space here"),
+        ("zero\u200bwidth\ufeff", "zerowidth"),
+    ],
+)
+def test_marks_for_the_eye_are_taken_out(written: str, spoken: str) -> None:
+    assert for_the_ear(written) == spoken
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "17% of 2340 is 397.8, isn't it?",
+        "In snake_case_words, 2 * 3 * 4 is 24, and 2*3*4 too.",
+        "2**3 is 8 and a_b_c is a name; so is _private_name.",
+        "A 5* hotel, and a 4* one.",
+        "3 < 4 and 5 > 2, a<b and c>d, List<int>.",
+        "It costs $1,234.50 (about €1.100) at 3:42.",
+        "3. That is the answer.",
+        "-5 degrees, or 21 °C; © and ™.",
+        "She said: “No!” — and left…",
+        "Either/or, #1, C#, @home, 50/50, a | b, x[i][j].",
+        "こんにちは、世界。",
+        "مرحبا بالعالم، كيف حالك؟",
+        "हिन्दी में क्षमा, नमस्ते।",
+        "e\u0301te\u0301 and Việt Nam",
+        "می\u200cخواهم",
+        "Bonjour ! Ça va ?",
+        "",
+    ],
+)
+def test_prose_is_left_as_it_is(prose: str) -> None:
+    assert for_the_ear(prose) == prose
+
+
+def test_code_is_on_the_screen_and_not_read_out() -> None:
+    code = f"{FENCE}python\nsecret = 1\n{FENCE}"
+    assert for_the_ear(code) == CODE_PHRASE
+    assert for_the_ear(f"Here it is:\n\n{code}\nEnjoy.") == f"Here it is: {CODE_PHRASE} Enjoy."
+    assert for_the_ear(f"{code}\nand\n{code}") == f"{CODE_PHRASE} and"
+    assert for_the_ear(f"Here:\n~~~\n{code}\n~~~\nDone.") == f"Here: {CODE_PHRASE} Done."
+    assert for_the_ear(f"> {FENCE}\n> secret\n> {FENCE}\n> Said.") == f"{CODE_PHRASE} Said."
+
+
+def test_a_fence_that_is_never_closed_hides_all_that_follows() -> None:
+    assert for_the_ear(f"Here.\n{FENCE}\nsecret = 1\n") == f"Here. {CODE_PHRASE}"
+
+
+def test_three_backticks_inside_a_line_are_no_fence() -> None:
+    assert for_the_ear(f"{FENCE}ls{FENCE} lists.\nYes.") == "ls lists. Yes."
+
+
+def test_a_table_is_on_the_screen_and_not_read_out() -> None:
+    assert for_the_ear(TABLE) == TABLE_PHRASE
+    assert for_the_ear(f"Look:\n\n{TABLE}\n\nThat is all.") == f"Look: {TABLE_PHRASE} That is all."
+
+
+def test_nothing_to_say_is_nothing() -> None:
+    assert for_the_ear("🎉 ✨\n---\n<br>") == ""
+
+
+PROSE = st.text(string.ascii_letters + string.digits + " .,;?!'()%$äßéあ漢字م\u0301")
+
+
+@given(PROSE)
+def test_prose_comes_back_with_single_spaces_and_stays_so(text: str) -> None:
+    once = for_the_ear(text)
+    assert once == " ".join(text.split())
+    assert for_the_ear(once) == once
+
+
+@given(
+    st.text(
+        st.sampled_from("ab1 \n\t*_`~[]()<>!#->|\\\"':/&;.🎉\u200d\ufe0f") | st.characters(), max_size=300
+    )
+)
+@example("[a](" * 40)
+@example("`" * 40 + "a" + "`" * 39)
+def test_any_text_gives_one_clean_line(text: str) -> None:
+    spoken = for_the_ear(text)
+    assert spoken == " ".join(spoken.split())
+    assert not set(spoken) & set("\ue000\ue001\ufe0f\x00🎉")
+    spoken.encode()
+
+
+@given(
+    st.lists(st.sampled_from(["wren", "**", "*", "_", "`", "[", "](", ")", "\n", "# ", "- ", "> ", "<b>"]))
+)
+def test_words_are_not_lost_among_marks(pieces: list[str]) -> None:
+    # Targets of links are meant to go; without "](" and fences every word stays.
+    text = " ".join(piece for piece in pieces if piece != "](")
+    assert for_the_ear(text).count("wren") == text.count("wren")
+
+
+HOSTILE = [
+    *(
+        "*",
+        "_",
+        "`",
+        "~",
+        "[",
+        "]",
+        "(",
+        "<",
+        "#",
+        "|",
+        "\\",
+        " ",
+        "\n",
+        "<!--",
+        "![",
+        "[a](",
+        '[a](b "',
+        "[x](()",
+    ),
+    *(
+        "> ",
+        "- ",
+        "|-|\n",
+        "1. a\n",
+        "* a ",
+        "*a",
+        "**a ",
+        "_a ",
+        "` `` ",
+        "https://",
+        "https://)",
+        "<a ",
+        "&#",
+    ),
+    *("🎉 ", "[a][", "[^", "mailto:", FENCE + "\n"),
+]
+
+
+@pytest.mark.timeout(20)  # each takes about a second; anything quadratic takes minutes
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_text_takes_time_in_proportion_to_its_length(piece: str) -> None:
+    text = piece * (200_000 // len(piece))
+    for hostile in (text, text + "x", "x" + text):
+        for_the_ear(hostile)

@@ -1,0 +1,221 @@
+"""``calculator``: right results, and an end within milliseconds whatever is asked."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.base import CallContext
+from conductor.tools.builtin.calculator import Calculator, calculate
+from conductor.tools.builtin.calculator_text import CalculationError
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("17% of 2340", "397.8"),
+        ("12 % * 5", "0.6"),
+        ("17 % 5", "2"),
+        ("-17 % 5", "3"),
+        ("2^3 + 1", "9"),
+        ("2^3^2", "512"),
+        ("-2^2", "-4"),
+        ("2**-1", "0.5"),
+        ("0.1 + 0.2", "0.3"),
+        ("10 / 2", "5"),
+        ("7 // 2", "3"),
+        ("1 / 3", "0.333333333333333"),
+        ("-0.0", "0"),
+        ("1e22", "1e+22"),
+        ("10^30", "1" + "0" * 30),
+        ("2^4095", str(2**4095)),
+        ("factorial(400)", str(math.factorial(400))),
+        ("factorial(3.0)", "6"),
+        ("sqrt(2)", "1.4142135623731"),
+        ("log(8, 2)", "3"),
+        ("log(e)", "1"),
+        ("ln(e^2) + log10(1000) + log2(8)", "8"),
+        ("sin(pi / 2) + cos(0) + tan(0)", "2"),
+        ("round(1234.567, 2)", "1234.57"),
+        ("round(1234.567, -2)", "1200"),
+        ("floor(-1.5) + ceil(1.2) + abs(-3)", "3"),
+        ("min(3, 1, 2) + max(3, 1, 2)", "4"),
+        ("+".join(["1"] * 256), "256"),
+        ("(" * 64 + "1" + ")" * 64, "1"),
+    ],
+)
+def test_results_are_right(expression: str, result: str) -> None:
+    assert calculate(expression) == result
+
+
+HOSTILE = [
+    ("9**9**9", "too large"),
+    ("10**10**10", "too large"),
+    ("2^4096", "too large"),
+    ("-(2^4096)", "too large"),
+    ("2**2**2**2**2**2", "too large"),
+    ("*".join(["9**1200"] * 60), "too large"),
+    ("10.0 ** 400", "too large"),
+    ("1e999", "too large"),
+    ("1e308 * 10", "too large"),
+    ("exp(1000)", "too large"),
+    ("(2^4000) * 1.5", "too large"),
+    ("factorial(factorial(10))", "from 0 to 400"),
+    ("factorial(-1)", "from 0 to 400"),
+    ("factorial(2.5)", "from 0 to 400"),
+    ("round(5, -1000000000)", "up to 400"),
+    ("1 << 999999999", "not understood"),
+    ("(" * 255 + "1" + ")" * 255, "64 deep"),
+    ("-" * 511 + "1", "64 deep"),
+    ("2" + "^1" * 200, "64 deep"),
+    ("abs(" * 100 + "1" + ")" * 100, "64 deep"),
+    ("1 / 0", "divides by zero"),
+    ("0 ** -1", "divides by zero"),
+    ("5 % 0", "divides by zero"),
+    ("(-8) ^ (1/3)", "not a real number"),
+    ("sqrt(-1)", "no result"),
+    ("log(0)", "no result"),
+    ("asin(2)", "no result"),
+    ("nan", "not known"),
+    ("inf", "not known"),
+    ("1,234 * 2", "write 1234, not 1,234"),
+    ("2(3)", "operator missing"),
+    ("(1)(2)", "operator missing"),
+    ("pi(2)", "operator missing"),
+    ("sqrt + 1", "needs its value in brackets"),
+    ("sqrt()", "takes 1 value."),
+    ("log(1, 2, 3)", "takes 1 to 2 values."),
+    ("max(*3)", "not well formed"),
+    ("max(**3)", "not well formed"),
+    ("abs(1, **2)", "not well formed"),
+    ("200 + 10%", "two things"),
+    ("200 - 10%", "two things"),
+    ("__import__('os')", "not known"),
+    ("(1).__class__", "not understood"),
+    ("lambda: 1", "not known"),
+    ("1 if 1 else 2", "not known"),
+    ("1 +", "not well formed"),
+    (")(", "not well formed"),
+    ("", "is empty"),
+]
+
+
+@pytest.mark.parametrize(("expression", "words"), HOSTILE)
+def test_what_has_no_result_says_why(expression: str, words: str) -> None:
+    with pytest.raises(CalculationError) as raised:
+        calculate(expression)
+    assert words in str(raised.value)
+
+
+def milliseconds(expression: str) -> float:
+    """Time the best of three, in CPU time: the machine may be busy with other things."""
+    times = []
+    for _ in range(3):
+        started = time.thread_time()
+        try:
+            calculate(expression)
+        except CalculationError:
+            pass
+        times.append(time.thread_time() - started)
+    return min(times) * 1000
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(expression for expression, _ in HOSTILE),
+        "+".join(["factorial(400)"] * 34),
+        "*".join(["1"] * 256),
+        "(2^4095)" + "//3" * 160,
+        "round(2^4095, -400)",
+        "9" * 512,
+        "(" * 64 + "7%" + ")%" * 64,
+    ],
+)
+def test_it_ends_within_five_milliseconds(expression: str) -> None:
+    assert milliseconds(expression) < 5
+
+
+def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    binary = st.builds(
+        lambda left, operator, right: f"({left} {operator} {right})",
+        inner,
+        st.sampled_from(["+", "-", "*", "/", "//", "%", "**"]),
+        inner,
+    )
+    unary = st.builds(lambda sign, operand: f"({sign}{operand})", st.sampled_from("+-"), inner)
+    called = st.builds(
+        lambda name, operand: f"{name}({operand})",
+        st.sampled_from(["abs", "sqrt", "floor", "round", "cos"]),
+        inner,
+    )
+    return binary | unary | called
+
+
+NUMBERS = st.integers(0, 60).map(str) | st.floats(0, 1e6, allow_subnormal=False).map(repr)
+TREES = st.recursive(NUMBERS, combined, max_leaves=10)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TREES)
+def test_it_agrees_with_python(expression: str) -> None:
+    try:
+        result = calculate(expression)
+    except CalculationError:
+        result = None
+    if result is None and not python_ends(expression):
+        return
+    known = {"abs": abs, "sqrt": math.sqrt, "floor": math.floor, "round": round, "cos": math.cos}
+    try:
+        value = eval(expression, {"__builtins__": {}}, known)
+    except (ArithmeticError, ValueError, TypeError):
+        assert result is None
+        return
+    if isinstance(value, complex) or not math.isfinite(value):
+        assert result is None
+    elif isinstance(value, int):
+        assert result == str(value)
+    else:
+        assert result is not None
+        assert float(result) == pytest.approx(value, rel=1e-14, abs=0)
+
+
+def python_ends(expression: str) -> bool:
+    """Tell whether Python may be asked for what the calculator refused: powers can be endless there."""
+    return "**" not in expression
+
+
+SYMBOLS = st.sampled_from(
+    [*"0123456789.+-*/%^(),! e", "**", "//", "9**9", "sqrt(", "factorial(", "% of ", "pi", "1e300", "√", "x"]
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(SYMBOLS, max_size=60).map("".join) | st.text(max_size=40))
+@example("1_0")
+@example("0x10")
+@example("5 % % % 5")
+def test_no_text_makes_it_raise_or_take_long(expression: str) -> None:
+    started = time.thread_time()
+    try:
+        assert float(calculate(expression)) is not None
+    except CalculationError as error:
+        assert str(error).endswith(".")
+    except OverflowError:
+        assert len(calculate(expression)) > 308  # an integer too long for a float
+    assert time.thread_time() - started < 0.1
+
+
+async def test_a_result_is_an_outcome() -> None:
+    outcome = await Calculator().run({"expression": "17% of 2340"}, CallContext("s", "c"))
+    assert (outcome.success, outcome.data) == (True, {"result": "397.8"})
+
+
+async def test_no_result_is_an_outcome_as_well() -> None:
+    outcome = await Calculator().run({"expression": "1/0"}, CallContext("s", "c"))
+    assert (outcome.success, outcome.error_type) == (False, "validation_failed")
+    assert outcome.error_message == "It divides by zero. Nothing was computed."

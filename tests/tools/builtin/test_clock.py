@@ -1,0 +1,69 @@
+"""``get_current_time``: the user's zone, another zone, and zones that do not exist."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin.clock import CurrentTime
+
+NOON = datetime(2026, 7, 1, 12, 30, 15, 999_999, tzinfo=UTC)
+
+
+async def ask(timezone: str | None = None, own: str | None = None) -> ToolOutcome:
+    arguments = {} if timezone is None else {"timezone": timezone}
+    return await CurrentTime(lambda: NOON).run(arguments, CallContext("s", "c", time_zone=own))
+
+
+@pytest.mark.parametrize(
+    ("timezone", "own", "time", "zone"),
+    [
+        (None, None, "2026-07-01T12:30:15+00:00", "UTC"),
+        (None, "Europe/Berlin", "2026-07-01T14:30:15+02:00", "Europe/Berlin"),
+        ("America/New_York", "Europe/Berlin", "2026-07-01T08:30:15-04:00", "America/New_York"),
+        ("Asia/Kathmandu", None, "2026-07-01T18:15:15+05:45", "Asia/Kathmandu"),
+        ("", "Europe/Berlin", "2026-07-01T14:30:15+02:00", "Europe/Berlin"),
+        (None, "Nowhere/Land", "2026-07-01T12:30:15+00:00", "UTC"),
+    ],
+)
+async def test_the_time_is_told_in_the_zone_asked_for_else_the_users(
+    timezone: str | None, own: str | None, time: str, zone: str
+) -> None:
+    outcome = await ask(timezone, own)
+    assert outcome.data == {"time": time, "weekday": "Wednesday", "time_zone": zone}
+
+
+async def test_the_weekday_is_that_of_the_zone() -> None:
+    outcome = await ask("Pacific/Kiritimati")
+    assert outcome.data["weekday"] == "Thursday"
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("Berlin", "Europe/Berlin"),
+        ("europe/berlin", "Europe/Berlin"),
+        ("Asia/Tokio", "Asia/Tokyo"),
+        ("New York", "America/New_York"),
+    ],
+)
+async def test_a_zone_that_does_not_exist_comes_with_the_one_that_was_meant(asked: str, meant: str) -> None:
+    outcome = await ask(asked)
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == f"There is no time zone {asked!r}, did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    "asked", ["../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
+)
+async def test_what_is_no_zone_is_an_outcome(asked: str) -> None:
+    assert (await ask(asked)).error_type == "validation_failed"
+
+
+@given(st.text(max_size=70))
+async def test_no_text_makes_it_raise(asked: str) -> None:
+    assert (await ask(asked)).error_type in ("none", "validation_failed")

@@ -1,0 +1,158 @@
+"""Declarations: from MCP's hints to kinds of tools, and a reason for each one that is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.tools.base import ToolSpec
+from conductor.tools.declarations import MAX_TOOLS, parse_declarations
+
+
+def declaration(name: str = "t", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": {"type": "object"}, **fields}
+
+
+def spec(**fields: Any) -> ToolSpec:
+    accepted, rejected = parse_declarations([declaration(**fields)])
+    assert rejected == []
+    return accepted[0]
+
+
+def reason(declared: Any) -> str:
+    accepted, [(_, reason)] = parse_declarations([declared])
+    assert accepted == []
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("hints", "effect", "risk", "on_interrupt"),
+    [
+        ({"readOnlyHint": True}, "read", "safe", "cancel"),
+        ({"destructiveHint": True}, "irreversible", "high", "keep"),
+        ({"readOnlyHint": False, "destructiveHint": False}, "write", "medium", "keep"),
+        ({"idempotentHint": True, "openWorldHint": True}, "write", "medium", "keep"),
+        ({}, "write", "medium", "keep"),
+        (None, "write", "medium", "keep"),
+        ({"readOnlyHint": True, "destructiveHint": True}, "read", "safe", "cancel"),
+    ],
+)
+def test_the_hints_give_effect_and_risk(hints: Any, effect: str, risk: str, on_interrupt: str) -> None:
+    tool = spec(annotations=hints)
+    assert (tool.effect, tool.risk, tool.on_interrupt) == (effect, risk, on_interrupt)
+
+
+def test_the_wishes_are_read() -> None:
+    wishes = {
+        "timeoutMs": 1500,
+        "interactive": True,
+        "mode": "async",
+        "onInterrupt": "cancel",
+        "approval": "ask",
+    }
+    tool = spec(description="What it does", title="T", _meta={"conductor": wishes | {"new": 1}, "other": 2})
+    assert tool == ToolSpec(
+        "t",
+        "What it does",
+        {"type": "object"},
+        timeout_s=1.5,
+        interactive=True,
+        mode="async",
+        on_interrupt="cancel",
+        approval="ask",
+    )
+
+
+def test_without_wishes_the_defaults_hold() -> None:
+    assert spec() == ToolSpec("t", "", {"type": "object"}, source="device")
+
+
+def test_the_source_is_the_callers() -> None:
+    accepted, _ = parse_declarations([declaration()], source="mcp:files")
+    assert accepted[0].source == "mcp:files"
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (None, "must be a JSON object"),
+        (["t"], "must be a JSON object"),
+        ({"name": "t"}, "inputSchema is missing"),
+        ({"inputSchema": {"type": "object"}}, "name must be"),
+        (declaration(name=""), "name must be"),
+        (declaration(name="a b"), "name must be"),
+        (declaration(name="a\n"), "name must be"),
+        (declaration(name="x" * 129), "name must be"),
+        (declaration(name="convo.setState"), "the server's own"),
+        (declaration(name="tts.speak"), "the server's own"),
+        (declaration(name="bridge.x"), "the server's own"),
+        (declaration(inputSchema={"type": "string"}), '"type": "object"'),
+        (declaration(inputSchema=None), "must be a JSON object"),
+        (declaration(description=3), "description must be text"),
+        (declaration(description="ä" * 2049), "larger than 4096 bytes"),
+        (declaration(description="\ud800"), "no Unicode"),
+        (declaration(annotations=[]), "annotations must be a JSON object"),
+        (declaration(annotations={"readOnlyHint": "yes"}), "readOnlyHint must be true or false"),
+        (declaration(_meta=1), "_meta must be a JSON object"),
+        (declaration(_meta={"conductor": 1}), "conductor must be a JSON object"),
+        (declaration(_meta={"conductor": {"timeoutMs": 0}}), "between 1 and 3600000"),
+        (declaration(_meta={"conductor": {"timeoutMs": True}}), "a number of milliseconds"),
+        (declaration(_meta={"conductor": {"timeoutMs": float("nan")}}), "between"),
+        (declaration(_meta={"conductor": {"mode": "later"}}), "mode must be sync or async"),
+        (declaration(_meta={"conductor": {"onInterrupt": []}}), "onInterrupt must be cancel or keep"),
+        (declaration(_meta={"conductor": {"approval": "always"}}), "approval must be never or ask"),
+        (declaration(_meta={"conductor": {"interactive": 1}}), "interactive must be true or false"),
+    ],
+)
+def test_a_bad_declaration_is_refused_with_the_reason(declared: Any, words: str) -> None:
+    assert words in reason(declared)
+
+
+def test_a_bad_declaration_costs_the_others_nothing() -> None:
+    accepted, rejected = parse_declarations(
+        [declaration("a"), declaration("b", description=1), declaration("c")]
+    )
+    assert [tool.name for tool in accepted] == ["a", "c"]
+    assert rejected == [("b", "description must be text")]
+
+
+def test_of_two_with_one_name_the_first_stands() -> None:
+    accepted, rejected = parse_declarations([declaration(description="1"), declaration(description="2")])
+    assert [tool.description for tool in accepted] == ["1"]
+    assert rejected == [("t", "declared twice; the first one stands")]
+
+
+def test_a_name_taken_by_another_toolset_is_refused() -> None:
+    accepted, rejected = parse_declarations([declaration("calculator")], reserved_names={"calculator"})
+    assert accepted == []
+    assert rejected == [("calculator", "this name is taken by another tool")]
+
+
+def test_there_are_at_most_128_tools() -> None:
+    accepted, rejected = parse_declarations([declaration(f"t{i}") for i in range(MAX_TOOLS + 1)])
+    assert len(accepted) == MAX_TOOLS == 128
+    assert rejected == [("t128", "more than 128 tools")]
+
+
+def test_a_flood_of_declarations_is_not_answered_one_by_one() -> None:
+    accepted, rejected = parse_declarations([1] * 100_000)
+    assert accepted == []
+    assert len(rejected) == MAX_TOOLS + 1
+    assert rejected[-1] == ("", "99872 more declarations were not read")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+FIELDS = ["name", "description", "inputSchema", "annotations", "_meta"]
+
+
+@given(st.lists(JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), max_size=4))
+def test_whatever_is_declared_is_accepted_or_refused(declared: list[Any]) -> None:
+    accepted, rejected = parse_declarations(declared)
+    assert len(accepted) + len(rejected) == len(declared)
+    assert all(why for _, why in rejected)
