@@ -49,10 +49,13 @@ async def running(settings: Settings, services: Services | None = None) -> Async
     services = services or make_services(settings)
     listener = Listener(services, Authenticator(settings.auth_tokens))
     await listener.start(settings.host, settings.port)
+    # The port is open at once; a large SDK is imported meanwhile.
+    warming_up = asyncio.create_task(services.provider.start())
     try:
         yield listener
     finally:
         await listener.stop()
+        await asyncio.wait([warming_up])
         await services.provider.aclose()
         await services.store.aclose()
 

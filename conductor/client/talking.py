@@ -105,9 +105,11 @@ class Talk:
         while (line := await self._lines.next()) is not None:
             if line.strip() == "/quit":
                 break
-            if line.strip().startswith("/"):
+            if not line.strip() or line.strip().startswith("/"):
                 await self._command(line.split())
-            elif line.strip():
+                if self._prompting:
+                    self._screen.prompt("> ")
+            else:
                 turn = await self._say(line)
                 if self._lines.tty:
                     self._spawn(self._follow(turn))  # a person may speak while the answer runs
@@ -137,9 +139,10 @@ class Talk:
             self._screen.error("There was no answer.")
         return result.ok
 
-    async def _command(self, words: Sequence[str]) -> None:
-        if words[0] != "/finish":
-            self._screen.line(HELP)
+    async def _command(self, words: list[str]) -> None:
+        if words[:1] != ["/finish"]:
+            if words:
+                self._screen.line(HELP)
             return
         try:
             agent = self._device.finish(words[1] if len(words) > 1 else None)

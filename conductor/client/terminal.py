@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``talk`` by the options that `add_arguments` declared; give the exit status."""
-    text = " ".join(args.text).encode(errors="replace").decode() or None
+    text = " ".join(args.text).encode(errors="replace").decode() if args.text else None
     try:
         return asyncio.run(
             talk(

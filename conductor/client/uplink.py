@@ -189,6 +189,7 @@ class Uplink:
         if isinstance(event, SessionStarted):
             self._answer_start(event)
         elif isinstance(event, ErrorEvent) and self._starting is not None:
-            if event.event_id in (None, self._starting[0]):
+            if event.event_id in (None, self._starting[0]) and not self._starting[1].done():
                 self._answer_start(StartRefused(event))
+                return None  # it is raised to whoever starts the session, and heard of only there
         return received if new else None

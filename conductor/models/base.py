@@ -84,6 +84,10 @@ class ModelProvider(Protocol):
         """Ask the model to go on from ``request.messages``."""
         ...
 
+    async def start(self) -> None:
+        """Get ready, so that the first request need not wait; `stream` works without it."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of connections."""
         ...

@@ -105,6 +105,9 @@ class DemoProvider:
             yield ToolCall(self._new_id(), name, given)
         yield Finished("tool_use" if reply.calls else "end_turn", _usage(request, reply))
 
+    async def start(self) -> None:
+        """Get nothing ready."""
+
     async def aclose(self) -> None:
         """Let go of nothing: there is no connection."""
 
@@ -116,7 +119,7 @@ def reply_to(request: ModelRequest) -> Reply:
         wishes = _wishes(moment.utterance, moment)
         replies = [_fulfil(wish, request, moment) for wish in wishes]
         if wishes == (UNCLEAR,):
-            replies.append(Reply(_help(request)))
+            replies = [Reply(f"I did not understand that. {_help(request)}")]
     elif moment.results:
         replies = _report(request, moment)
     else:

@@ -85,6 +85,9 @@ class ScriptedProvider:
                 self.closed.set()
             record.closed.set()
 
+    async def start(self) -> None:
+        """Get nothing ready."""
+
     async def aclose(self) -> None:
         """Let go of nothing."""
 

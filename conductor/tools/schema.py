@@ -25,7 +25,7 @@ _PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 
 Path: TypeAlias = tuple[str | int, ...]
 
-# What `jsonschema.Draft202012Validator.check_schema` would tell takes it 3 ms a schema; this takes 30 µs,
+# `jsonschema.Draft202012Validator.check_schema` would tell the same in 3 ms a schema; this takes some 50 µs,
 # which matters when a phone declares a hundred tools as it connects.
 _TYPES = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
 _ONE = frozenset(

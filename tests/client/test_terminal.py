@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conductor.client.terminal import add_arguments, run, talk
-from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
 
 class Terminal(io.StringIO):
@@ -117,6 +117,17 @@ async def test_no_server_is_status_2_and_one_sentence() -> None:
     assert session.err.startswith(f"Cannot connect to {url}: ")
     assert session.err.count("\n") == 1
     assert session.out == ""
+
+
+async def test_a_refused_session_is_status_2_and_one_sentence() -> None:
+    async def script(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+
+    session = Session()
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url, "hello") == 2
+    assert session.err == "The server refused the session: No. (unauthorized)\n"
 
 
 async def test_a_token_that_no_header_can_carry_is_said_to_be_one() -> None:
@@ -353,9 +364,9 @@ async def test_an_interruption_says_how_much_was_spoken() -> None:
         await peer.result(await peer.state("idle"))
 
     interrupted: list[dict[str, Any]] = []
-    async with scripted_server(script, plain_turns) as server:
+    async with scripted_server(script) as server:
         process = await child("--url", server.url, "--voice-speed", "20", "tell", "me")
         async with asyncio.timeout(LIMIT_S * 2):
-            await process.communicate()
+            await process.wait()
     assert interrupted[0]["playedMs"] >= 0
     assert ("a long story " * 1000).startswith(interrupted[0]["spokenText"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services
+from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider
+from conductor.models.retry import RetryPolicy
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Phone
+from tests.end_to_end.phone import WAIT, Phone
+from tests.stand_ins.anthropic_service import AnthropicService
 
 
 class Served:
@@ -27,27 +31,54 @@ class Served:
     def phone(self, session_id: str = "s-1", **options: Any) -> Phone:
         return Phone(self.url, session_id, **options)
 
+    async def quiet(self) -> None:
+        """Wait until no session is busy."""
+        async with asyncio.timeout(WAIT):
+            while any(session.busy for session in self.listener.hub.sessions):
+                await asyncio.sleep(0)
+
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
+@asynccontextmanager
+async def serving(
+    provider: ModelProvider,
+    *,
+    tokens: tuple[str, ...] = (),
+    mode: str = "cancel",
+    speak_errors: bool = True,
+    **limits: Any,
+) -> AsyncIterator[Served]:
+    """Run a server; the other keyword arguments are fields of `Limits`."""
+    settings = load_settings(None, interruption_mode=mode, speak_errors=speak_errors)
+    services = make_services(settings, provider)
+    services = replace(services, limits=replace(services.limits, **limits))
+    listener = Listener(services, Authenticator(tokens))
+    await listener.start("127.0.0.1", 0)
+    await provider.start()
+    try:
+        yield Served(listener)
+    finally:
+        await listener.stop(drain_s=0)
+        await provider.aclose()
+
+
 @pytest.fixture
 def serve() -> Serve:
-    """Start a server with a model provider; keyword arguments are limits, or ``settings`` overrides."""
+    """Start a server with a model provider."""
+    return serving
 
-    @asynccontextmanager
-    async def start(
-        provider: ModelProvider, *, tokens: tuple[str, ...] = (), mode: str = "cancel", **limits: Any
-    ) -> AsyncIterator[Served]:
-        settings = load_settings(None, interruption_mode=mode)
-        services = make_services(settings, provider)
-        services = replace(services, limits=replace(services.limits, **limits))
-        listener = Listener(services, Authenticator(tokens))
-        await listener.start("127.0.0.1", 0)
-        try:
-            yield Served(listener)
-        finally:
-            await listener.stop(drain_s=0)
-            await provider.aclose()
 
-    return start
+@pytest.fixture
+async def claude() -> AsyncIterator[AnthropicService]:
+    """Run the strict stand-in for Claude; a request that it refuses fails the test."""
+    async with AnthropicService() as service:
+        yield service
+        assert not service.refused, list(service.refused)
+
+
+def provider_for(service: AnthropicService, **options: Any) -> AnthropicProvider:
+    """Make the real provider, pointed at the stand-in, with short pauses before retries."""
+    options.setdefault("retry_policy", RetryPolicy(base_s=0.001, cap_s=0.002))
+    return AnthropicProvider("test-key", "claude-test", 512, service.base_url, trust_env=False, **options)

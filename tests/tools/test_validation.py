@@ -158,6 +158,12 @@ def test_a_whole_float_stays_one_where_numbers_are_allowed() -> None:
     assert checked.notes == ()
 
 
+def test_valid_arguments_that_a_change_would_break_stay_as_they_are() -> None:
+    odd = {"not": {"const": 5}, "anyOf": [{"type": "integer"}, {"not": {"type": "integer"}}]}
+    spec = tool({"n": {"type": "integer"}, "odd": odd})
+    assert accepted(spec, '{"n": 3.0, "odd": "5"}') == Valid({"n": 3.0, "odd": "5"})
+
+
 def test_many_changes_are_noted_briefly() -> None:
     spec = one({"type": "array", "items": {"type": "integer"}})
     checked = accepted(spec, msgspec.json.encode({"v": ["1"] * 100}).decode())

@@ -105,7 +105,9 @@ def _evaluate(node: ast.expr, depth: int) -> Number:
             raise CalculationError("A comma stands only between a function's values: write 1234, not 1,234.")
         case ast.Name(id=name) if name in _FUNCTIONS:
             raise CalculationError(f"{name} needs its value in brackets.")
-    raise CalculationError("The expression is not well formed: is an operator missing before a bracket?")
+    raise CalculationError(
+        "The expression is not well formed; perhaps an operator is missing before a bracket."
+    )
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:

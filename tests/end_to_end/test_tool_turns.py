@@ -1,0 +1,274 @@
+"""Turns with tools on the device, against the strict stand-in for Claude."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, is_call, is_state, shape_of
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+STATUS = "agent_status"
+
+
+def results_of(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Read the tool results of a request's last message, in order."""
+    blocks = request["messages"][-1]["content"]
+    return [json.loads(text_of(block)) for block in blocks if block["type"] == "tool_result"]
+
+
+def text_of(block: dict[str, Any]) -> str:
+    content = block["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def last_text(request: dict[str, Any]) -> str:
+    content = request["messages"][-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "\n".join(block["text"] for block in content if block["type"] == "text")
+
+
+async def test_a_plain_turn(claude: AnthropicService) -> None:
+    claude.replies.append(Reply(text="Hello there."))
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        events = await phone.ask("hi")
+        assert [shape_of(e) for e in events if e["type"] != "assistant.speech.partial"] == PLAIN_TURN
+        assert phone.finals() == ["Hello there."]
+    assert last_text(claude.requests[-1]) == "hi"
+
+
+async def test_one_tool(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call(STATUS, {"id": "a-5"}),)), Reply(text="It runs.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: f"{a['id']} runs"}) as phone:
+            since = len(phone.log)
+            await phone.ask("how is a-5?")
+            assert phone.runs == [("agent.status", {"id": "a-5"})]
+            assert phone.shape(since) == [*PLAIN_TURN[:2], "agent.status", *PLAIN_TURN[2:]]
+    (result,) = results_of(claude.requests[-1])
+    assert (result["success"], result["data"], result["error_type"]) == (True, "a-5 runs", "none")
+    assert result["metadata"]["data_size_bytes"] == len("a-5 runs")
+
+
+async def test_three_parallel_tools_are_answered_in_the_models_order(claude: AnthropicService) -> None:
+    ids = ["a-1", "a-2", "a-3"]
+    claude.replies += [
+        Reply(calls=tuple(Call(STATUS, {"id": i}) for i in ids)),
+        Reply(text="All three run."),
+    ]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        since = len(phone.log)
+        await phone.say("how are they?")
+        calls: list[Event] = []
+        for number in range(3):
+            position = phone.log.index(calls[-1]) + 1 if number else since
+            calls.append(await phone.until(is_call("agent.status"), since=position))
+        for event in reversed(calls):  # answered in the opposite order
+            call_id = event["payload"]["callId"]
+            await phone.result(call_id, json.loads(event["payload"]["arguments"])["id"])
+        await phone.idle(since=since)
+    assert [result["data"] for result in results_of(claude.requests[-1])] == ids
+
+
+async def test_a_ninth_round_goes_without_tools_and_the_user_hears_words(claude: AnthropicService) -> None:
+    for number in range(8):
+        claude.replies.append(Reply(calls=(Call(STATUS, {"id": f"a-{number}"}),)))
+    claude.replies.append(Reply(text="That is as far as I got."))
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
+            await phone.ask("wait for it")
+            assert len(phone.runs) == 8
+            assert [e["code"] for e in phone.errors()] == ["tool_round_limit_exceeded"]
+            assert phone.spoken() == ["That is as far as I got."]
+    assert claude.requests[-1]["tool_choice"] == {"type": "none"}
+    assert claude.requests[-1]["tools"]
+    assert claude.requests[-2].get("tool_choice", {"type": "auto"}) != {"type": "none"}
+
+
+async def test_text_beside_a_call_comes_first_as_a_message_of_its_own(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(text="Let me look.", calls=(Call(STATUS, {"id": "a-1"}),)),
+        Reply(text="It runs."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            since = len(phone.log)
+            await phone.ask("how is it?")
+            shape = phone.shape(since)
+            assert shape[:5] == [
+                "state thinking",
+                "append user",
+                "assistant.speech.final",
+                "append assistant",
+                "agent.status",
+            ]
+            assert shape[5:] == PLAIN_TURN[2:]
+            assert phone.finals() == ["Let me look.", "It runs."]
+            assert phone.spoken() == ["It runs."]  # the device is busy with the call
+
+
+async def test_text_beside_a_call_of_the_servers_own_is_spoken(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(text="One moment.", calls=(Call("calculator", {"expression": "6*7"}),)),
+        Reply(text="Forty-two."),
+    ]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.ask("what is six times seven?")
+        assert phone.spoken() == ["One moment.", "Forty-two."]
+    assert results_of(claude.requests[-1])[0]["data"]["result"] in ("42", 42)
+
+
+async def test_a_tools_error_is_a_result_the_model_reads(claude: AnthropicService) -> None:
+    def broken(_: dict[str, Any]) -> str:
+        raise RuntimeError("no such agent")
+
+    claude.replies += [Reply(calls=(Call(STATUS, {"id": "x"}),)), Reply(text="There is none.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": broken}) as phone:
+            await phone.ask("how is x?")
+            assert phone.finals() == ["There is none."]
+    (result,) = results_of(claude.requests[-1])
+    assert (result["success"], result["error_message"]) == (False, "no such agent")
+
+
+async def test_a_silent_device_makes_the_outcome_unknown_and_a_late_result_is_kept(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [
+        Reply(calls=(Call("agent_followup", {"id": "a-1", "prompt": "go on"}),)),
+        Reply(text="I don't know whether it got that."),
+        Reply(text="It did."),
+    ]
+    async with serving(provider_for(claude), tool_timeout=0.05) as served, served.phone() as phone:
+        await phone.ask("tell a-1 to go on")
+        (result,) = results_of(claude.requests[-1])
+        assert (result["success"], result["error_type"]) == (False, "unknown")
+        assert result["metadata"]["reason"] == "tool_result_timeout"
+        call = next(e for e in phone.log if is_call("agent.followup")(e))
+        await phone.result(call["payload"]["callId"], "it has been told")
+        await phone.ask("and now?")
+    assert "it has been told" in last_text(claude.requests[-1])
+    assert last_text(claude.requests[-1]).endswith("and now?")
+
+
+async def test_an_unknown_tool_and_bad_arguments_never_reach_the_device(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(calls=(Call("agent_statos", {"id": "x"}), Call(STATUS, {"ID": "x"}))),
+        Reply(text="Something is off."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("how is x?")
+            assert phone.runs == []
+    unknown, invalid = results_of(claude.requests[-1])
+    assert unknown["error_type"] == "not_found"
+    assert invalid["error_type"] == "validation_failed"
+    assert invalid["error_message"].endswith("Nothing was run. Call it again with corrected arguments.")
+
+
+async def test_arguments_cut_off_by_the_length_limit_are_never_run(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(calls=(Call(STATUS, '{"id": "a-'),), stop_reason="max_tokens"),
+        Reply(text="That was too long."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("how is it?")
+            assert phone.runs == []
+            assert phone.finals() == ["That was too long."]
+    (result,) = results_of(claude.requests[-1])
+    assert result["error_type"] == "parse_error"
+    assert "cut off" in result["error_message"]
+
+
+async def test_more_calls_than_a_round_may_have_are_answered_but_not_run(claude: AnthropicService) -> None:
+    calls = tuple(Call(STATUS, {"id": f"a-{number}"}) for number in range(5))
+    claude.replies += [Reply(calls=calls), Reply(text="Three of them.")]
+    async with serving(provider_for(claude), max_calls_per_round=3) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("all of them")
+            assert len(phone.runs) == 3
+    kinds = [result["error_type"] for result in results_of(claude.requests[-1])]
+    assert kinds == ["none", "none", "none", "rate_limited", "rate_limited"]
+
+
+async def test_the_clock_stands_still_while_a_person_chooses(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("repositories_select", {}),)), Reply(text="That one, then.")]
+    async with serving(provider_for(claude), turn_timeout=0.3) as served, served.phone() as phone:
+        since = len(phone.log)
+        await phone.say("pick one")
+        call = await phone.until(is_call("repositories.select"))
+        late = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.6, late.set)  # twice the turn's machine time
+        await late.wait()
+        await phone.result(call["payload"]["callId"], "octo/cat")
+        await phone.idle(since=since)
+        assert phone.finals() == ["That one, then."]
+        assert phone.errors() == []
+
+
+async def test_a_turn_that_takes_too_long_says_so(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text="never", hold=asyncio.Event()), Reply(text="Here I am.")]
+    async with serving(provider_for(claude), turn_timeout=0.5) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert [e["code"] for e in phone.errors()] == ["turn_timeout"]
+        assert phone.spoken() == ["Sorry, that took too long, so I stopped. Please try again."]
+        await phone.ask("hello again")
+        assert phone.finals()[-1] == "Here I am."
+
+
+async def test_fifty_turns_with_three_tools_each_in_one_session(claude: AnthropicService) -> None:
+    calls = tuple(Call(STATUS, {"id": f"a-{number}"}) for number in range(3))
+    for number in range(50):
+        claude.replies += [Reply(calls=calls), Reply(text=f"Answer {number}.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            for number in range(50):
+                events = await phone.ask(f"question {number}")
+                assert is_state("idle")(events[-1])
+                assert phone.finals()[-1] == f"Answer {number}."
+            assert len(phone.runs) == 150
+            (session,) = served.listener.hub.sessions
+            assert len([m for m in session.messages if type(m).__name__ == "UserMessage"]) <= 20
+    assert all(len(request["messages"]) < 100 for request in claude.requests)
+
+
+async def test_an_empty_reply_is_not_silence(claude: AnthropicService) -> None:
+    claude.replies.append(Reply(text=""))
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.ask("hm")
+        assert len(phone.spoken()) == 1
+
+
+async def test_a_client_that_answers_no_ui_call_is_not_waited_for(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(text="One."),
+        Reply(calls=(Call(STATUS, {"id": "a"}),)),
+        Reply(text="Two."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        phone = served.phone(acknowledge=lambda name: False, tools={"agent.status": lambda a: "runs"})
+        async with phone:
+            await phone.ask("first")
+            await phone.ask("second")
+            assert phone.spoken() == ["One.", "Two."]
+
+
+async def test_only_one_speech_is_outstanding(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text="One."), Reply(text="Two.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(acknowledge=lambda name: name != "tts.speak") as phone:
+            await phone.ask("first")
+            since = len(phone.log)
+            await phone.say("second")
+            await phone.until(is_state("speaking"), since=since)
+            await served.quiet()
+            assert phone.spoken() == ["One."]
+            speech = next(e for e in phone.log if is_call("tts.speak")(e))
+            await phone.result(speech["payload"]["callId"], '{"spoken":true}')
+            await phone.idle(since=since)
+            assert phone.spoken() == ["One.", "Two."]
