@@ -37,7 +37,6 @@ def agent_news(event: AgentCompleted) -> str:
     for label, value in (("Name", event.name), ("Task", event.prompt), ("Summary", event.summary)):
         if value:
             parts.append(f"{label}: {value}")
-    parts.append("Tell the user in one or two short sentences. Do not start anything because of it.")
     return "\n".join(parts)
 
 

@@ -180,7 +180,8 @@ class Session:
             raise Duplicate(event_id)
         operations: list[Operation] = [RememberInbound(event_id)]
         speech = self._turns.speeches.interrupt(self._now())
-        self._turns.interrupt(speech)
+        # The running turn goes on only if the speech is another's, and was still to be heard.
+        self._turns.interrupt(speech if speech is not None and speech.over_at is None else None)
         if speech is not None:
             self._outbox.end_speech(speech.call_id)
             operations += self._turns.speeches.amend(speech, event.spoken_text, event.played_ms)

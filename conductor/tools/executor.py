@@ -67,7 +67,8 @@ class ToolExecutor:
             # A device call's limit depends on what the device is busy with; the session's lane keeps it.
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit):
-                return await ready.toolset.call(ready.spec.name, ready.arguments, context)
+                outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
+            return _stamped(outcome, time.monotonic() - started, ready.notes)
         except TimeoutError:
             return self.timed_out(ready.spec.effect, time.monotonic() - started)
         except Exception:
@@ -115,6 +116,13 @@ _UNKNOWN = (
     "Do not repeat it, and do not tell the user that it succeeded or failed."
 )
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
+
+
+def _stamped(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
+    """Add how long it took, and what was changed about the arguments."""
+    took_ms = outcome.metadata.execution_time_ms or round(took_s * 1000)
+    metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
+    return msgspec.structs.replace(outcome, metadata=metadata)
 
 
 def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:

@@ -72,6 +72,7 @@ class Reply:
     pings: bool = False
     split_bytes: int | None = None
     line_end: str = "\n"
+    content_type: str = "text/event-stream; charset=utf-8"
     broken: Break | None = None
     usage: Mapping[str, int] = field(default_factory=dict)
 

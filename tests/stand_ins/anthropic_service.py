@@ -207,7 +207,7 @@ class AnthropicService:
         message_id = request_id.removeprefix("req_")
         self._remember_thinking(reply, message_id)
         usage = {"input_tokens": size // 4, "output_tokens": 1 + len(reply.text) // 4, **reply.usage}
-        headers = {"request-id": request_id, "content-type": "text/event-stream; charset=utf-8"}
+        headers = {"request-id": request_id, "content-type": reply.content_type}
         if body.get("stream"):
             connection.start(200, headers)
             pieces = stream_pieces(reply, message_id, body["model"], usage)

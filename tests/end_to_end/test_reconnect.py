@@ -1,0 +1,251 @@
+"""The network goes and comes back; nothing is lost and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.end_to_end.conftest import Served, provider_for, serving
+from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
+from tests.end_to_end.test_barge_in import is_partial
+from tests.end_to_end.test_tool_turns import results_of
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+
+async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicService) -> None:
+    going_on = asyncio.Event()
+    claude.replies.append(Reply(text="One two three.", hold=going_on, hold_at=1))
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("count")
+        await phone.until(is_partial)
+        await phone.cut()
+        going_on.set()
+        await served.quiet()
+        since = len(phone.log)
+        await phone.open()
+        await phone.idle(since=since)
+        assert phone.finals() == ["One two three."]
+        assert phone.spoken() == ["One two three."]
+        assert phone.shape(since)[:3] == ["session.started", "assistant.speech.final", "append assistant"]
+        started = phone.log[since]
+        assert started["payload"] == {"sessionId": "s-1", "resumed": True}
+
+
+async def test_a_cut_while_a_reading_tool_runs_replays_the_call_with_its_id(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("agent_status", {"id": "a"}),)), Reply(text="It runs.")]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("how is it?")
+        call = await phone.until(is_call("agent.status"))
+        await phone.cut()
+        await phone.open()
+        await phone.result(call["payload"]["callId"], "runs")
+        await phone.until(is_state("idle"), since=phone.log.index(call))
+        assert phone.runs == [("agent.status", {"id": "a"})]
+        assert [e["id"] for e in phone.duplicates if is_call("agent.status")(e)] == [call["id"]]
+        assert phone.finals() == ["It runs."]
+    assert results_of(claude.requests[-1])[0]["data"] == "runs"
+
+
+async def test_a_cut_while_a_writing_tool_runs_does_not_send_it_again(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("cancel it")
+        call = await phone.until(is_call("agent.cancel"))
+        await phone.cut()
+        await phone.open()
+        await phone.result(call["payload"]["callId"], "cancelled")
+        await phone.until(lambda e: e["type"] == "assistant.speech.final")
+        assert not [e for e in phone.duplicates if is_call("agent.cancel")(e)]
+        assert phone.runs == [("agent.cancel", {"id": "a"})]
+
+
+async def test_a_relaunched_app_is_not_asked_to_write_again(claude: AnthropicService) -> None:
+    claude.replies += [
+        Reply(calls=(Call("agent_cancel", {"id": "a"}), Call("agent_status", {"id": "b"}))),
+        Reply(text="I don't know."),
+    ]
+    async with serving(provider_for(claude), tool_timeout=0.3) as served:
+        first = served.phone()
+        await first.open()
+        await first.say("cancel a")
+        await first.until(is_call("agent.status"))
+        await first.cut()
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as relaunched:
+            await relaunched.until(lambda e: e["type"] == "assistant.speech.final")
+            assert [name for name, _ in relaunched.runs] == ["agent.status"]
+    cancelled, status = results_of(claude.requests[-1])
+    assert (cancelled["error_type"], status["data"]) == ("unknown", "runs")
+
+
+async def test_a_write_call_that_no_socket_ever_had_is_sent_on_reconnect(claude: AnthropicService) -> None:
+    going_on = asyncio.Event()
+    claude.replies += [
+        Reply(calls=(Call("agent_cancel", {"id": "a"}),), hold=going_on),
+        Reply(text="Gone."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"agent.cancel": lambda a: "cancelled"}) as phone:
+            await phone.say("cancel it")
+            await claude.wait_open(1)
+            await phone.cut()
+            await disconnected(served)
+            going_on.set()
+            await claude.wait_open(0)
+            await phone.open()
+            await phone.until(lambda e: e["type"] == "assistant.speech.final")
+            assert phone.runs == [("agent.cancel", {"id": "a"})]
+
+
+async def test_a_result_may_overtake_the_session_start(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("cancel it")
+        call = await phone.until(is_call("agent.cancel"))
+        await phone.cut()
+        await phone.open(start=False)
+        await phone.result(call["payload"]["callId"], "cancelled")
+        await phone.start()
+        await phone.until(lambda e: e["type"] == "session.started", since=phone.log.index(call))
+        await phone.idle()
+        assert phone.finals() == ["Gone."]
+
+
+async def test_stale_speech_is_left_out_of_a_replay_and_its_text_is_not(claude: AnthropicService) -> None:
+    going_on = asyncio.Event()
+    claude.replies.append(Reply(text="Old news.", hold=going_on))
+    async with serving(provider_for(claude), stale_speech=0.0) as served, served.phone() as phone:
+        await phone.say("news?")
+        await claude.wait_open(1)
+        await phone.cut()
+        await disconnected(served)
+        going_on.set()
+        await served.quiet()
+        await phone.open()
+        await phone.idle()
+        assert phone.finals() == ["Old news."]
+        assert phone.spoken() == []
+
+
+async def test_of_all_states_only_the_latest_is_replayed(claude: AnthropicService) -> None:
+    going_on = asyncio.Event()
+    claude.replies.append(Reply(text="Hello.", hold=going_on))
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("hi")
+        await claude.wait_open(1)
+        await phone.cut()
+        await disconnected(served)
+        going_on.set()
+        await served.quiet()
+        since = len(phone.log)
+        await phone.open()
+        await phone.idle(since=since)
+        fence = await phone.say("")
+        await phone.until(lambda e: e["payload"].get("eventId") == fence)
+        states = [shape for shape in phone.shape(since) if shape.startswith("state")]
+        assert set(states) == {"state idle"}
+
+
+async def test_a_resume_with_no_turn_running_opens_the_microphone(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.ask("hi")
+        await phone.cut()
+        since = len(phone.log)
+        await phone.open()
+        await phone.idle(since=since)
+        assert phone.shape(since) == ["session.started", "state idle"]
+
+
+async def test_a_repeated_transcript_is_answered_once(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("hi", id="transcript-1")
+        await phone.idle()
+        await phone.cut()
+        await phone.open()
+        since = len(phone.log)
+        await phone.say("hi", id="transcript-1")
+        await phone.ask("bye")
+        assert phone.shape(since).count("append user") == 1
+    assert claude.received == 2
+
+
+async def test_a_repeated_or_unknown_result_changes_nothing(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("agent_status", {"id": "a"}),)), Reply(text="It runs.")]
+    async with serving(provider_for(claude)) as served, served.phone() as phone:
+        await phone.say("how is it?")
+        call = await phone.until(is_call("agent.status"))
+        await phone.result("call-unknown", "what?")
+        for answer in ("runs", "exploded", "runs"):
+            await phone.result(call["payload"]["callId"], answer)
+        await phone.idle()
+        await phone.ask("thanks")
+        assert phone.errors() == []
+    assert results_of(claude.requests[-2])[0]["data"] == "runs"
+    assert "exploded" not in json.dumps(claude.requests[-1])
+
+
+async def test_a_session_ends_when_its_grace_is_over(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude), session_grace=0.0) as served:
+        async with served.phone() as phone:
+            await phone.ask("hi")
+        async with asyncio.timeout(5):
+            while len(served.listener.hub):
+                await asyncio.sleep(0)
+        async with served.phone() as phone:
+            assert phone.log[0]["payload"]["resumed"] is False
+
+
+async def test_the_newer_of_two_sockets_is_served_and_the_older_falls_silent(
+    claude: AnthropicService,
+) -> None:
+    async with serving(provider_for(claude)) as served:
+        async with served.phone() as older, served.phone() as newer:
+            since = len(older.log)
+            await newer.ask("hi")
+            assert older.shape(since) == []
+            assert not older.closed.is_set()
+            await older.ask("and now me")  # what starts a turn takes the session back
+            assert older.shape(since) == PLAIN_TURN
+            mark = len(newer.log)
+            await older.ask("once more")
+            assert newer.shape(mark) == []
+
+
+async def test_a_parked_socket_may_still_bring_a_result(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
+    async with serving(provider_for(claude)) as served, served.phone() as older:
+        await older.say("cancel it")
+        call = await older.until(is_call("agent.cancel"))
+        async with served.phone() as newer:
+            await older.result(call["payload"]["callId"], "cancelled")
+            await newer.until(lambda e: e["type"] == "assistant.speech.final")
+            assert newer.finals() == ["Gone."]
+
+
+async def test_another_subjects_session_is_another_session(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude), tokens=("alpha", "beta")) as served:
+        one = served.phone("shared", headers={"Authorization": "Bearer alpha"})
+        other = served.phone("shared", headers={"Authorization": "Bearer beta"})
+        async with one, other:
+            await one.ask("my secret")
+            assert other.log[0]["payload"]["resumed"] is False
+            await other.ask("what did I say?")
+    assert "my secret" not in json.dumps(claude.requests[-1])
+
+
+async def test_without_a_token_nobody_comes_in(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude), tokens=("alpha",)) as served:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            with pytest.raises(Exception, match="401"):
+                await served.phone(headers=headers).open()
+        async with Phone(f"{served.url}?token=alpha") as phone:
+            await phone.ask("hi")
+
+
+async def disconnected(served: Served) -> None:
+    """Wait until the server has noticed that every connection is gone."""
+    async with asyncio.timeout(5):
+        while served.listener.connections:
+            await asyncio.sleep(0)
