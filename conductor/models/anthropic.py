@@ -11,9 +11,11 @@ from collections.abc import AsyncGenerator
 from random import Random
 from typing import TYPE_CHECKING
 
+from conductor.errors import SettingsError
 from conductor.models.anthropic_render import PROVIDER, body_of, encode, names_of
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.retry import RetryPolicy, Waiting, with_retries
+from conductor.settings import Settings
 
 if TYPE_CHECKING:
     from conductor.models.anthropic_client import MessagesClient, Reply
@@ -126,3 +128,17 @@ class AnthropicProvider:
 
 def _import_client() -> None:
     import conductor.models.anthropic_client  # noqa: F401 - for the time that it takes
+
+
+def from_settings(settings: Settings) -> AnthropicProvider:
+    """Make the provider from the settings. Raises `SettingsError` without a key."""
+    if settings.anthropic_api_key is None:
+        raise SettingsError(
+            "ANTHROPIC_API_KEY is not set; the anthropic provider needs it (the demo needs none)."
+        )
+    return AnthropicProvider(
+        settings.anthropic_api_key.get_secret_value(),
+        settings.anthropic_model,
+        settings.anthropic_max_tokens,
+        settings.anthropic_base_url,
+    )

@@ -7,12 +7,15 @@ from random import Random
 
 import pytest
 
+from conductor.models import anthropic_client
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider, StopReason
 from conductor.models.retry import RetryPolicy
 from tests.models.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
+
+assert anthropic_client  # imported here: the SDK takes seconds, and no case's wait should hold them
 
 _STOPS: dict[StopReason, str] = {"context_window": "model_context_window_exceeded"}
 

@@ -53,9 +53,10 @@ class Reply:
     """One answer with status 200.
 
     ``chunks`` is how ``text`` is cut into deltas (default: words), ``argument_size`` the characters of one
-    ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``.
-    ``split_bytes`` writes the stream in pieces of so many bytes, each an HTTP chunk of its own. ``line_end``
-    ends the stream's lines. ``pings`` puts a ping before each delta.
+    ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``,
+    ``hold_end`` between the last event and the response's end. ``split_bytes`` writes the stream in pieces of
+    so many bytes, each an HTTP chunk of its own. ``line_end`` ends the stream's lines. ``pings`` puts a ping
+    before each delta.
     """
 
     text: str = ""
@@ -69,6 +70,7 @@ class Reply:
     first_delay_s: float = 0.0
     hold: asyncio.Event | None = None
     hold_at: int = 0
+    hold_end: asyncio.Event | None = None
     pings: bool = False
     split_bytes: int | None = None
     line_end: str = "\n"

@@ -126,6 +126,10 @@ class AnthropicService:
         """Wait until so many requests have come; TimeoutError if they do not."""
         await self._wait(lambda: self.received >= count, seconds)
 
+    async def wait_completed(self, count: int, seconds: float = 5.0) -> None:
+        """Wait until so many requests are answered; TimeoutError if they are not."""
+        await self._wait(lambda: self.completed >= count, seconds)
+
     async def _wait(self, true: Callable[[], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while not true():

@@ -34,8 +34,10 @@ class ReplyWriter:
         self._flush()
         if reply.broken is not None:
             await self._break(reply.broken)
-        else:
-            self._connection.end()
+            return
+        if reply.hold_end is not None:
+            await reply.hold_end.wait()
+        self._connection.end()
 
     async def _before_delta(self, number: int) -> None:
         reply = self._reply
