@@ -50,14 +50,23 @@ async def running(settings: Settings, services: Services | None = None) -> Async
     listener = Listener(services, Authenticator(settings.auth_tokens))
     await listener.start(settings.host, settings.port)
     # The port is open at once; a large SDK is imported meanwhile.
-    warming_up = asyncio.create_task(services.provider.start())
+    warming_up = asyncio.create_task(_warm_up(services.provider))
     try:
         yield listener
     finally:
         await listener.stop()
-        await asyncio.wait([warming_up])
+        warming_up.cancel()
+        await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
         await services.provider.aclose()
         await services.store.aclose()
+
+
+async def _warm_up(provider: ModelProvider) -> None:
+    try:
+        await provider.start()
+    except Exception:
+        # The first request tries again, and then the user is told.
+        log.exception("model provider not ready", provider=provider.name)
 
 
 def check_exposure(settings: Settings, *, insecure: bool) -> None:

@@ -74,7 +74,7 @@ def _serve(options: argparse.Namespace) -> int:
         log_level=options.log_level,
     )
     check_exposure(settings, insecure=options.insecure_no_auth)
-    configure_logs(settings.log_level, settings.log_format)
+    configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
     _run(serve(settings, lambda listener: _announce(settings, listener)))
     return 0
 

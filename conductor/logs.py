@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+import traceback
+from collections.abc import Callable
+from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import ExcInfo, Processor
 
 
-def configure_logs(level: str, log_format: str) -> None:
-    """Write structured lines to standard error, from ``level`` upwards, as ``json`` or ``console``."""
+def configure_logs(level: str, log_format: str, *, content: bool = False) -> None:
+    """Write structured lines to standard error, from ``level`` upwards, as ``json`` or ``console``.
+
+    A traceback says where and of which class an exception was; what it said, which may quote a person or
+    an argument, only with ``content``.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
+    # Not the library's choice of formatter, which shows all local variables where `rich` is installed.
+    write = structlog.dev.plain_traceback if content else write_places
     render: list[Processor]
     if log_format == "json":
-        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        format_exception = structlog.processors.ExceptionRenderer(lambda info: _text(write, info))
+        render = [format_exception, structlog.processors.JSONRenderer()]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=write)]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -30,3 +41,23 @@ def configure_logs(level: str, log_format: str) -> None:
     # The libraries' own lines: handshakes that fail and the like, which are the peers' affair.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
+
+
+def write_places(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback, and those of the exceptions that led to it, without what the exceptions say."""
+    error: BaseException | None = exc_info[1]
+    shown: set[int] = set()
+    while error is not None and id(error) not in shown:
+        shown.add(id(error))
+        stream.write("Traceback (most recent call last):\n")
+        stream.write("".join(traceback.format_tb(error.__traceback__)))
+        stream.write(f"{type(error).__qualname__}\n")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if error is not None:
+            stream.write("\nwhich came of:\n")
+
+
+def _text(write: Callable[[TextIO, ExcInfo], None], exc_info: ExcInfo) -> str:
+    stream = io.StringIO()
+    write(stream, exc_info)
+    return stream.getvalue().rstrip("\n")

@@ -58,7 +58,12 @@ class Limits:
 class Settings(BaseSettings):
     """The settings, named as in the environment, in lower case."""
 
-    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_file=".env",
+        env_file_encoding="utf-8-sig",  # some editors begin a file with a byte order mark
+        extra="ignore",
+        frozen=True,
+    )
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
@@ -80,7 +85,7 @@ class Settings(BaseSettings):
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
-    auth_tokens: _List = ()
+    auth_tokens: Annotated[_List, Field(repr=False)] = ()
     session_store_url: str = "memory://"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "console"

@@ -52,6 +52,7 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
+        self._quiet: list[asyncio.Future[None]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -65,6 +66,18 @@ class Outbox:
     def speaking(self) -> bool:
         """Whether a speech is under way on the device, as far as is known."""
         return self._speaking is not None
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether a call waits for its answer, or for its turn to be sent."""
+        return bool(self._lane or self._held)
+
+    async def quiet(self) -> None:
+        """Wait until nothing is outstanding: every call was answered, or its time is over."""
+        while self._lane:
+            waiter = asyncio.get_running_loop().create_future()
+            self._quiet.append(waiter)
+            await waiter
 
     def take_gone(self) -> list[str]:
         """Hand over the ids of events that left since the last call; the next commit records it."""
@@ -284,7 +297,12 @@ class Outbox:
             self._timer.cancel()
             self._timer = None
         self._head = head
-        if head is not None:
+        if head is None:
+            for waiter in self._quiet:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._quiet.clear()
+        else:
             self._timer = asyncio.get_running_loop().call_later(head.limit, self._expire, head)
 
     def _expire(self, entry: Entry) -> None:

@@ -94,6 +94,12 @@ class Session:
         if self._outbox.transport is transport:
             self._outbox.detach()
 
+    async def settled(self) -> None:
+        """Wait until no turn is running, and the client has answered every call or had its time."""
+        while self.busy or self._outbox.outstanding:
+            await self._turns.settled()
+            await self._outbox.quiet()
+
     async def close(self) -> None:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
         if self._floor_timer is not None:

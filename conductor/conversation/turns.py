@@ -126,6 +126,11 @@ class Turns:
         if self.waiting.has_news and not self.busy and not self._closed and self._may_tell_news():
             self._runner = self._tasks.spawn(self._run_turns(None))
 
+    async def settled(self) -> None:
+        """Wait until no turn is running or waiting."""
+        while self._runner is not None:
+            await asyncio.wait([self._runner])
+
     async def close(self) -> None:
         """Stop the running turn, and wait until it has ended."""
         self._closed = True

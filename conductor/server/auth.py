@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from websockets.http11 import Request
 
@@ -59,7 +59,7 @@ def bearer_token(request: Request) -> str | None:
         for name in value.split(","):
             if name.strip().startswith("bearer."):
                 return name.strip().removeprefix("bearer.")
-    tokens = parse_qs(urlsplit(request.path).query).get("token")
+    tokens = parse_qs(request.path.partition("?")[2]).get("token")
     return tokens[0] if tokens else None
 
 

@@ -18,7 +18,7 @@ from conductor.errors import ErrorCode, StoreError
 from conductor.events import client
 from conductor.events.codec import BINARY_MARK, Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import IdSource, encode_event
-from conductor.events.server import ErrorEvent, SessionPing
+from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.hub import Hub
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
@@ -29,6 +29,7 @@ UNBOUND = "unknown"
 """The sessionId of an error about an event that named none."""
 
 _event_ids = IdSource("evt")
+_call_ids = IdSource("call")
 
 
 class Socket(ServerConnection):
@@ -56,6 +57,11 @@ class Connection:
         self._wake = asyncio.Event()
         self._close: tuple[int, str] | None = None
         self._ping: asyncio.TimerHandle | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether its session has a turn running, or about to."""
+        return self._session is not None and self._session.busy
 
     # -- the life of a connection
 
@@ -114,13 +120,12 @@ class Connection:
     # -- writing
 
     async def _write(self) -> None:
-        """Write what is queued, with a time limit: a peer that never reads must not hold anything."""
+        """Write what is queued, each frame in its time: a peer that never reads must not hold anything."""
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                async with asyncio.timeout(self._limits.send_timeout):
-                    await self._write_queue()
+                await self._write_queue()
                 if self._close is not None:
                     await self._socket.close(*self._close)
                     return
@@ -134,7 +139,8 @@ class Connection:
             frame = self._queue.popleft()
             if not frame.withdrawn:
                 frame.written = True
-                await self._socket.send(frame.data, text=True)
+                async with asyncio.timeout(self._limits.send_timeout):
+                    await self._socket.send(frame.data, text=True)
 
     def _arm_ping(self) -> None:
         self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)
@@ -149,7 +155,10 @@ class Connection:
         try:
             inbound = decode_event(data, self._limits.max_event_bytes)
         except InvalidFrame as error:
-            await self._refuse_frame(error)
+            self._send_error(error.code, str(error), error.event_id, error.session_id)
+            log.debug("event refused", code=error.code, session=self._session_id)
+            if error.event_type == client.TranscriptFinal.TYPE:
+                await self._reopen_microphone(error.session_id)
             return
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
         try:
@@ -158,6 +167,8 @@ class Connection:
             self._send_error(
                 error.code, "The session store cannot be reached.", inbound.id, inbound.session_id
             )
+            if isinstance(inbound.event, client.TranscriptFinal):
+                self._say_idle(inbound.session_id)
         except Exception:
             # One event that shows a bug of ours must not cost the client its connection.
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
@@ -197,16 +208,19 @@ class Connection:
         self._session, self._resumed = await self._hub.bind(key, self)
         return self._session
 
-    async def _refuse_frame(self, error: InvalidFrame) -> None:
-        log.debug("event refused", code=error.code, session=self._session_id)
-        self._send_error(error.code, str(error), error.event_id, error.session_id)
-        if error.event_type != client.TranscriptFinal.TYPE:
-            return
-        # The app is transcribing until it hears "idle", whatever was wrong with the transcript.
-        if self._session is None and error.session_id is not None:
-            (await self._bind(error.session_id)).attach(self, resumed=False)
+    async def _reopen_microphone(self, session_id: str | None) -> None:
+        """Say ``idle`` after a bad transcript: the app is transcribing until it hears that."""
+        if self._session is None and session_id is not None:
+            try:
+                (await self._bind(session_id)).attach(self, resumed=False)
+            except StoreError:
+                self._say_idle(session_id)
         if self._session is not None and self._session.transport is self:
             await self._session.reopen_microphone()
+
+    def _say_idle(self, session_id: str) -> None:
+        """Say ``idle`` without a session: there is none, since the store is away."""
+        self.send(Frame(encode_event(_event_ids(), session_id, set_state(_call_ids(), "idle"))))
 
     @property
     def _session_id(self) -> str:

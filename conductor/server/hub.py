@@ -108,6 +108,8 @@ class Hub:
 
     async def _close(self, place: _Place) -> None:
         try:
-            await (await place.session).close()
+            async with asyncio.timeout(self._services.limits.close_timeout):
+                session = await place.session
+            await session.close()
         except Exception:
             log.exception("session not closed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -70,8 +69,8 @@ class Listener:
                 max_size=self._services.limits.hard_event_bytes,
                 server_header="conductor",
             )
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # a name that is too long for the resolver is a UnicodeError
+            reason = getattr(error, "strerror", None) or str(error)
             raise SettingsError(f"Cannot listen on {host}:{port}: {reason.lower()}.") from None
         self._ready = True
 
@@ -83,13 +82,13 @@ class Listener:
         self._server.close(close_connections=False)
         deadline = asyncio.get_running_loop().time() + drain_s
         while any(session.busy for session in self.hub.sessions):
+            self._restart(idle_only=True)
             if asyncio.get_running_loop().time() >= deadline:
                 log.warning("turns cut short", sessions=sum(s.busy for s in self.hub.sessions))
                 break
             await asyncio.sleep(0.05)
         await self.hub.close()
-        for connection in list(self._connections):
-            connection.close(SERVICE_RESTART, "service restart")
+        self._restart()
         try:
             async with asyncio.timeout(2 * self._services.limits.close_timeout):
                 await self._server.wait_closed()
@@ -97,6 +96,13 @@ class Listener:
             for connection in list(self._connections):
                 connection.abort("did not close")
             await self._server.wait_closed()
+        await self.hub.close()  # again: a first event may have come while its connection was closing
+
+    def _restart(self, *, idle_only: bool = False) -> None:
+        """Tell clients to connect again, elsewhere or later."""
+        for connection in list(self._connections):
+            if not (idle_only and connection.busy):
+                connection.close(SERVICE_RESTART, "service restart")
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
@@ -109,7 +115,7 @@ class Listener:
 
     def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
         """Answer what is no upgrade, and refuse an upgrade that is not allowed."""
-        path = urlsplit(request.path).path
+        path = request.path.partition("?")[0]
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":

@@ -14,14 +14,17 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from conductor.messages import Message, ToolResult
+from conductor.messages import AssistantMessage, Message, ToolResult
 
 MAX_SEEN = 2_000
 """Inbound event ids remembered a session: as many as the shipped app remembers of ours."""
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
-    """Give the assistant's message at log position ``position`` another text: what was heard of it."""
+    """Give the assistant's message at log position ``position`` another text: what was heard of it.
+
+    Where there is none, trimmed since or somebody else's, it does nothing.
+    """
 
     position: int
     text: str
@@ -186,8 +189,9 @@ class SessionState:
             self.log.append(entry)
             return
         index = entry.position - self.log_start
-        if 0 <= index < len(self.log):
-            self.log[index] = msgspec.structs.replace(self.log[index], text=entry.text)
+        message = self.log[index] if 0 <= index < len(self.log) else None
+        if isinstance(message, AssistantMessage):
+            self.log[index] = msgspec.structs.replace(message, text=entry.text)
 
     def _remember(self, event_id: str) -> None:
         self.seen[event_id] = None
@@ -200,17 +204,29 @@ class SessionState:
         else:
             self.fields.pop(name, None)
 
-    def duplicate(self, operation: Operation) -> str | None:
-        """Name what makes an operation a duplicate, if anything does."""
-        match operation:
-            case OpenCall(call=call) if call.call_id in self.calls:
-                return call.call_id
-            case FinishCall(call_id=call_id):
-                known = self.calls.get(call_id)
-                return call_id if known is None or known.result is not None else None
-            case RememberInbound(event_id=event_id) if event_id in self.seen:
-                return event_id
+    def duplicate(self, operations: Sequence[Operation]) -> str | None:
+        """Name what makes a commit a duplicate, if anything does; an operation counts for those after it."""
+        seen: set[str] = set()
+        is_open: dict[str, bool] = {}  # the calls that this commit itself opened or finished
+        for operation in operations:
+            match operation:
+                case OpenCall(call=call):
+                    if call.call_id in is_open or call.call_id in self.calls:
+                        return call.call_id
+                    is_open[call.call_id] = call.result is None
+                case FinishCall(call_id=call_id):
+                    if not is_open.get(call_id, self._is_open(call_id)):
+                        return call_id
+                    is_open[call_id] = False
+                case RememberInbound(event_id=event_id):
+                    if event_id in seen or event_id in self.seen:
+                        return event_id
+                    seen.add(event_id)
         return None
+
+    def _is_open(self, call_id: str) -> bool:
+        known = self.calls.get(call_id)
+        return known is not None and known.result is None
 
 
 @dataclass(frozen=True, slots=True)

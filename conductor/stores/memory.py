@@ -45,10 +45,9 @@ class MemoryStore:
             return
         if row.revision != claim.revision:
             raise Conflict(f"The session is at revision {row.revision}, not {claim.revision}.")
-        for operation in operations:
-            known = row.state.duplicate(operation)
-            if known is not None:
-                raise Duplicate(f"{known} was recorded before.")
+        known = row.state.duplicate(operations)
+        if known is not None:
+            raise Duplicate(f"{known} was recorded before.")
         for operation in operations:
             row.state.apply(operation)
         row.revision += 1

@@ -68,13 +68,13 @@ class ToolExecutor:
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit):
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
-            return _stamped(outcome, time.monotonic() - started, ready.notes)
         except TimeoutError:
-            return self.timed_out(ready.spec.effect, time.monotonic() - started)
+            outcome = self.timed_out(ready.spec.effect, 0.0)
         except Exception:
             # The tool's own bug must not end the turn; the model gets a result it can read.
             log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
-            return failed("internal_error", "The tool failed.", took_s=time.monotonic() - started)
+            outcome = failed("internal_error", "The tool failed.")
+        return _stamped(outcome, time.monotonic() - started, ready.notes)
 
     def timeout(self, spec: ToolSpec) -> float:
         """Give a tool's time limit in seconds."""
@@ -121,6 +121,7 @@ _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 def _stamped(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
     """Add how long it took, and what was changed about the arguments."""
     took_ms = outcome.metadata.execution_time_ms or round(took_s * 1000)
+    notes = (*notes, *outcome.metadata.notes)
     metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
     return msgspec.structs.replace(outcome, metadata=metadata)
 

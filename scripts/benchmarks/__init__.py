@@ -1,0 +1,1 @@
+"""What `scripts/bench` runs: light clients, the servers under test, and the scenarios."""
