@@ -1,4 +1,4 @@
-"""The command line: serve (the default) and talk."""
+"""The command line: serve (the default), talk, check and protocol."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conductor import __version__
+from conductor.commands import check, protocol
 from conductor.errors import SettingsError
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
     from conductor.settings import Settings
 
-_COMMANDS = ("serve", "talk")
+_COMMANDS = ("serve", "talk", "check", "protocol")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from conductor.client import terminal
 
             return terminal.run(options)
+        if options.command == "check":
+            return check.run(options)
+        if options.command == "protocol":
+            return protocol.run(options)
         return _serve(options)
     except SettingsError as error:
         print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- this is what a command line says
@@ -58,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     from conductor.client import terminal
 
     terminal.add_arguments(talk)
+    check.add_arguments(commands.add_parser("check", help="try the settings and all that is needed, and end"))
+    protocol.add_arguments(commands.add_parser("protocol", help="print what goes over the wire"))
     return parser
 
 

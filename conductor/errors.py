@@ -24,6 +24,8 @@ body of a service's answer. A *code* is stable (protocol, "Error codes").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 ErrorCode = Literal[
@@ -39,6 +41,23 @@ ErrorCode = Literal[
     "store_unavailable",
     "internal_error",
 ]
+
+CODE_MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
+    {
+        "invalid_event": "The frame is no valid event; the message says why. The connection stays open.",
+        "unsupported_protocol_version": "The event's protocolVersion is newer than the server.",
+        "invalid_transcript": "The transcript is blank; no turn was started.",
+        "session_mismatch": "The event names another session than the one that the connection serves.",
+        "rate_limited": "Too much came at once; retryAfterMs, where it is there, says when to come back.",
+        "model_provider_failed": "The language model's service failed; the turn has ended.",
+        "turn_timeout": "The turn took longer than its time limit, and has ended.",
+        "tool_round_limit_exceeded": "The turn used up its tool calls; the model answers with what it has.",
+        "unauthorized": "The client may not do this.",
+        "store_unavailable": "The server cannot save the conversation now; nothing was changed.",
+        "internal_error": "The server made a mistake; its log says more.",
+    }
+)
+"""What each code means to somebody who writes a client, in one line."""
 
 ModelFailure = Literal[
     "authentication",

@@ -2,74 +2,136 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from conductor.errors import ErrorCode
 
 ConversationState: TypeAlias = Literal["idle", "listening", "transcribing", "thinking", "speaking"]
 """What ``convo.setState`` takes. The app knows ``error`` too, but that shuts the microphone: never sent."""
 
+STATE_MEANINGS: Mapping[ConversationState, str] = MappingProxyType(
+    {
+        "idle": "Nothing is under way: open the microphone. Each turn ends with it, however it ended.",
+        "listening": "The person is speaking.",
+        "transcribing": "The person has spoken, and the final transcript is not there yet.",
+        "thinking": "The transcript was taken, and the model is at work.",
+        "speaking": "The reply is about to be spoken.",
+    }
+)
+"""What each state means for the app's screen and microphone."""
+
 
 class RejectedTool(msgspec.Struct, frozen=True, rename="camel"):
     """A declared tool that is not offered to the model, and why."""
 
-    name: str
-    reason: str
+    name: Annotated[str, Meta(description="As declared, as far as it can be shown.", examples=["calculator"])]
+    reason: Annotated[
+        str, Meta(description="Why, for the app's author.", examples=["this name is taken by another tool"])
+    ]
 
 
 class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The session is there. ``resumed`` says whether it was before, with its history."""
+    """The session is there; the answer to ``session.start``."""
 
     TYPE: ClassVar[str] = "session.started"
-    session_id: str
-    resumed: bool
-    capabilities: list[str] | None = None
-    accepted_tools: list[str] | None = None
-    rejected_tools: list[RejectedTool] | None = None
+    session_id: Annotated[str, Meta(description="The envelope's.", examples=["s-1"])]
+    resumed: Annotated[
+        bool, Meta(description="Whether the session was there before, with its history.", examples=[False])
+    ]
+    capabilities: Annotated[
+        list[str] | None,
+        Meta(
+            description="The capabilities that are accepted; left out if none were named.",
+            examples=[["tools"]],
+        ),
+    ] = None
+    accepted_tools: Annotated[
+        list[str] | None,
+        Meta(
+            description="Names of the declared tools that the model is offered (capability ``tools``).",
+            examples=[["lamp.switch"]],
+        ),
+    ] = None
+    rejected_tools: Annotated[
+        list[RejectedTool] | None,
+        Meta(description="The declared tools that it is not (capability ``tools``).", examples=[[]]),
+    ] = None
 
 
 class SpeechPartial(msgspec.Struct, frozen=True, rename="camel"):
     """The reply so far: cumulative text, never a bare delta."""
 
     TYPE: ClassVar[str] = "assistant.speech.partial"
-    text: str
+    text: Annotated[
+        str,
+        Meta(
+            description="All of the text so far; it begins anew with each message of the model.",
+            examples=["Seventeen percent of 2340"],
+        ),
+    ]
 
 
 class SpeechFinal(msgspec.Struct, frozen=True, rename="camel"):
     """The whole reply."""
 
     TYPE: ClassVar[str] = "assistant.speech.final"
-    text: str
+    text: Annotated[
+        str,
+        Meta(
+            description="The whole text, for the eye: it may hold markdown. It clears the partials.",
+            examples=["Seventeen percent of 2340 is **397.8**."],
+        ),
+    ]
 
 
 class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel"):
-    """Run a tool on the device. ``arguments`` is a JSON object as a string."""
+    """Run a tool on the device, or do one of the UI calls; answered by ``tool.result``."""
 
     TYPE: ClassVar[str] = "tool.call"
-    call_id: str
-    name: str
-    arguments: str
+    call_id: Annotated[
+        str, Meta(description="Names this call in its ``tool.result``.", examples=["call_5d_1"])
+    ]
+    name: Annotated[str, Meta(description="The tool, or the UI call.", examples=["agent.status"])]
+    arguments: Annotated[
+        str, Meta(description="A JSON object, written as a string.", examples=['{"id":"a-77"}'])
+    ]
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Something went wrong. ``code`` is stable, ``message`` is for people."""
 
     TYPE: ClassVar[str] = "error"
-    code: ErrorCode
-    message: str
-    event_id: str | None = None
-    call_id: str | None = None
-    retry_after_ms: int | None = None
+    code: Annotated[ErrorCode, Meta(description="What went wrong.", examples=["invalid_transcript"])]
+    message: Annotated[
+        str, Meta(description="The same in words, without secrets.", examples=["The transcript is empty."])
+    ]
+    event_id: Annotated[
+        str | None, Meta(description="The id of the event that it is about.", examples=["ios-42"])
+    ] = None
+    call_id: Annotated[str | None, Meta(description="The call that it is about.")] = None
+    retry_after_ms: Annotated[int | None, Meta(description="When to come back, in milliseconds.")] = None
 
 
 class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
     """The device's tools are now these (capability ``tools``)."""
 
     TYPE: ClassVar[str] = "tools.changed"
-    accepted_tools: list[str]
-    rejected_tools: list[RejectedTool]
+    accepted_tools: Annotated[
+        list[str],
+        Meta(description="Names of the tools that the model is offered.", examples=[["lamp.switch"]]),
+    ]
+    rejected_tools: Annotated[
+        list[RejectedTool],
+        Meta(
+            description="The declared tools that it is not.",
+            examples=[[{"name": "calculator", "reason": "this name is taken by another tool"}]],
+        ),
+    ]
 
 
 class SessionPing(msgspec.Struct, frozen=True, rename="camel"):

@@ -15,10 +15,10 @@ from conductor.errors import SettingsError
 from conductor.models.anthropic_render import PROVIDER, body_of, encode, names_of
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.retry import RetryPolicy, Waiting, with_retries
-from conductor.settings import Settings
 
 if TYPE_CHECKING:
     from conductor.models.anthropic_client import MessagesClient, Reply
+    from conductor.settings import Settings
 
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 

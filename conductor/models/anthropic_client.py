@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import aiohttp
 import anthropic
 import httpx2
+import msgspec
 import structlog
 
 from conductor.errors import ModelError
@@ -24,6 +26,8 @@ from conductor.models.names import NameMap
 CONNECT_TIMEOUT_S = 10.0
 DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+_BROKEN = (httpx2.RequestError, aiohttp.ClientError, OSError, RuntimeError)
+"""How a connection fails. RuntimeError("Connection closed.") is what aiohttp says if this side closed it."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +56,7 @@ class Reply:
             ) from None
         except httpx2.TimeoutException:
             raise failure("timeout") from None
-        except (httpx2.RequestError, OSError, RuntimeError):
-            # aiohttp says RuntimeError("Connection closed.") if the connection was closed on this side.
+        except _BROKEN:
             raise failure("connection") from None
 
     async def drain(self) -> None:
@@ -78,15 +81,16 @@ class MessagesClient:
         limits = httpx2.Limits(
             max_connections=pool_size, max_keepalive_connections=pool_size, keepalive_expiry=keep_alive_s
         )
-        self._sdk = anthropic.AsyncAnthropic(
-            api_key=api_key,
-            base_url=base_url,
-            max_retries=0,  # `conductor.models.retry` does it, within the turn's time
-            open_telemetry=False,
-            http_client=anthropic.DefaultAioHttpClient(
-                limits=limits, trust_env=trust_env, follow_redirects=False
-            ),
+        self._http = anthropic.DefaultAioHttpClient(
+            limits=limits, trust_env=trust_env, follow_redirects=False
         )
+        self._sdk = anthropic.AsyncAnthropic(
+            api_key=api_key, base_url=base_url, open_telemetry=False, http_client=self._http
+        )
+        self._url = self._sdk.base_url.join("v1/messages")
+        given = {name: value for name, value in self._sdk.default_headers.items() if isinstance(value, str)}
+        self._headers = httpx2.Headers(given)
+        self._headers.update(_HEADERS)
 
     async def open(self, body: bytes, names: NameMap, silence_s: float) -> Reply:
         """Send the request and read until the first events.
@@ -110,29 +114,41 @@ class MessagesClient:
 
     async def _send(self, body: bytes, silence_s: float) -> httpx2.Response:
         """Post the request. Raises `ModelError` for a status that is no success."""
-        timeout = httpx2.Timeout(silence_s, connect=min(CONNECT_TIMEOUT_S, silence_s))
+        # The SDK's own HTTP client, address, credentials and headers, put together once: its methods do that
+        # anew for each request and walk the whole body, which took as long as all the rest.
+        timeout = {"connect": min(CONNECT_TIMEOUT_S, silence_s), "read": silence_s}
+        request = httpx2.Request(
+            "POST", self._url, headers=self._headers, content=body, extensions={"timeout": timeout}
+        )
         try:
-            # The SDK's call by path: its `messages.create` walks the whole body again, some 350 µs a request.
-            response: object = await self._sdk.post(
-                "/v1/messages",
-                content=body,
-                cast_to=httpx2.Response,
-                options={"headers": _HEADERS, "timeout": timeout},
-                stream=True,
-                stream_cls=anthropic.AsyncStream[object],
-            )
-        except anthropic.APIStatusError as error:
-            log.info("anthropic.status", status=error.status_code, request_id=error.request_id)
-            message = error.api_message
-            text = message if isinstance(message, str) else ""
-            raise from_status(error.status_code, text, error.response.headers) from None
-        except anthropic.APITimeoutError:
+            response = await self._http.send(request, stream=True)
+            if response.is_success:
+                return response
+            await response.aread()
+        except httpx2.TimeoutException:
             raise failure("timeout") from None
-        except anthropic.APIConnectionError:
+        except _BROKEN:
             raise failure("connection") from None
-        assert isinstance(response, httpx2.Response)  # what `cast_to` asks for, in spite of the overloads
-        return response
+        request_id = response.headers.get("request-id")
+        log.info("anthropic.status", status=response.status_code, request_id=request_id)
+        raise from_status(response.status_code, _message_of(response), response.headers)
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._sdk.close()
+
+
+class _Problem(msgspec.Struct):
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: _Problem
+
+
+def _message_of(response: httpx2.Response) -> str:
+    """Read the service's own words, which only decide what kind of failure it is: they are never shown."""
+    try:
+        return msgspec.json.decode(response.content, type=_Failure).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""

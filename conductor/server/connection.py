@@ -56,6 +56,7 @@ class Connection:
         self._queue: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._close: tuple[int, str] | None = None
+        self._cut = False
         self._ping: asyncio.TimerHandle | None = None
 
     @property
@@ -88,6 +89,8 @@ class Connection:
     def send(self, frame: Frame) -> None:
         """Queue a frame; a partial takes the place of one that was not written yet."""
         queue = self._queue
+        if self._cut:
+            return
         if frame.partial and queue and queue[-1].partial:
             queue[-1] = frame
         elif len(queue) >= self._limits.max_send_queue:
@@ -114,6 +117,7 @@ class Connection:
     def abort(self, why: str) -> None:
         """Cut the connection; the session survives."""
         log.warning("connection cut", why=why, session=self._session_id)
+        self._cut = True
         self._queue.clear()
         self._socket.transport.abort()
 

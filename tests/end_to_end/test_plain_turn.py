@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import Serve
-from tests.end_to_end.phone import PLAIN_TURN, Phone, arguments, is_call, is_state, shape_of
+from tests.end_to_end.phone import PLAIN_TURN, shape_of
 
 
 async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:

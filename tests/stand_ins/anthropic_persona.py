@@ -55,19 +55,24 @@ def rounds_so_far(messages: list[JsonObject]) -> int:
 
 @dataclass(frozen=True)
 class BenchPersona:
-    """Answers a turn with ``rounds`` calls of the first tool offered, then ``tokens`` tokens of text."""
+    """Answers a turn with ``rounds`` calls of a tool, then ``tokens`` tokens of text.
+
+    ``tool`` is the service's name of the tool; the first one offered is called if it is not among them.
+    """
 
     rounds: int = 3
     tokens: int = 40
     delay_s: float = 0.0
     first_delay_s: float = 0.0
+    tool: str = "agent_status"
 
     def __call__(self, request: JsonObject) -> Reply:
         """Look at the request's messages and give the next reply."""
         tools = request.get("tools", [])
         off = request.get("tool_choice", {}).get("type") == "none"
         if tools and not off and rounds_so_far(request["messages"]) < self.rounds:
-            call = Call(tools[0]["name"], sample(tools[0]["input_schema"]))
+            tool = next((tool for tool in tools if tool["name"] == self.tool), tools[0])
+            call = Call(tool["name"], sample(tool["input_schema"]))
             return Reply(calls=(call,), first_delay_s=self.first_delay_s)
         chunks = [f"word{number} " for number in range(self.tokens)]
         return Reply(

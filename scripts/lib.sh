@@ -1,0 +1,64 @@
+# Sourced by the scripts beside it: goes to the project's folder and gets .venv ready, with nothing but Python.
+
+ROOT=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$ROOT"
+
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+is_recent() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+# What .venv was installed from. The folder is part of it: an editable installation does not move with the files.
+wanted() {
+    printf '%s\n' "$ROOT"
+    cat pyproject.toml requirements/*.lock
+}
+
+is_installed() {
+    [ -x .venv/bin/python ] && wanted | cmp -s - ".venv/installed-$1"
+}
+
+find_python() {
+    for python in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
+        if is_recent "$python"; then
+            printf '%s\n' "$python"
+            return
+        fi
+    done
+    say "Python 3.11 or newer is needed, and was not found as ${PYTHON:-python3 or python3.11 to python3.14}; PYTHON=... names another."
+    return 1
+}
+
+make_venv() {
+    if is_recent .venv/bin/python && .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    python=$(find_python)
+    if ! "$python" -m venv --clear .venv; then
+        say "$python cannot make a virtual environment; on Debian and Ubuntu, install python3-venv first."
+        return 1
+    fi
+}
+
+# prepare runtime: what the server needs. prepare dev: that, and what the tests and checks need.
+prepare() {
+    if is_installed dev || is_installed "$1"; then
+        return
+    fi
+    make_venv
+    say "Installing into .venv, once ..."
+    # The locks are complete, so nothing is resolved here; setuptools comes from a lock too.
+    .venv/bin/python -m pip -qq --disable-pip-version-check --no-input install \
+        --no-deps --require-hashes -r requirements/build.lock -r "requirements/$1.lock"
+    .venv/bin/python -m pip -qq --disable-pip-version-check --no-input install \
+        --no-deps --no-build-isolation --editable .
+    # A lock that pyproject.toml has moved away from is said, not used.
+    found=$(.venv/bin/python -m pip --disable-pip-version-check check) || {
+        say "$found" "Run scripts/lock."
+        return 1
+    }
+    wanted >".venv/installed-$1"
+}

@@ -1,0 +1,134 @@
+"""The server's part of ``conductor check``: files, the address, and who may connect."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from conductor.commands.check_server import access_items, address_item, catalog_items, prompt_item
+from conductor.settings import load_settings
+
+LONG = "a-long-and-random-token"
+
+
+# -- files
+
+
+def test_the_built_in_prompt_and_catalog_are_good() -> None:
+    assert prompt_item(None).level == "ok"
+    assert [item.level for item in catalog_items(None)] == ["ok"]
+
+
+def test_a_prompt_of_the_operators_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.md"
+    file.write_text("Be brief.")
+    assert str(prompt_item(file)) == f"ok    SYSTEM_PROMPT_FILE: {file}, 9 characters."
+
+
+def test_a_prompt_that_is_not_there_fails(tmp_path: Path) -> None:
+    item = prompt_item(tmp_path / "prompt.md")
+    assert (item.level, item.subject) == ("fail", "SYSTEM_PROMPT_FILE")
+    assert item.text.endswith("cannot be read: No such file or directory.")
+
+
+def catalog(folder: Path, *names: str) -> Path:
+    file = folder / "tools.json"
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+    file.write_text(json.dumps({"tools": tools}))
+    return file
+
+
+def test_the_tools_of_a_catalog_are_counted(tmp_path: Path) -> None:
+    (item,) = catalog_items(catalog(tmp_path, "lamp.on", "lamp.off"))
+    assert item.level == "ok" and item.text.endswith(", 2 tools.")
+
+
+def test_a_catalog_that_is_not_json_fails_with_the_place(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text('{"tools": [}')
+    (item,) = catalog_items(file)
+    assert (item.level, item.subject) == ("fail", "DEVICE_TOOLS_FILE")
+    assert "line 1, column" in item.text and item.text.startswith("The tool") and item.text.endswith(".")
+
+
+def test_a_catalog_with_a_refused_tool_fails(tmp_path: Path) -> None:
+    (item,) = catalog_items(catalog(tmp_path, "tts.speak"))
+    assert item.level == "fail" and "tts.speak" in item.text
+
+
+def test_a_catalog_that_takes_the_name_of_a_built_in_tool_is_warned_of(tmp_path: Path) -> None:
+    good, clash = catalog_items(catalog(tmp_path, "calculator", "lamp.on"))
+    assert (good.level, clash.level) == ("ok", "warn")
+    assert "calculator" in clash.text and "lamp" not in clash.text
+
+
+# -- the address
+
+
+async def test_a_free_port_is_good_and_is_free_afterwards() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for _ in range(2):
+        assert str(await address_item("127.0.0.1", port)) == f"ok    PORT: 127.0.0.1:{port} is free."
+
+
+async def test_port_0_is_any_free_one() -> None:
+    assert (await address_item("127.0.0.1", 0)).level == "ok"
+
+
+async def test_a_port_that_is_listened_on_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        item = await address_item("127.0.0.1", other.getsockname()[1])
+    assert (item.level, item.subject) == ("fail", "PORT")
+    assert "is taken" in item.text
+
+
+async def test_an_address_of_another_machine_fails() -> None:
+    item = await address_item("192.0.2.1", 0)  # RFC 5737: nobody has it
+    assert (item.level, item.subject) == ("fail", "HOST")
+    assert "no address of this machine" in item.text
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1.1.", "x" * 70 + ".invalid", "a b"])
+async def test_a_host_that_is_no_name_fails(host: str) -> None:
+    item = await address_item(host, 0)
+    assert (item.level, item.subject) == ("fail", "HOST")
+
+
+# -- who may connect
+
+
+def access(insecure: bool = False, **given: object) -> list[str]:
+    return [str(item) for item in access_items(load_settings(None, **given), insecure)]
+
+
+def test_loopback_needs_no_token() -> None:
+    (line,) = access()
+    assert line.startswith("ok    AUTH_TOKENS: not set, and not needed")
+
+
+def test_an_open_address_without_tokens_fails_and_says_how_to_mend_it() -> None:
+    (line,) = access(host="0.0.0.0")
+    assert line.startswith("fail  AUTH_TOKENS: ") and "set AUTH_TOKENS" in line
+
+
+def test_an_open_address_that_is_meant_is_a_warning() -> None:
+    (line,) = access(insecure=True, host="0.0.0.0")
+    assert line.startswith("warn  AUTH_TOKENS: ")
+
+
+def test_an_open_address_with_a_token_is_good() -> None:
+    assert access(host="0.0.0.0", auth_tokens=LONG) == [
+        "ok    AUTH_TOKENS: 1 set; one of them is needed to connect."
+    ]
+
+
+def test_short_and_unsendable_tokens_are_named_by_their_places_only() -> None:
+    tokens = ["fifteen-letters", LONG, "with a space, and".replace(",", ""), "exactly-sixteen-"]
+    lines = access(auth_tokens=",".join(tokens))
+    assert [line.partition(": ")[2][:14] for line in lines[1:]] == ["token 1 of 4 i", "token 3 of 4 h"]
+    assert not any(token in line for token in tokens for line in lines)

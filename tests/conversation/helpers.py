@@ -1,0 +1,570 @@
+"""What the tests of a conversation share: virtual time, a slow store, an app at the end of a line.
+
+No test of a session needs a socket or a wait: `run` drives a loop whose time jumps to the next timer whenever
+nothing else is left to do, and which fails at once where nothing will ever happen again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import selectors
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeVar
+
+from conductor.conversation.services import Services
+from conductor.conversation.session import Session
+from conductor.conversation.transport import Frame
+from conductor.errors import ErrorCode, StoreError
+from conductor.events import client
+from conductor.events.codec import Inbound
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.settings import Limits
+from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey
+from conductor.stores.memory import MemoryStore
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+
+T = TypeVar("T")
+Event = dict[str, Any]
+
+KEY = SessionKey("ann", "s-1")
+MAX_TURNS_OF_THE_LOOP = 100_000
+SPOKEN = '{"spoken":true}'
+
+
+# -- virtual time
+
+
+class Stuck(AssertionError):
+    """Something is waited for that nothing will bring about."""
+
+
+class _Selector(selectors.SelectSelector):
+    """Never blocks: where the loop would wait for a timer, the time is moved to it."""
+
+    now = 1_000.0
+    turns = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.turns += 1
+        if self.turns > MAX_TURNS_OF_THE_LOOP:
+            raise Stuck("the loop goes round and round")
+        if timeout is None:
+            raise Stuck("nothing will ever happen again")
+        self.now += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time moves only when there is nothing to do."""
+
+    def __init__(self) -> None:
+        self.clock = _Selector()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Run a scenario in virtual time; anything that the loop had to report fails it."""
+    reports: list[Mapping[str, Any]] = []
+    loop = VirtualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        loop.set_exception_handler(lambda _, context: reports.append(context))
+        runner.get_loop()
+        try:
+            result = runner.run(scenario)
+        finally:
+            loop.clock.turns = 0  # what is left must be able to end
+    assert not reports, reports
+    return result
+
+
+async def steps(number: int) -> None:
+    """Let everything else take a number of steps; no time passes."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def later(seconds: float) -> None:
+    """Let virtual time pass."""
+    await asyncio.sleep(seconds)
+
+
+# -- histories
+
+
+def faults(messages: Sequence[Message]) -> list[str]:
+    """Say what is wrong with a history, by the rules as the messages' module and the service state them."""
+    found: list[str] = []
+    if messages and not isinstance(messages[0], UserMessage | Note):
+        found.append(f"it begins with {messages[0]}")
+    wanted: deque[str] = deque()
+    for number, message in enumerate(messages):
+        if isinstance(message, ToolResult):
+            if not wanted:
+                found.append(f"{number}: a result without a call: {message.call_id}")
+            elif (expected := wanted.popleft()) != message.call_id:
+                found.append(f"{number}: {message.call_id} where {expected} is due")
+            continue
+        if wanted:
+            found.append(f"{number}: no result for {list(wanted)}")
+            wanted.clear()
+        if isinstance(message, AssistantMessage):
+            wanted.extend(call.call_id for call in message.calls)
+    if wanted:
+        found.append(f"at the end: no result for {list(wanted)}")
+    return found
+
+
+# -- the store
+
+
+class SlowStore:
+    """A store whose commits really suspend, and sometimes fail; it knows what it has promised to keep.
+
+    ``before`` and ``after`` say how many steps a commit takes until it is applied, and until its answer is
+    back. ``fail`` may name the error that a commit meets. ``hold``, while it is set to an unset event, keeps
+    commits from being applied; ``hold_answer`` keeps their answers.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[], int] = lambda: 0,
+        after: Callable[[], int] = lambda: 0,
+        fail: Callable[[Sequence[Operation]], StoreError | None] = lambda _: None,
+    ) -> None:
+        self.inner = MemoryStore()
+        self.before = before
+        self.after = after
+        self.fail = fail
+        self.hold: asyncio.Event | None = None
+        self.hold_answer: asyncio.Event | None = None
+        self.entered = asyncio.Event()
+        self.kept: set[str] = set()
+        self.commits: list[list[Operation]] = []
+        self.running = 0
+
+    async def claim(self, key: SessionKey) -> Claim:
+        return await self.inner.claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        assert self.running == 0, "commits of one session follow each other"
+        self.running += 1
+        try:
+            self.entered.set()
+            await steps(self.before())
+            if self.hold is not None:
+                await self.hold.wait()
+            error = self.fail(operations)
+            if error is not None:
+                raise error
+            await self.inner.commit(claim, commit_id, operations)
+            self.commits.append(list(operations))
+            for operation in operations:
+                if isinstance(operation, PutOutbound):
+                    self.kept.add(operation.event.event_id)
+            await steps(self.after())
+            if self.hold_answer is not None:
+                await self.hold_answer.wait()
+        finally:
+            self.running -= 1
+
+    async def release(self, claim: Claim) -> None:
+        await self.inner.release(claim)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+def randomly_slow(rng: random.Random, most: int = 4) -> SlowStore:
+    """Make a store whose commits take a random number of steps."""
+    return SlowStore(lambda: rng.randint(0, most), lambda: rng.randint(0, most))
+
+
+# -- the services
+
+
+def tool(name: str, **fields: Any) -> ToolSpec:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    return ToolSpec(name, f"The tool {name}.", schema, **fields)
+
+
+CATALOG = (
+    tool("device.look", effect="read", risk="safe"),
+    tool("device.do", effect="write"),
+    tool("device.pick", effect="read", interactive=True, timeout_s=600.0),
+)
+
+
+@dataclass
+class LocalTools:
+    """Tools that run in the server: ``local.sum`` at once, ``local.wait`` and ``local.write`` when let."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ran: list[str] = field(default_factory=list)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return (
+            tool("local.sum", source="builtin", effect="read", risk="safe"),
+            tool("local.wait", source="builtin", effect="read", risk="safe"),
+            tool("local.write", source="builtin", effect="write"),
+        )
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        self.begun.set()
+        if name != "local.sum":
+            await self.go.wait()
+        self.ran.append(name)
+        return succeeded({"ran": name, "x": arguments.get("x")})
+
+
+def limits(**fields: Any) -> Limits:
+    return replace(Limits(), **fields)
+
+
+def make_services(
+    replies: Iterable[Script] | Callable[[ModelRequest], Script] | ScriptedProvider = (),
+    *,
+    store: SlowStore | MemoryStore | None = None,
+    toolsets: Sequence[Toolset] = (),
+    mode: str = "cancel",
+    failures: Mapping[ErrorCode, str] | None = None,
+    **changed: Any,
+) -> Services:
+    """Make what a session needs; the other keyword arguments are fields of `Limits`."""
+    provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
+    services = Services(
+        store if store is not None else MemoryStore(),
+        provider,
+        toolsets,
+        CATALOG,
+        "Be brief.",
+        limits(**changed),
+        "cancel" if mode == "cancel" else "queue",
+    )
+    return services if failures is None else replace(services, failures=failures)
+
+
+async def open_session(services: Services) -> Session:
+    return Session(services, await services.store.claim(KEY))
+
+
+# -- an app at the end of a line
+
+_ids = count(1)
+
+
+def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> Inbound:
+    name = "unknown" if event is None else event.TYPE
+    return Inbound(event_id or f"app-{next(_ids)}", name, KEY.session_id, 0, event)
+
+
+class Line:
+    """A connection: a `Transport` that hands each frame on at once, or, where it is ``slow``, when it is let.
+
+    What comes the other way is taken one event at a time, as a connection's reader does.
+    """
+
+    def __init__(self, app: App, session: Session, *, slow: bool = False) -> None:
+        self.app = app
+        self.session = session
+        self.slow = slow
+        self.queue: deque[Frame] = deque()
+        self.parked = False
+        self.cut = False
+        self._up: asyncio.Queue[Inbound] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
+
+    # `Transport`
+
+    def send(self, frame: Frame) -> None:
+        if self.cut:
+            return
+        if frame.partial and self.queue and self.queue[-1].partial:
+            self.queue[-1] = frame
+        else:
+            self.queue.append(frame)
+        if not self.slow:
+            self.flush()
+
+    def drop_partials(self) -> None:
+        for frame in self.queue:
+            if frame.partial:
+                frame.withdrawn = True
+
+    def park(self) -> None:
+        self.parked = True
+        self.queue.clear()
+
+    def close(self, code: int, reason: str) -> None:
+        raise AssertionError("no session closes a line by itself")
+
+    # the rest of it
+
+    def flush(self, number: int | None = None) -> None:
+        """Hand frames on to the app."""
+        while self.queue and (number is None or number > 0):
+            frame = self.queue.popleft()
+            if frame.withdrawn:
+                continue
+            assert not self.parked, "a parked connection is silent"
+            frame.written = True
+            self.app.receive(frame.data, self)
+            number = None if number is None else number - 1
+
+    def say(self, event: client.ClientEvent | None, event_id: str | None = None) -> None:
+        """Send an event to the session, after those that are on their way."""
+        self._up.put_nowait(inbound(event, event_id))
+
+    async def drained(self) -> None:
+        """Wait until the session has taken everything that was sent."""
+        await self._up.join()
+
+    def hang_up(self) -> None:
+        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
+        self.cut = True
+        self.queue.clear()
+        self.say(None)  # wakes the reader
+        self.session.detach(self)
+
+    async def _read(self) -> None:
+        while not self.cut:
+            item = await self._up.get()
+            try:
+                if not self.cut:
+                    await self.session.receive(item, self)
+            finally:
+                self._up.task_done()
+
+
+class App:
+    """A client: it keeps a log of what came, drops repeated ids, and handles calls one after the other.
+
+    ``answer`` gives the result of a call (name and call id), None to give none; it may be awaited.
+    ``store``, where given, must have kept every event that must arrive, before it arrives.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
+        store: SlowStore | None = None,
+    ) -> None:
+        self.answer = answer or (lambda name, call_id: SPOKEN)
+        self.store = store
+        self.line: Line | None = None
+        self.lines: list[Line] = []
+        self.log: list[Event] = []
+        self.repeated: list[Event] = []
+        self.raw: list[Event] = []
+        self._seen: set[str] = set()
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._handler = asyncio.create_task(self._handle())
+        self._changed = asyncio.Event()
+
+    def connect(self, session: Session, *, resumed: bool | None = None, slow: bool = False) -> Line:
+        """Open a line, and start or resume the session on it."""
+        again = self.line is not None if resumed is None else resumed
+        self.line = Line(self, session, slow=slow)
+        self.lines.append(self.line)
+        session.start(client.SessionStart(), self.line, resumed=again)
+        return self.line
+
+    async def close(self) -> None:
+        """End the app's own tasks."""
+        self._handler.cancel()
+        for line in self.lines:
+            if not line.cut:
+                line.hang_up()
+        await steps(20)
+
+    def receive(self, data: bytes, line: Line) -> None:
+        event: Event = json.loads(data)
+        self.raw.append(event)
+        durable = event["type"] in ("tool.call", "assistant.speech.final")
+        durable = durable and shape_of(event) != "state idle"  # it opens the microphone even without a store
+        if durable and self.store is not None:
+            assert event["id"] in self.store.kept, f"sent, and not committed: {shape_of(event)}"
+        if event["id"] in self._seen:
+            self.repeated.append(event)
+            return
+        self._seen.add(event["id"])
+        self.log.append(event)
+        self._inbox.put_nowait(event)
+        self._changed.set()
+
+    async def _handle(self) -> None:
+        while True:
+            event = await self._inbox.get()
+            if event["type"] != "tool.call":
+                continue
+            payload = event["payload"]
+            result = self.answer(payload["name"], payload["callId"])
+            if isinstance(result, Awaitable):
+                result = await result
+            if result is not None and self.line is not None and not self.line.cut:
+                self.line.say(client.ToolResultEvent(payload["callId"], result))
+
+    # -- what it says
+
+    def say(self, text: str, event_id: str | None = None) -> None:
+        assert self.line is not None
+        self.line.say(client.TranscriptFinal(text), event_id)
+
+    def interrupt(self, **fields: Any) -> None:
+        assert self.line is not None
+        self.line.say(client.OutputInterrupted(**fields))
+
+    def result(self, call_id: str, result: str) -> None:
+        assert self.line is not None
+        self.line.say(client.ToolResultEvent(call_id, result))
+
+    def agent_done(self, agent_id: str, event_id: str | None = None) -> None:
+        assert self.line is not None
+        self.line.say(client.AgentCompleted(agent_id, "FINISHED"), event_id)
+
+    # -- what it has seen
+
+    async def until(self, shape: str, *, since: int = 0) -> Event:
+        """Wait for an event of this shape; returns the first one from the log's position ``since`` on."""
+        async with asyncio.timeout(10_000):
+            while True:
+                for event in self.log[since:]:
+                    if shape_of(event) == shape:
+                        return event
+                self._changed.clear()
+                await self._changed.wait()
+
+    def shapes(self, since: int = 0) -> list[str]:
+        """Name the events since a position, partials left out."""
+        return [s for s in map(shape_of, self.log[since:]) if s != "assistant.speech.partial"]
+
+    def states(self, since: int = 0) -> list[str]:
+        return [s.removeprefix("state ") for s in self.shapes(since) if s.startswith("state ")]
+
+    def texts(self, event_type: str, since: int = 0) -> list[str]:
+        return [e["payload"]["text"] for e in self.log[since:] if e["type"] == event_type]
+
+    def finals(self, since: int = 0) -> list[str]:
+        return self.texts("assistant.speech.final", since)
+
+    def spoken(self, since: int = 0) -> list[str]:
+        return [arguments_of(e)["text"] for e in self.log[since:] if shape_of(e) == "tts.speak"]
+
+    def errors(self, since: int = 0) -> list[str]:
+        return [e["payload"]["code"] for e in self.log[since:] if e["type"] == "error"]
+
+
+def arguments_of(event: Event) -> Event:
+    found: Event = json.loads(event["payload"]["arguments"])
+    return found
+
+
+def shape_of(event: Event) -> str:
+    """Name an event: its type, or the call it is, with a state's or a message's particulars."""
+    if event["type"] != "tool.call":
+        return str(event["type"])
+    name = event["payload"]["name"]
+    if name == "convo.setState":
+        return f"state {arguments_of(event)['state']}"
+    if name == "convo.appendMessage":
+        return f"append {arguments_of(event)['role']}"
+    return str(name)
+
+
+PLAIN_TURN = [
+    "state thinking",
+    "append user",
+    "assistant.speech.final",
+    "append assistant",
+    "state speaking",
+    "tts.speak",
+    "state idle",
+]
+"""The shape of a plain turn (protocol, "Base: server to client")."""
+
+
+# -- a session and its app, together
+
+
+class Stage:
+    """A session with an app on the line."""
+
+    def __init__(self, session: Session, app: App, services: Services) -> None:
+        self.session = session
+        self.app = app
+        self.services = services
+
+    @property
+    def provider(self) -> ScriptedProvider:
+        provider = self.services.provider
+        assert isinstance(provider, ScriptedProvider)
+        return provider
+
+    async def quiet(self) -> None:
+        """Wait until nothing is on its way, no turn runs, and no limit of the device is running."""
+        for _ in range(6_000):
+            if self.app.line is not None and not self.app.line.cut:
+                await self.app.line.drained()
+            if not self.session.busy and not loose_ends(self.session, calls=False):
+                return
+            await later(0.5)
+        raise Stuck(f"busy: {self.session.busy}, {loose_ends(self.session)}")
+
+    async def settled(self) -> None:
+        """Wait until no turn runs, whatever the device still owes."""
+        calm = 0
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            calm = 0 if self.session.busy else calm + 1
+            if calm == 20:
+                return
+        raise Stuck("the turn does not end")
+
+    async def close(self) -> None:
+        await self.session.close()
+        await self.app.close()
+
+
+async def stage(
+    services: Services,
+    answer: Callable[[str, str], str | None | Awaitable[str | None]] | None = None,
+    *,
+    slow: bool = False,
+) -> Stage:
+    """Open a session and connect an app to it."""
+    session = await open_session(services)
+    store = services.store if isinstance(services.store, SlowStore) else None
+    app = App(answer, store)
+    app.connect(session, slow=slow)
+    return Stage(session, app, services)
+
+
+def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
+    """Count what a session that rests must not hold on to; the one place that looks inside.
+
+    Without ``calls`` it leaves the Futures out that calls wait on: they hold nothing up.
+    """
+    counts = {
+        "waiting calls": len(session._device._pending) if calls else 0,
+        "tasks": len(session._tasks._tasks),
+        "open calls": len(session._ledger.state.calls),
+        "the lane": len(session._outbox._lane),
+        "held events": len(session._outbox._held),
+        "timers": int(session._outbox._timer is not None),
+        "transcripts": session._turns.waiting.transcripts,
+    }
+    return {name: number for name, number in counts.items() if number}
+
+
+def call(name: str, arguments: str = "{}") -> ToolCall:
+    """Make a call as a model makes it; the session gives it an id of its own."""
+    return ToolCall("model's", name, arguments)

@@ -1,0 +1,84 @@
+"""The calls of one reply: which are run, and that each gets one result in the model's order."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from conductor.conversation.round import Round, prepare_round
+from conductor.messages import ToolCall, ToolResult
+from conductor.settings import Limits
+from conductor.stores.base import AppendLog, ForgetCall, OpenCall
+from conductor.tools.client import DeviceToolset
+from conductor.tools.executor import ToolExecutor
+from conductor.tools.pending import Pending
+from tests.conversation.helpers import CATALOG, LocalTools, limits
+
+
+def executor(bounds: Limits) -> ToolExecutor:
+    return ToolExecutor([LocalTools(), DeviceToolset(CATALOG, Pending())], bounds)
+
+
+def prepare(calls: list[ToolCall], *, room: int = 40, whole: bool = True, **changed: Any) -> Round:
+    bounds = limits(**changed)
+    return prepare_round(executor(bounds), calls, bounds, room=room, whole=whole)
+
+
+def errors(prepared: Round) -> dict[str, str]:
+    return {call_id: json.loads(r.content)["error_type"] for call_id, r in prepared.results.items()}
+
+
+def calls(*names: str) -> list[ToolCall]:
+    return [ToolCall(f"c{number}", name, "{}") for number, name in enumerate(names)]
+
+
+def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -> None:
+    prepared = prepare(
+        [*calls("device.look", "local.sum", "nobody.home"), ToolCall("c3", "device.do", '{"x":"many"}')]
+    )
+    assert [one.call.call_id for one in prepared.ready] == ["c0", "c1"]
+    assert [one.call.call_id for one in prepared.device_calls] == ["c0"]
+    assert errors(prepared) == {"c2": "not_found", "c3": "validation_failed"}
+    assert all(result.is_error for result in prepared.results.values())
+
+
+def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:
+    prepared = prepare(calls("device.look", "local.sum"), whole=False)
+    assert prepared.ready == []
+    assert errors(prepared) == {"c0": "parse_error", "c1": "parse_error"}
+
+
+@pytest.mark.parametrize(("room", "by_round", "ran"), [(2, 15, 2), (40, 3, 3), (40, 15, 5)])
+def test_calls_beyond_the_limit_are_answered_and_not_run(room: int, by_round: int, ran: int) -> None:
+    prepared = prepare(calls(*["local.sum"] * 5), room=room, max_calls_per_round=by_round)
+    assert len(prepared.ready) == ran
+    assert list(errors(prepared).values()) == ["rate_limited"] * (5 - ran)
+
+
+def test_opening_records_each_call_with_where_it_runs_and_what_it_does() -> None:
+    prepared = prepare(calls("device.do", "local.sum", "nobody.home"))
+    opened = [o.call for o in prepared.open("t1") if isinstance(o, OpenCall)]
+    assert [(c.call_id, c.source, c.effect, c.turn_id) for c in opened] == [
+        ("c0", "device", "write", "t1"),
+        ("c1", "builtin", "read", "t1"),
+        ("c2", "none", "read", "t1"),
+    ]
+    assert [c.result is not None for c in opened] == [False, False, True]
+
+
+def test_closing_gives_one_result_each_in_the_models_order_whatever_is_known() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        prepared = prepare(
+            calls(*(rng.choice(("device.do", "nobody.home")) for _ in range(rng.randint(1, 6))))
+        )
+        for one in rng.sample(prepared.ready, rng.randint(0, len(prepared.ready))):
+            prepared.results[one.call.call_id] = ToolResult(one.call.call_id, "ok")
+        operations = prepared.close()
+        logged = [o.entry for o in operations if isinstance(o, AppendLog)]
+        ids = [one.call_id for one in prepared.calls]
+        assert [entry.call_id for entry in logged if isinstance(entry, ToolResult)] == ids
+        assert [o.call_id for o in operations if isinstance(o, ForgetCall)] == ids

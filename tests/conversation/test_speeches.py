@@ -1,0 +1,75 @@
+"""An interruption finds the speech that it concerns."""
+
+from __future__ import annotations
+
+import pytest
+
+from conductor.conversation.heard import Speech
+from conductor.conversation.speeches import Speeches
+from conductor.stores.base import Amendment, AppendLog
+
+WINDOW = 0.15
+
+
+def speech(call_id: str, position: int = 1) -> Speech:
+    return Speech(call_id, "t1", position, "The text.", "The text.")
+
+
+def several(*call_ids: str) -> Speeches:
+    speeches = Speeches(WINDOW)
+    for call_id in call_ids:
+        speeches.add(speech(call_id))
+    return speeches
+
+
+def interrupted(speeches: Speeches, now: float) -> str | None:
+    found = speeches.interrupt(now)
+    return None if found is None else found.call_id
+
+
+def test_an_interruption_concerns_the_oldest_speech_that_is_not_over() -> None:
+    speeches = several("a", "b", "c")
+    speeches.over("a", 10.0)
+    assert interrupted(speeches, 20.0) == "b"
+    assert interrupted(speeches, 20.0) == "c"
+    assert interrupted(speeches, 20.0) is None
+
+
+@pytest.mark.parametrize(("after", "concerned"), [(0.0, "a"), (0.15, "a"), (0.151, None)])
+def test_a_speech_can_be_interrupted_just_after_it_was_acknowledged(
+    after: float, concerned: str | None
+) -> None:
+    speeches = several("a")
+    speeches.over("a", 0.0)
+    assert interrupted(speeches, after) == concerned
+
+
+def test_a_second_acknowledgement_does_not_open_the_window_again() -> None:
+    speeches = several("a")
+    speeches.over("a", 10.0)
+    speeches.over("a", 20.0)
+    speeches.over("nobody's", 20.0)
+    assert interrupted(speeches, 20.1) is None
+
+
+def test_speeches_that_are_over_are_forgotten_with_the_next_one() -> None:
+    speeches = several("a", "b")
+    speeches.over("a", 10.0)
+    speeches.over("b", 10.0)
+    speeches.add(speech("c"))
+    assert interrupted(speeches, 10.0) == "c"
+    assert len(speeches._speeches) == 1
+
+
+def test_only_speeches_that_no_socket_had_are_unsent() -> None:
+    speeches = several("a", "b", "c")
+    speeches.over("a", 10.0)
+    assert [s.call_id for s in speeches.unsent(lambda call_id: call_id == "b")] == ["c"]
+
+
+def test_an_amendment_goes_to_the_place_of_the_speechs_message() -> None:
+    (operation,) = Speeches(WINDOW).amend(speech("a", position=7), "The", None)
+    assert isinstance(operation, AppendLog)
+    assert isinstance(operation.entry, Amendment)
+    assert operation.entry.position == 7
+    assert operation.entry.text.startswith("The [")

@@ -1,0 +1,246 @@
+"""One turn: its rounds, its limits, and one result for each of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelRequest, StopReason, TextDelta
+from conductor.models.scripted import Script
+from tests.conversation.helpers import (
+    SPOKEN,
+    LocalTools,
+    Stage,
+    call,
+    faults,
+    later,
+    make_services,
+    run,
+    stage,
+    steps,
+)
+
+
+def silent_tools(name: str, call_id: str) -> str | None:
+    """Acknowledge the interface; leave tools to the test."""
+    return SPOKEN if name.startswith(("convo.", "tts.")) else None
+
+
+def outcomes(one: Stage) -> list[dict[str, Any]]:
+    return [json.loads(m.content) for m in one.session.messages if isinstance(m, ToolResult)]
+
+
+def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_models_order() -> None:
+    async def scenario() -> None:
+        local = LocalTools()
+        scripts: list[Script] = [
+            [call("local.wait"), call("device.do"), call("local.sum", '{"x": 3}'), call("device.look")],
+            [TextDelta("Done.")],
+        ]
+        one = await stage(make_services(scripts, toolsets=[local]), silent_tools)
+        one.app.say("go")
+        look = await one.app.until("device.look")
+        do = await one.app.until("device.do")
+        await local.begun.wait()
+        one.app.result(look["payload"]["callId"], "looked")
+        await steps(10)
+        one.app.result(do["payload"]["callId"], "did")
+        await steps(10)
+        local.go.set()
+        await one.quiet()
+        data = [outcome["data"] for outcome in outcomes(one)]
+        assert data == [{"ran": "local.wait", "x": None}, "did", {"ran": "local.sum", "x": 3}, "looked"]
+        assert faults(one.session.messages) == []
+        request = one.provider.requests[1]
+        assert faults(request.messages) == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_the_limit_of_rounds_asks_once_more_with_the_tools_off() -> None:
+    async def scenario() -> None:
+        def reply(request: ModelRequest) -> Script:
+            return [TextDelta("Words."), call("local.sum")]
+
+        one = await stage(make_services(reply, toolsets=[LocalTools()], max_tool_rounds=3))
+        one.app.say("go")
+        await one.quiet()
+        assert [r.tool_choice for r in one.provider.requests] == ["auto"] * 3 + ["none"]
+        assert all(r.tools for r in one.provider.requests)
+        assert one.app.errors() == ["tool_round_limit_exceeded"]
+        assert one.app.finals()[-1] == "Words."
+        assert len(outcomes(one)) == 3
+        await one.close()
+
+    run(scenario())
+
+
+def test_the_limit_of_calls_holds_over_all_rounds() -> None:
+    async def scenario() -> None:
+        local = LocalTools()
+
+        def reply(request: ModelRequest) -> Script:
+            return [call("local.sum")] * 3 if request.tool_choice == "auto" else [TextDelta("Enough.")]
+
+        one = await stage(make_services(reply, toolsets=[local], max_calls_per_turn=7, max_calls_per_round=3))
+        one.app.say("go")
+        await one.quiet()
+        assert len(local.ran) == 7
+        assert [o["error_type"] for o in outcomes(one)] == ["none"] * 7 + ["rate_limited"] * 2
+        assert one.app.finals() == ["Enough."]
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stop", ["end_turn", "tool_use"])
+def test_an_empty_reply_still_says_something(stop: StopReason) -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta(" \n"), Finished(stop)]]))
+        one.app.say("go")
+        await one.quiet()
+        (said,) = one.app.finals()
+        assert said.strip()
+        assert one.app.states()[-1] == "idle"
+        await one.close()
+
+    run(scenario())
+
+
+def test_calls_of_a_reply_that_was_cut_off_are_not_run() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.do", '{"x":'), Finished("max_tokens")], [TextDelta("Sorry.")]]
+        one = await stage(make_services(scripts))
+        one.app.say("go")
+        await one.quiet()
+        assert "device.do" not in one.app.shapes()
+        assert [o["error_type"] for o in outcomes(one)] == ["parse_error"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_reply_that_was_declined_is_a_failure() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta("I"), Finished("refusal")]]))
+        one.app.say("go")
+        await one.quiet()
+        assert one.app.errors() == ["model_provider_failed"]
+        assert faults(one.session.messages) == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_the_turns_clock_stands_still_while_a_person_chooses() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.pick")], [5.0, TextDelta("Done.")]]
+        one = await stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+        one.app.say("go")
+        pick = await one.app.until("device.pick")
+        await later(500)
+        one.app.result(pick["payload"]["callId"], "the second")
+        await one.quiet()
+        assert one.app.finals() == ["Done."]
+        assert one.app.errors() == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_the_turns_clock_runs_while_a_tool_runs() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.do")]]
+        one = await stage(make_services(scripts, turn_timeout=10.0), silent_tools)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        one.app.say("go")
+        await one.app.until("error")
+        assert loop.time() - begun == pytest.approx(10.0)
+        assert one.app.errors() == ["turn_timeout"]
+        assert [o["error_type"] for o in outcomes(one)] == ["unknown"]
+        await one.quiet()
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("name", "error_type"), [("local.wait", "cancelled"), ("local.write", "unknown")])
+def test_a_call_that_was_running_when_its_turn_was_stopped_has_an_honest_result(
+    name: str, error_type: str
+) -> None:
+    async def scenario() -> None:
+        local = LocalTools()
+        one = await stage(make_services([[call(name)]], toolsets=[local]))
+        one.app.say("go")
+        await local.begun.wait()
+        one.app.interrupt()
+        await one.quiet()
+        assert [o["error_type"] for o in outcomes(one)] == [error_type]
+        assert local.ran == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_device_call_that_no_socket_had_when_its_turn_was_stopped_was_not_run() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[call("device.do")], [TextDelta("Next.")]]), slow=True)
+        assert one.app.line is not None
+        one.app.say("go")
+        await steps(30)
+        one.app.interrupt()
+        await one.settled()
+        one.app.line.slow = False
+        one.app.line.flush()
+        await one.quiet()
+        assert "device.do" not in one.app.shapes()
+        assert [o["error_type"] for o in outcomes(one)] == ["cancelled"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_heard() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]))
+        one.app.say("go")
+        await one.app.until("assistant.speech.partial")
+        one.app.interrupt()
+        await one.quiet()
+        assert one.provider.record(0).closed_early
+        last = one.session.messages[-1]
+        assert isinstance(last, AssistantMessage)
+        assert last.text.startswith("Once upon [")
+        assert one.app.finals() == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_each_request_is_a_valid_history_that_ends_with_what_is_to_be_answered() -> None:
+    async def scenario() -> None:
+        one = await stage(
+            make_services(
+                lambda r: (
+                    [call("local.sum")] if isinstance(r.messages[-1], UserMessage) else [TextDelta("ok")]
+                ),
+                toolsets=[LocalTools()],
+                max_turns=3,
+            )
+        )
+        for number in range(8):
+            one.app.say(f"q{number}")
+            await one.quiet()
+        for request in one.provider.requests:
+            assert faults(request.messages) == []
+            assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
+            assert sum(isinstance(m, UserMessage) for m in request.messages) <= 3
+        await one.close()
+
+    run(scenario())

@@ -1,0 +1,86 @@
+"""All events of the wire, found by looking, and generators of their values."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from functools import partial
+from types import ModuleType, UnionType
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from conductor.events import client, server
+
+
+def structs_of(module: ModuleType) -> dict[str, type[msgspec.Struct]]:
+    """Find a module's events: the structs that know their ``type`` on the wire."""
+    return {
+        found.TYPE: found
+        for _, found in inspect.getmembers(module, inspect.isclass)
+        if issubclass(found, msgspec.Struct)
+        and hasattr(found, "TYPE")
+        and found.__module__ == module.__name__
+    }
+
+
+CLIENT = structs_of(client)
+SERVER = structs_of(server)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+"""Whatever UTF-8 can hold."""
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Generate values of a field's type, within its constraints."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _constrained(arguments[0], arguments[1:])
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin in (UnionType, typing.Union):
+        return st.one_of([values_of(one) for one in arguments])
+    if origin is list:
+        return st.lists(values_of(arguments[0]), max_size=3)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return events_of(kind)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        str: texts,
+        bool: st.booleans(),
+        int: st.integers(-(2**53) + 1, 2**53 - 1),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        type(None): st.none(),
+        Any: json_values,
+    }
+    return simple[kind]
+
+
+def _constrained(kind: Any, constraints: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    values = values_of(kind)
+    for one in constraints:
+        if one.max_length is not None or one.min_length is not None:
+            values = values.filter(partial(_fits, one.min_length or 0, one.max_length))
+        if one.ge is not None:
+            values = values.map(abs)
+    return values
+
+
+def _fits(low: int, high: int | None, value: Any) -> bool:
+    return low <= len(value) and (high is None or len(value) <= high)
+
+
+def events_of(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    """Generate values of a struct."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    return st.builds(struct, **{field: values_of(hints[field]) for field in struct.__struct_fields__})

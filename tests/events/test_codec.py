@@ -1,0 +1,446 @@
+"""The codec: every refusal by its name, the limits to the byte, and only `InvalidFrame` whatever comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from conductor.events import client
+from conductor.events.codec import (
+    BINARY_MARK,
+    MAX_DEPTH,
+    MAX_INTEGER,
+    MAX_NODES,
+    Inbound,
+    InvalidFrame,
+    decode_event,
+)
+from conductor.events.envelope import encode_event
+from tests.events.events import CLIENT, events_of, json_values, texts
+
+MISSING = object()
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    """Make a valid event with some of its fields changed."""
+    base: dict[str, Any] = {
+        "id": "e-1",
+        "type": "user.audio.transcript.final",
+        "timestamp": "2026-03-01T12:00:00.000Z",
+        "sessionId": "s-1",
+        "protocolVersion": 1,
+        "payload": {"text": "hi"},
+    }
+    base.update(changes)
+    return {key: value for key, value in base.items() if value is not MISSING}
+
+
+def frame(**changes: Any) -> bytes:
+    return json.dumps(event(**changes)).encode()
+
+
+def refusal(data: bytes, max_bytes: int = 65_536) -> InvalidFrame:
+    with pytest.raises(InvalidFrame) as caught:
+        decode_event(data, max_bytes)
+    return caught.value
+
+
+def nested(depth: int) -> Any:
+    """Make a value that is ``depth`` levels deep."""
+    value: Any = 1
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+# -- what is refused, and by which name
+
+REFUSED = {
+    "nothing": (b"", "invalid_json"),
+    "spaces": (b"  ", "invalid_json"),
+    "no JSON": (b"hello", "invalid_json"),
+    "half of an event": (frame()[:-1], "invalid_json"),
+    "two events": (frame() * 2, "invalid_json"),
+    "a byte order mark": (b"\xef\xbb\xbf" + frame(), "invalid_json"),
+    "a comment": (b"/* x */" + frame(), "invalid_json"),
+    "single quotes": (frame().replace(b'"', b"'"), "invalid_json"),
+    "a trailing comma": (frame()[:-1] + b",}", "invalid_json"),
+    "a raw line feed in a string": (frame().replace(b"hi", b"h\ni"), "invalid_json"),
+    "NaN": (frame().replace(b'"hi"', b"NaN"), "invalid_json"),
+    "Infinity": (frame().replace(b'"hi"', b"-Infinity"), "invalid_json"),
+    "1e999": (frame().replace(b'"hi"', b"1e999"), "invalid_json"),
+    "half a surrogate pair": (frame().replace(b"hi", b"\\ud83d"), "invalid_json"),
+    "the other half": (frame().replace(b"hi", b"\\udf89\\ud83c"), "invalid_json"),
+    "a number of 5000 digits": (frame().replace(b'"hi"', b"1" * 5_000), "invalid_json"),
+    "invalid UTF-8": (frame().replace(b"hi", b"\xff"), "invalid_utf8"),
+    "overlong UTF-8": (frame().replace(b"hi", b"\xc0\xaf"), "invalid_utf8"),
+    "a surrogate in UTF-8": (frame().replace(b"hi", b"\xed\xa0\x80"), "invalid_utf8"),
+    "binary": (BINARY_MARK + frame(), "binary_frame"),
+    "an array": (b"[" + frame() + b"]", "not_an_object"),
+    "a string": (b'"hello"', "not_an_object"),
+    "null": (b"null", "not_an_object"),
+    "a number": (b"7", "not_an_object"),
+    "no fields": (b"{}", "missing_id"),
+    "no id": (frame(id=MISSING), "missing_id"),
+    "null for the id": (frame(id=None), "missing_id"),
+    "an empty id": (frame(id=""), "invalid_id"),
+    "a number for the id": (frame(id=7), "invalid_id"),
+    "an id of 129": (frame(id="x" * 129), "invalid_id"),
+    "no type": (frame(type=MISSING), "missing_type"),
+    "a list for the type": (frame(type=["session.start"]), "invalid_type"),
+    "no timestamp": (frame(timestamp=MISSING), "missing_timestamp"),
+    "a number for the timestamp": (frame(timestamp=1_772_366_400), "invalid_timestamp"),
+    "no session": (frame(sessionId=MISSING), "missing_session_id"),
+    "an empty session": (frame(sessionId=""), "invalid_session_id"),
+    "a session with a space": (frame(sessionId="a b"), "invalid_session_id"),
+    "a session with a slash": (frame(sessionId="../a"), "invalid_session_id"),
+    "a session with a line feed": (frame(sessionId="a\n"), "invalid_session_id"),
+    "a session with other digits": (frame(sessionId="١٢"), "invalid_session_id"),
+    "a session of 129": (frame(sessionId="x" * 129), "invalid_session_id"),
+    "no payload": (frame(payload=MISSING), "missing_payload"),
+    "null for the payload": (frame(payload=None), "missing_payload"),
+    "a string for the payload": (frame(payload="hi"), "invalid_payload"),
+    "a list for the payload": (frame(payload=[]), "invalid_payload"),
+    "version 0": (frame(protocolVersion=0), "invalid_protocol_version"),
+    "version true": (frame(protocolVersion=True), "invalid_protocol_version"),
+    "version 1.5": (frame(protocolVersion=1.5), "invalid_protocol_version"),
+    'version "1"': (frame(protocolVersion="1"), "invalid_protocol_version"),
+    "a large integer": (frame(payload={"text": "hi", "n": MAX_INTEGER + 1}), "number_out_of_range"),
+    "a small integer": (frame(payload={"text": "hi", "n": -MAX_INTEGER - 1}), "number_out_of_range"),
+    "a key twice": (frame().replace(b'"text": "hi"', b'"text":"a","text":"b"'), "duplicate_key"),
+    "a key twice at the top": (b'{"id":"x",' + frame()[1:], "duplicate_key"),
+    "a key twice, deep down": (
+        frame().replace(b'"text": "hi"', b'"text":"a","x":[{"a":{"b":1,"b":1}}]'),
+        "duplicate_key",
+    ),
+    "a key twice, written otherwise": (
+        frame().replace(b'"text": "hi"', b'"text":"a","\\u0074ext":"b"'),
+        "duplicate_key",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_frame_is_refused_by_name(name: str) -> None:
+    data, message = REFUSED[name]
+    error = refusal(data)
+    assert (error.code, str(error)) == ("invalid_event", message)
+
+
+@pytest.mark.parametrize("version", [2, 7, MAX_INTEGER])
+def test_a_newer_version_is_told_which_one_is_spoken(version: int) -> None:
+    error = refusal(frame(protocolVersion=version))
+    assert error.code == "unsupported_protocol_version"
+    assert str(error) == "This server speaks protocol version 1."
+
+
+WRONG_PAYLOADS: list[tuple[str, dict[str, Any], str]] = [
+    ("user.audio.transcript.final", {}, "text"),
+    ("user.audio.transcript.final", {"text": None}, "text"),
+    ("user.audio.transcript.final", {"text": 1}, "text"),
+    ("user.audio.transcript.partial", {"text": ["x"]}, "text"),
+    ("tool.result", {}, "callId"),
+    ("tool.result", {"callId": ""}, "callId"),
+    ("tool.result", {"callId": "x" * 129}, "callId"),
+    ("tool.result", {"callId": "c", "result": {"a": 1}}, "result"),
+    ("tool.result", {"callId": "c", "error": False}, "error"),
+    ("audio.output.interrupted", {"reason": None}, "reason"),
+    ("audio.output.interrupted", {"reason": "x", "playedMs": -1}, "playedMs"),
+    ("audio.output.interrupted", {"reason": "x", "playedMs": "1"}, "playedMs"),
+    ("agent.completed", {"status": "done"}, "agentId"),
+    ("agent.completed", {"agentId": "a"}, "status"),
+    ("agent.completed", {"agentId": "a", "status": "x" * 257}, "status"),
+    ("session.start", {"sessionId": 1}, "sessionId"),
+    ("session.start", {"locale": "x" * 257}, "locale"),
+    ("session.start", {"capabilities": "tools"}, "capabilities"),
+    ("session.start", {"capabilities": ["x"] * 65}, "capabilities"),
+    ("session.start", {"tools": {}}, "tools"),
+    ("session.update", {}, "tools"),
+]
+
+
+@pytest.mark.parametrize(("event_type", "payload", "field"), WRONG_PAYLOADS)
+def test_a_wrong_payload_is_refused_with_the_fields_name(
+    event_type: str, payload: dict[str, Any], field: str
+) -> None:
+    error = refusal(frame(type=event_type, payload=payload))
+    assert error.code == "invalid_event"
+    assert str(error).startswith("invalid_payload: ") and field in str(error)
+
+
+@pytest.mark.parametrize("event_type", sorted(CLIENT))
+@given(data=st.data())
+def test_a_refusal_never_quotes_a_value(event_type: str, data: st.DataObject) -> None:
+    secret = "hunter2"
+    payload = data.draw(
+        st.dictionaries(
+            st.sampled_from(
+                [*CLIENT[event_type].__struct_encode_fields__, "other"],
+            ),
+            st.sampled_from([secret, [secret], {secret: secret}, 7]),
+        )
+    )
+    try:
+        decode_event(frame(type=event_type, payload=payload))
+    except InvalidFrame as error:
+        assert secret not in str(error)
+
+
+def test_instructions_are_at_most_four_kibibytes_of_utf8() -> None:
+    fits = "é" * 2048
+    inbound = decode_event(frame(type="session.start", payload={"instructions": fits}))
+    assert isinstance(inbound.event, client.SessionStart) and inbound.event.instructions == fits
+    error = refusal(frame(type="session.start", payload={"instructions": fits + "x"}))
+    assert str(error) == "instructions_too_large:4096"
+
+
+# -- what the refusal knows of the event
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({"payload": "x"}, ("e-1", "user.audio.transcript.final", "s-1")),
+        ({"id": 7}, (None, "user.audio.transcript.final", "s-1")),
+        ({"id": "x" * 129}, (None, "user.audio.transcript.final", "s-1")),
+        ({"sessionId": "a b"}, ("e-1", "user.audio.transcript.final", None)),
+        ({"type": 7}, ("e-1", None, "s-1")),
+        ({"payload": {"text": "x" * 70_000}}, ("e-1", "user.audio.transcript.final", "s-1")),
+    ],
+)
+def test_a_refusal_names_what_could_be_read(changes: dict[str, Any], known: tuple[str | None, ...]) -> None:
+    error = refusal(frame(**changes))
+    assert (error.event_id, error.event_type, error.session_id) == known
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", BINARY_MARK + frame(), b"\xff", b"[" * 100_000])
+def test_a_refusal_of_what_could_not_be_read_names_nothing(data: bytes) -> None:
+    error = refusal(data)
+    assert (error.event_id, error.event_type, error.session_id) == (None, None, None)
+
+
+# -- limits
+
+
+def sized(size: int, event_type: str = "user.audio.transcript.final", key: str = "text") -> bytes:
+    """Make a valid event of exactly ``size`` bytes."""
+    payload = {"callId": "c", key: ""} if event_type == "tool.result" else {key: ""}
+    empty = len(frame(type=event_type, payload=payload))
+    data = frame(type=event_type, payload={**payload, key: "x" * (size - empty)})
+    assert len(data) == size
+    return data
+
+
+def test_an_event_may_be_as_large_as_the_limit_and_no_byte_larger() -> None:
+    assert decode_event(sized(2_000), 2_000).size == 2_000
+    assert str(refusal(sized(2_001), 2_000)) == "event_too_large:2001"
+
+
+def test_the_limit_counts_bytes_and_not_characters() -> None:
+    data = json.dumps(event(payload={"text": "日" * 700}), ensure_ascii=False).encode()
+    assert str(refusal(data, 2_000)) == f"event_too_large:{len(data)}"
+
+
+def test_a_large_tool_result_is_accepted_whole() -> None:
+    inbound = decode_event(sized(1_000_000, "tool.result", "result"))
+    assert isinstance(inbound.event, client.ToolResultEvent)
+    assert inbound.event.result is not None and len(inbound.event.result) > 999_000
+
+
+@pytest.mark.parametrize("event_type", sorted(set(CLIENT) - {"tool.result"}))
+def test_no_other_event_may_be_large(event_type: str) -> None:
+    data = frame(type=event_type, payload={"text": "x" * 70_000})
+    assert str(refusal(data)) == f"event_too_large:{len(data)}"
+
+
+def test_a_large_event_that_only_contains_the_words_tool_result_is_refused() -> None:
+    data = frame(payload={"text": '"type":"tool.result"' * 4_000, "type": "tool.result"})
+    assert str(refusal(data)).startswith("event_too_large:")
+
+
+def test_a_large_tool_result_is_checked_like_any_event() -> None:
+    payload = {"callId": "c", "result": "x" * 70_000}
+    assert str(refusal(frame(type="tool.result", payload=payload, id=MISSING))) == "missing_id"
+    data = frame(type="tool.result", payload=payload)
+    twice = data.replace(b'"callId": "c"', b'"callId":"c","callId":"d"')
+    assert str(refusal(twice)) == "duplicate_key"
+
+
+def test_large_bad_json_is_said_to_be_too_large() -> None:
+    assert str(refusal(b"[" * 70_000)) == "event_too_large:70000"
+
+
+def test_nesting_may_be_as_deep_as_the_limit_and_no_deeper() -> None:
+    fits = nested(MAX_DEPTH - 2)  # below the event and its payload
+    assert decode_event(frame(payload={"text": "hi", "more": fits})).event is not None
+    assert str(refusal(frame(payload={"text": "hi", "more": [fits]}))) == "too_deep"
+
+
+@pytest.mark.parametrize("text", [b"[" * 30_000, b"[" * 30_000 + b"]" * 30_000, b'{"a":' * 10_000])
+def test_very_deep_nesting_is_refused_and_no_more(text: bytes) -> None:
+    assert str(refusal(text)) in ("too_deep", "invalid_json")
+
+
+def test_there_may_be_as_many_values_as_the_limit_and_no_more() -> None:
+    overhead = 9  # the event, its six fields, the text and the list
+    fits = [0] * (MAX_NODES - overhead)
+    assert decode_event(frame(payload={"text": "hi", "more": fits})).event is not None
+    assert str(refusal(frame(payload={"text": "hi", "more": [*fits, 0]}))) == "too_many_values"
+
+
+@pytest.mark.parametrize("number", [MAX_INTEGER, -MAX_INTEGER, 0, 1.5, 1e300, -0.0])
+def test_a_number_that_doubles_can_hold_is_accepted(number: float) -> None:
+    assert decode_event(frame(payload={"text": "hi", "n": number})).event is not None
+
+
+# -- what is accepted
+
+
+@pytest.mark.parametrize("event_type", ["no.such.type", "", "convo.setState", "x" * 10_000])
+def test_an_unknown_type_is_no_error(event_type: str) -> None:
+    inbound = decode_event(frame(type=event_type, payload={"any": ["thing"]}))
+    assert inbound.event is None and inbound.type == event_type
+
+
+def test_a_missing_version_means_one() -> None:
+    assert decode_event(frame(protocolVersion=MISSING)).event == client.TranscriptFinal("hi")
+
+
+@pytest.mark.parametrize("timestamp", ["", "yesterday", "2026-03-01T12:00:00Z"])
+def test_a_timestamp_is_not_interpreted(timestamp: str) -> None:
+    assert decode_event(frame(timestamp=timestamp)).event is not None
+
+
+def test_unknown_fields_are_ignored_in_the_payload_and_beside_it() -> None:
+    inbound = decode_event(frame(more={"a": 1}, payload={"text": "hi", "more": [1]}))
+    assert inbound.event == client.TranscriptFinal("hi")
+
+
+@pytest.mark.parametrize("character", ["x", "é", "日", "🎉", '"', "\\", "\x00"])
+def test_an_id_may_have_128_characters_of_any_kind(character: str) -> None:
+    assert decode_event(frame(id=character * 128)).id == character * 128
+
+
+def test_a_session_id_may_have_128_characters_of_its_alphabet() -> None:
+    name = ("AZaz09._:-" * 13)[:128]
+    assert decode_event(frame(sessionId=name)).session_id == name
+
+
+@given(texts)
+@example("\x00\u2028\ufeff\U0010ffff")
+@example(" \n\t")
+def test_text_arrives_unchanged(text: str) -> None:
+    for ascii_only in (True, False):
+        data = json.dumps(event(payload={"text": text}), ensure_ascii=ascii_only).encode()
+        assert decode_event(data).event == client.TranscriptFinal(text)
+
+
+# -- other writers of JSON
+
+
+def _escaped(text: str) -> str:
+    """Write a JSON string with every character as an escape, in UTF-16 as JSON wants it."""
+    units = text.encode("utf-16-be")
+    return '"' + "".join(f"\\u{units[i]:02X}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
+
+
+def _write(value: Any, string: Callable[[str], str]) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{string(k)}:{_write(v, string)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_write(v, string) for v in value) + "]"
+    return string(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _reversed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _reversed(value[key]) for key in reversed(value)}
+    return [_reversed(each) for each in value] if isinstance(value, list) else value
+
+
+WRITERS: dict[str, Callable[[Any], str]] = {
+    "spaces": lambda value: json.dumps(value, ensure_ascii=False),
+    "no spaces": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+    "line feeds": lambda value: json.dumps(value, ensure_ascii=False, indent="\t") + "\r\n",
+    "unicode escapes": lambda value: json.dumps(value, ensure_ascii=True),
+    "escaped slashes": lambda value: json.dumps(value, ensure_ascii=False).replace("/", "\\/"),
+    "everything escaped": lambda value: _write(value, _escaped),
+    "sorted keys": lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True),
+    "the other way round": lambda value: json.dumps(_reversed(value), ensure_ascii=False),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("event_type", sorted(CLIENT))
+@given(data=st.data())
+def test_any_writers_frame_is_read_alike(event_type: str, writer: str, data: st.DataObject) -> None:
+    original = encode_event("e-1", "s-1", data.draw(events_of(CLIENT[event_type])))
+    expected = decode_event(original)
+    again = decode_event(WRITERS[writer](json.loads(original)).encode(), 1_000_000)
+    assert again.event == expected.event
+    assert (again.id, again.type, again.session_id) == (expected.id, expected.type, expected.session_id)
+
+
+# -- whatever comes
+
+
+def taken(data: bytes, max_bytes: int = 65_536) -> Inbound | None:
+    """Decode; any exception but `InvalidFrame` fails the test, and so does a refusal that says nothing."""
+    try:
+        return decode_event(data, max_bytes)
+    except InvalidFrame as error:
+        assert error.code in ("invalid_event", "unsupported_protocol_version") and str(error)
+        assert error.event_id is None or 0 < len(error.event_id) <= 128
+        return None
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_raise_nothing_else(data: bytes) -> None:
+    assert taken(data) is None
+
+
+@given(json_values)
+def test_random_json_raises_nothing_else(value: Any) -> None:
+    taken(json.dumps(value).encode())
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: json_values | st.sampled_from(["s-1", *CLIENT])
+            for name in ("id", "type", "timestamp", "sessionId", "protocolVersion", "payload")
+        },
+    )
+)
+def test_random_envelopes_raise_nothing_else(value: dict[str, Any]) -> None:
+    taken(json.dumps(value).encode())
+
+
+@given(st.sampled_from(sorted(CLIENT)), st.dictionaries(texts, json_values, max_size=4), st.data())
+def test_random_payloads_raise_nothing_else(
+    event_type: str, payload: dict[str, Any], data: st.DataObject
+) -> None:
+    names = CLIENT[event_type].__struct_encode_fields__
+    known = data.draw(st.dictionaries(st.sampled_from(names), json_values, max_size=len(names)))
+    taken(frame(type=event_type, payload={**payload, **known}))
+
+
+@given(st.data())
+def test_mutated_events_raise_nothing_else(data: st.DataObject) -> None:
+    event_type = data.draw(st.sampled_from(sorted(CLIENT)))
+    original = bytearray(encode_event("e-1", "s-1", data.draw(events_of(CLIENT[event_type]))))
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(original) - 1))
+        piece = data.draw(
+            st.binary(max_size=4) | st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b",", b"0"])
+        )
+        original[place : place + data.draw(st.integers(0, 4))] = piece
+        if not original:
+            break
+    taken(bytes(original), data.draw(st.sampled_from([100, 65_536])))

@@ -1,0 +1,71 @@
+"""The envelope: its bytes, its timestamps and its ids."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.events.envelope import IdSource, encode_event, timestamp
+from conductor.events.server import SpeechPartial
+
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+def test_a_timestamp_has_exactly_three_decimals_and_z() -> None:
+    for _ in range(2_000):
+        assert TIMESTAMP.fullmatch(timestamp())
+
+
+def test_timestamps_tell_the_present_time_and_never_go_back() -> None:
+    before = datetime.now(UTC)
+    stamps = [timestamp() for _ in range(500)]
+    after = datetime.now(UTC)
+    times = [datetime.fromisoformat(stamp) for stamp in stamps]
+    assert before - timedelta(milliseconds=1) <= times[0] and times[-1] <= after
+    assert times == sorted(times)
+
+
+def test_a_timestamp_that_enters_a_new_second_says_so() -> None:
+    start = time.time()
+    first = timestamp()
+    while (now := timestamp())[:19] == first[:19]:  # at most a second
+        assert time.time() - start < 5
+    assert datetime.fromisoformat(now) - datetime.fromisoformat(first) <= timedelta(seconds=1.5)
+
+
+def test_the_envelope_has_its_six_fields_in_order_and_no_more() -> None:
+    event = json.loads(encode_event("evt_1", "s-1", SpeechPartial("Hi")))
+    assert list(event) == ["id", "type", "timestamp", "sessionId", "protocolVersion", "payload"]
+    assert event["protocolVersion"] == 1 and type(event["protocolVersion"]) is int
+    assert TIMESTAMP.fullmatch(event["timestamp"])
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_leaves_as_it_is(text: str) -> None:
+    assert json.loads(encode_event("e", "s", SpeechPartial(text)).decode("utf-8"))["payload"]["text"] == text
+
+
+def test_a_frame_is_one_line_of_utf8_without_spaces() -> None:
+    frame = encode_event("e", "s", SpeechPartial("line\nfeed, ünïcode \u2028"))
+    assert b"\n" not in frame and b'": ' not in frame
+    assert "ünïcode" in frame.decode()
+
+
+def test_ids_are_unique_and_fit_the_protocol() -> None:
+    one, other = IdSource("evt"), IdSource("evt")
+    ids = [make() for make in (one, other) for _ in range(5_000)]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"evt_[0-9a-f]{16}_[0-9a-f]+", each) for each in ids)
+
+
+def test_ids_are_unique_over_threads() -> None:
+    make = IdSource("evt")
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda _: make(), range(4_000), timeout=5))
+    assert len(set(ids)) == len(ids)

@@ -1,0 +1,143 @@
+"""The exact bytes of each event that leaves, apart from id and timestamp, and the envelope's schema.
+
+A file in ``golden/`` that no longer fits is a change of the protocol, which the shipped client may not bear:
+not something to bring up to date without a thought.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from conductor.events.envelope import Payload, encode_event
+from conductor.events.server import (
+    ErrorEvent,
+    RejectedTool,
+    SessionPing,
+    SessionStarted,
+    SpeechFinal,
+    SpeechPartial,
+    ToolCallEvent,
+    ToolsChanged,
+    append_message,
+    is_ui_call,
+    set_state,
+    speak,
+)
+from tests.events.events import SERVER
+
+GOLDEN = Path(__file__).with_name("golden")
+ID = "evt_00000000000000000000000000000001"
+STAMP = "2026-03-01T12:00:00.000Z"
+TEXT = 'He said "hi" / \\ \n\t ünïcode 日本 🎉 \u2028\u0007'
+
+EVENTS: dict[str, Payload] = {
+    "session.started": SessionStarted("s-1", False),
+    "session.started.resumed": SessionStarted("s-1", True),
+    "session.started.tools": SessionStarted(
+        "s-1", False, ["tools"], ["add_task"], [RejectedTool("calculator", "the name is taken")]
+    ),
+    "session.started.nothing-accepted": SessionStarted("s-1", False, [], [], []),
+    "assistant.speech.partial": SpeechPartial(TEXT),
+    "assistant.speech.final": SpeechFinal(TEXT),
+    "tool.call": ToolCallEvent("call_1", "agent.status", '{"id":"a-77"}'),
+    "tool.call.set-state": set_state("call_1", "thinking"),
+    "tool.call.append-user": append_message("call_1", "user", TEXT),
+    "tool.call.append-assistant": append_message("call_1", "assistant", "Hello."),
+    "tool.call.speak": speak("call_1", TEXT),
+    "error": ErrorEvent("internal_error", "The server made a mistake."),
+    "error.all": ErrorEvent("rate_limited", "Too many.", "e-1", "call_1", 1500),
+    "tools.changed": ToolsChanged(["add_task"], [RejectedTool("x y", "not a name")]),
+    "session.ping": SessionPing(),
+}
+
+ENVELOPE: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["id", "type", "timestamp", "sessionId", "protocolVersion", "payload"],
+    "properties": {
+        "id": {"type": "string", "minLength": 1, "maxLength": 128},
+        "type": {"type": "string", "minLength": 1},
+        "timestamp": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$"},
+        "sessionId": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+        "protocolVersion": {"const": 1},
+        "payload": {"type": "object"},
+    },
+}
+VALIDATOR = Draft202012Validator(ENVELOPE)
+
+
+def frame_of(payload: Payload) -> bytes:
+    """Write an event whose id and timestamp are known."""
+    frame = encode_event(ID, "s-1", payload)
+    stamp = json.loads(frame)["timestamp"]
+    return frame.replace(stamp.encode(), STAMP.encode(), 1)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_leaves_as_these_bytes(name: str) -> None:
+    assert frame_of(EVENTS[name]) + b"\n" == (GOLDEN / f"{name}.json").read_bytes()
+
+
+def test_every_event_of_the_server_has_a_golden_file_and_no_file_is_left_over() -> None:
+    assert {event.TYPE for event in EVENTS.values()} == set(SERVER)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(EVENTS)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_golden_event_fits_the_envelopes_schema(name: str) -> None:
+    VALIDATOR.validate(json.loads((GOLDEN / f"{name}.json").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"protocolVersion": 2},
+        {"timestamp": "2026-03-01T12:00:00Z"},
+        {"timestamp": "2026-03-01T12:00:00.000000Z"},
+        {"timestamp": "2026-03-01T12:00:00.000+00:00"},
+        {"payload": []},
+        {"id": ""},
+        {"sessionId": "a b"},
+    ],
+)
+def test_the_schema_refuses_what_the_protocol_forbids(change: dict[str, Any]) -> None:
+    event = json.loads(frame_of(SessionPing()))
+    assert not VALIDATOR.is_valid({**event, **change})
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_calls_fields_are_all_strings_and_its_arguments_are_json(name: str) -> None:
+    event = json.loads(frame_of(EVENTS[name]))
+    if event["type"] != "tool.call":
+        return
+    assert set(event["payload"]) == {"callId", "name", "arguments"}
+    assert all(isinstance(value, str) for value in event["payload"].values())
+    assert isinstance(json.loads(event["payload"]["arguments"]), dict)
+
+
+def test_the_ui_calls_say_what_the_protocol_says() -> None:
+    assert set_state("c", "idle").arguments == '{"state":"idle"}'
+    assert append_message("c", "user", "hi").arguments == '{"role":"user","text":"hi","isPartial":false}'
+    assert speak("c", "hi").arguments == '{"text":"hi"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "ui"),
+    [
+        ("convo.setState", True),
+        ("convo.other", True),
+        ("tts.speak", True),
+        ("agent.spawn", False),
+        ("convo", False),
+        ("my.convo.setState", False),
+    ],
+)
+def test_ui_calls_are_told_from_tools(name: str, ui: bool) -> None:
+    assert is_ui_call(name) is ui

@@ -1,0 +1,59 @@
+"""The registry: each name leads to a provider that can be made, and to nothing heavy before it is chosen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from conductor.errors import SettingsError
+from conductor.models.demo import DemoProvider
+from conductor.models.registry import PROVIDERS, make_provider
+from conductor.settings import load_settings
+
+KEY = "sk-hunter2-hunter2"
+
+
+@pytest.mark.parametrize("name", sorted(PROVIDERS))
+def test_a_registered_name_leads_to_a_module_that_is_there(name: str) -> None:
+    module, colon, function = PROVIDERS[name].partition(":")
+    assert colon and callable(getattr(import_module(module), function))
+
+
+async def test_the_demo_is_made_without_any_setting() -> None:
+    provider = make_provider(load_settings(None, model_provider="demo"))
+    assert isinstance(provider, DemoProvider) and provider.name == "demo"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    "name", ["anthropicc", "", "demo:from_settings", "conductor.models.demo:from_settings"]
+)
+def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) -> None:
+    settings = load_settings(None).model_copy(update={"model_provider": name or "none"})
+    with pytest.raises(SettingsError) as caught:
+        make_provider(settings)
+    assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith("anthropic, demo.")
+
+
+async def test_claude_is_made_with_a_key_and_refused_without() -> None:
+    with pytest.raises(SettingsError, match="ANTHROPIC_API_KEY") as caught:
+        make_provider(load_settings(None, model_provider="anthropic"))
+    assert "\n" not in str(caught.value)
+    provider = make_provider(load_settings(None, anthropic_api_key=KEY))
+    assert provider.name == "anthropic" and KEY not in repr(provider)
+    await provider.aclose()
+
+
+def test_making_a_provider_imports_no_other_ones_modules() -> None:
+    program = (
+        "import sys\n"
+        "from conductor.models.registry import make_provider\n"
+        "from conductor.settings import load_settings\n"
+        "make_provider(load_settings(None, model_provider='demo'))\n"
+        "print(sorted(m for m in sys.modules if m.startswith('conductor.models.anthropic')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr

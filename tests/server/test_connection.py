@@ -1,0 +1,390 @@
+"""One connection: what it sends, in which order and within which time, and how it takes what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from conductor.app import make_services
+from conductor.conversation.transport import Frame
+from conductor.events.envelope import encode_event
+from conductor.events.server import SpeechFinal, SpeechPartial
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.server.auth import Authenticator
+from conductor.server.connection import UNBOUND, Connection
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from tests.end_to_end.conftest import Served, serving
+from tests.end_to_end.phone import Phone, is_state
+from tests.server.wires import WAIT, WiredStore, until
+
+BIG = b'"' + b"x" * 2_000_000 + b'"'
+"""A frame that no socket's buffers take as a whole, several of them at least."""
+
+
+def connection_of(served: Served) -> Connection:
+    """Give the served connection of the only session."""
+    transport = served.listener.hub.sessions[0].transport
+    assert isinstance(transport, Connection)
+    return transport
+
+
+def partial(text: str) -> Frame:
+    return Frame(encode_event(f"evt-{text}", "s-1", SpeechPartial(text)), partial=True)
+
+
+def final(text: str) -> Frame:
+    return Frame(encode_event(f"evt-{text}", "s-1", SpeechFinal(text)))
+
+
+def texts(phone: Phone) -> list[str]:
+    return [e["payload"]["text"] for e in phone.log if e["type"].startswith("assistant.speech.")]
+
+
+def is_text(text: str) -> Any:
+    return lambda event: event["payload"].get("text") == text
+
+
+@asynccontextmanager
+async def reader(served: Served) -> AsyncIterator[ClientConnection]:
+    """Connect and start a session, and read only as the test does."""
+    socket = await connect(served.url, proxy=None, max_queue=1, max_size=None, ping_interval=None)
+    try:
+        await socket.send(
+            '{"id":"r-1","type":"session.start","timestamp":"t","sessionId":"s-1","payload":{}}'
+        )
+        assert json.loads(await asyncio.wait_for(socket.recv(), WAIT))["type"] == "session.started"
+        yield socket
+    finally:
+        socket.transport.abort()
+
+
+# -- the send queue
+
+
+async def test_frames_leave_in_the_order_in_which_they_were_sent() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        for number in range(500):
+            connection.send(final(str(number)))
+        await phone.until(is_text("499"))
+        assert texts(phone) == [str(number) for number in range(500)]
+
+
+async def test_a_partial_takes_the_place_of_one_that_has_not_left() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        for frame in (partial("a"), partial("ab"), final("abc"), partial("d"), partial("de"), partial("def")):
+            connection.send(frame)
+        await phone.until(is_text("def"))
+        assert texts(phone) == ["ab", "abc", "def"]
+
+
+async def test_partials_that_take_each_others_place_never_fill_the_queue() -> None:
+    async with serving(ScriptedProvider([]), max_send_queue=2) as served, served.phone() as phone:
+        connection = connection_of(served)
+        for number in range(1_000):
+            connection.send(partial(str(number)))
+        connection.send(final("end"))
+        await phone.until(is_text("end"))
+        assert texts(phone) == ["999", "end"] and not phone.closed.is_set()
+
+
+async def test_dropped_partials_do_not_leave_and_finals_do() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        frames = [final("a"), partial("b"), final("c"), partial("d")]
+        for frame in frames:
+            connection.send(frame)
+        connection.drop_partials()
+        connection.send(partial("e"))
+        await phone.until(is_text("e"))
+        assert texts(phone) == ["a", "c", "e"]
+        assert [frame.written for frame in frames] == [True, False, True, False]
+
+
+async def test_a_withdrawn_frame_does_not_leave() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        frame = final("a")
+        connection.send(frame)
+        frame.withdrawn = True
+        connection.send(final("b"))
+        await phone.until(is_text("b"))
+        assert texts(phone) == ["b"] and not frame.written
+
+
+async def test_a_parked_connection_forgets_what_had_not_left() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        frame = final("a")
+        connection.send(frame)
+        connection.park()
+        connection.send(final("b"))
+        await phone.until(is_text("b"))
+        assert texts(phone) == ["b"] and not frame.written and not phone.closed.is_set()
+
+
+async def test_a_full_queue_cuts_the_connection_and_the_session_survives() -> None:
+    provider = ScriptedProvider([[TextDelta("Still here.")]])
+    async with serving(provider, max_send_queue=4) as served, served.phone() as phone:
+        session = served.listener.hub.sessions[0]
+        connection = connection_of(served)
+        for number in range(20):
+            connection.send(final(str(number)))
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        await until(lambda: served.listener.connections == 0)
+        await phone.open()
+        started = [e["payload"]["resumed"] for e in phone.log if e["type"] == "session.started"]
+        assert started == [False, True]
+        assert served.listener.hub.sessions == [session]
+    async with serving(provider, max_send_queue=64) as served, served.phone() as phone:
+        await phone.ask("hi")
+        assert phone.finals() == ["Still here."]
+
+
+async def test_nothing_counts_as_written_on_a_connection_that_was_cut() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        connection.abort("the test says so")
+        frame = final("a")
+        connection.send(frame)
+        await until(lambda: served.listener.connections == 0)
+        assert not frame.written and texts(phone) == []
+
+
+async def test_a_closing_connection_sends_what_is_queued_first() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        connection = connection_of(served)
+        for number in range(50):
+            connection.send(final(str(number)))
+        connection.close(4409, "another connection")
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        assert texts(phone) == [str(number) for number in range(50)]
+        assert phone.close_code == 4409
+
+
+# -- peers that do not read
+
+
+async def test_a_client_that_never_reads_is_cut_in_time_and_its_session_survives() -> None:
+    provider = ScriptedProvider([[TextDelta("Still here.")]])
+    async with serving(provider, send_timeout=0.1, close_timeout=0.1) as served:
+        async with reader(served) as socket:
+            session = served.listener.hub.sessions[0]
+            socket.transport.pause_reading()
+            connection = connection_of(served)
+            for _ in range(20):
+                connection.send(Frame(BIG))
+            await until(lambda: served.listener.connections == 0)
+            assert session.transport is None
+        async with served.phone() as phone:
+            assert phone.log[0]["payload"]["resumed"] is True
+            assert served.listener.hub.sessions == [session]
+            await phone.ask("are you there?")
+            assert phone.finals() == ["Still here."]
+
+
+async def test_a_client_that_never_reads_does_not_slow_another_one() -> None:
+    provider = ScriptedProvider(lambda _: [TextDelta("Quick.")])
+    async with serving(provider, send_timeout=60.0, close_timeout=0.1) as served, reader(served) as socket:
+        socket.transport.pause_reading()
+        for _ in range(20):
+            connection_of(served).send(Frame(BIG))
+        async with served.phone("s-2") as phone:
+            await phone.ask("hi")
+            assert phone.finals() == ["Quick."]
+
+
+async def test_a_slow_client_that_goes_on_reading_is_not_cut() -> None:
+    """The queue is never empty for longer than the limit; each frame by itself is in time."""
+    limit = 0.3
+    async with serving(ScriptedProvider([]), send_timeout=limit) as served, reader(served) as socket:
+        connection = connection_of(served)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 2.5 * limit
+        for _ in range(8):
+            connection.send(Frame(BIG))
+        while loop.time() < end:
+            assert len(await asyncio.wait_for(socket.recv(), WAIT)) == len(BIG)
+            connection.send(Frame(BIG))
+        assert served.listener.connections == 1
+
+
+# -- signs of life
+
+
+async def test_a_session_ping_comes_again_and_again_each_with_an_id_of_its_own() -> None:
+    async with serving(ScriptedProvider([]), ping_interval=0.02) as served, served.phone() as phone:
+        for _ in range(3):
+            await phone.until(lambda e: e["type"] == "session.ping", since=len(phone.log))
+        pings = [e for e in phone.log if e["type"] == "session.ping"]
+        assert len({ping["id"] for ping in pings}) == len(pings) >= 3
+        assert all(ping["sessionId"] == "s-1" and ping["payload"] == {} for ping in pings)
+
+
+async def test_a_client_that_has_said_nothing_gets_session_pings_too() -> None:
+    async with serving(ScriptedProvider([]), ping_interval=0.02) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        ping = await phone.until(lambda e: e["type"] == "session.ping")
+        assert ping["sessionId"] == UNBOUND
+        await phone.close()
+
+
+async def test_no_session_ping_is_sent_to_a_client_that_has_gone() -> None:
+    async with serving(ScriptedProvider([]), ping_interval=0.02) as served:
+        async with served.phone() as phone:
+            connection = connection_of(served)
+        await until(lambda: served.listener.connections == 0)
+        async with served.phone("s-2") as other:
+            for _ in range(3):
+                await other.until(lambda e: e["type"] == "session.ping", since=len(other.log))
+        assert connection._ping is not None and connection._ping.cancelled()
+        assert phone.closed.is_set()
+
+
+async def test_a_websocket_ping_is_answered_before_the_first_event() -> None:
+    async with serving(ScriptedProvider([])) as served:
+        socket = await connect(served.url, proxy=None)
+        await asyncio.wait_for(await socket.ping(), WAIT)
+        await socket.close()
+
+
+async def test_a_websocket_ping_is_answered_while_a_turn_runs_and_while_the_store_is_slow() -> None:
+    store = WiredStore()
+    async with stored(store) as served:
+        store.claim_gate.clear()
+        socket = await connect(served.url, proxy=None)
+        await socket.send(
+            '{"id":"r-1","type":"session.start","timestamp":"t","sessionId":"s-1","payload":{}}'
+        )
+        await until(store.claiming.is_set)
+        await asyncio.wait_for(await socket.ping(), WAIT)
+        store.claim_gate.set()
+        await socket.close()
+
+
+# -- a store that is away
+
+
+@asynccontextmanager
+async def stored(
+    store: WiredStore, provider: ScriptedProvider | None = None, **limits: Any
+) -> AsyncIterator[Served]:
+    services = make_services(load_settings(None), provider or ScriptedProvider(lambda _: [TextDelta("Hi.")]))
+    bounds = replace(services.limits, close_timeout=1.0, **limits)
+    listener = Listener(replace(services, store=store, limits=bounds), Authenticator([]))
+    await listener.start("127.0.0.1", 0)
+    try:
+        yield Served(listener)
+    finally:
+        await asyncio.wait_for(listener.stop(drain_s=0), WAIT)
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [({"text": "hi"}, "store_unavailable"), ({"text": "x" * 70_000}, "invalid_event"), ({}, "invalid_event")],
+)
+async def test_a_first_transcript_while_the_store_is_away_reopens_the_microphone(
+    payload: dict[str, str], code: str
+) -> None:
+    store = WiredStore()
+    store.away = True
+    async with stored(store) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        event_id = await phone.send("user.audio.transcript.final", payload)
+        await phone.until(is_state("idle"))
+        assert phone.shape() == ["error", "state idle"]
+        assert phone.errors()[0]["code"] == code and phone.errors()[0]["eventId"] == event_id
+        assert {event["sessionId"] for event in phone.log} == {"s-1"}
+        store.away = False
+        since = len(phone.log)
+        await phone.say("and now?")
+        await phone.until(is_state("idle"), since=since)
+        assert phone.finals() == ["Hi."] and not phone.closed.is_set()
+        await phone.close()
+
+
+async def test_a_start_while_the_store_is_away_is_an_error_and_may_be_tried_again() -> None:
+    store = WiredStore()
+    store.away = True
+    async with stored(store) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        event_id = await phone.start()
+        await phone.until(lambda e: e["type"] == "error")
+        assert phone.shape() == ["error"]
+        assert phone.errors()[0] == {
+            "code": "store_unavailable",
+            "message": "The session store cannot be reached.",
+            "eventId": event_id,
+        }
+        store.away = False
+        await phone.start()
+        await phone.until(lambda e: e["type"] == "session.started")
+        await phone.close()
+
+
+async def test_a_store_that_goes_away_later_costs_a_turn_and_no_connection() -> None:
+    store = WiredStore()
+    async with stored(store) as served, served.phone() as phone:
+        store.away = True
+        await phone.say("hi")
+        await phone.until(is_state("idle"))
+        assert "store_unavailable" in [error["code"] for error in phone.errors()]
+        store.away = False
+        await phone.ask("and now?")
+        assert phone.finals() == ["Hi."]
+
+
+# -- what comes
+
+
+async def test_an_error_before_any_session_names_none() -> None:
+    async with serving(ScriptedProvider([])) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        await phone.send_raw("{")
+        error = await phone.until(lambda e: e["type"] == "error")
+        assert error["sessionId"] == UNBOUND and "eventId" not in error["payload"]
+        await phone.close()
+
+
+async def test_a_fragmented_binary_message_is_refused_like_any_other() -> None:
+    async with serving(ScriptedProvider([])) as served, served.phone() as phone:
+        assert phone._socket is not None
+        await phone._socket.send([b"one", b"two"])
+        await phone.until(lambda e: e["type"] == "error")
+        assert phone.errors()[0]["message"] == "binary_frame"
+
+
+async def test_a_fragmented_text_message_is_one_event() -> None:
+    provider = ScriptedProvider([[TextDelta("Hi.")]])
+    async with serving(provider) as served, served.phone() as phone:
+        event = '{"id":"f-1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s-1",'
+        assert phone._socket is not None
+        await phone._socket.send([event, '"payload":{"te', 'xt":"hi"}}'])
+        await phone.idle()
+        assert phone.finals() == ["Hi."]
+
+
+async def test_an_event_above_the_hard_limit_closes_the_connection_and_not_the_session() -> None:
+    provider = ScriptedProvider([[TextDelta("Hi.")]])
+    async with serving(provider) as served, served.phone() as phone:
+        await phone.send_raw('{"x":"' + "y" * 1_100_000 + '"}')
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        assert phone.close_code == 1009
+        await until(lambda: served.listener.connections == 0)
+        await phone.open()
+        await phone.ask("hi")
+        assert phone.finals() == ["Hi."]

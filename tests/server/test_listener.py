@@ -1,0 +1,286 @@
+"""The listener: what HTTP asks, and how it all ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from conductor.app import make_services
+from conductor.errors import SettingsError
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.server import listener as listener_module
+from conductor.server.auth import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from tests.end_to_end.conftest import serving
+from tests.end_to_end.phone import Phone, is_call
+from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
+
+
+@asynccontextmanager
+async def listening(
+    provider: ScriptedProvider | None = None, store: WiredStore | None = None, **limits: Any
+) -> AsyncIterator[Listener]:
+    """Run a listener that a test may stop by itself."""
+    services = make_services(load_settings(None), provider or ScriptedProvider([]))
+    limits = {"close_timeout": 1.0, **limits}
+    services = replace(services, limits=replace(services.limits, **limits))
+    listener = Listener(replace(services, store=store) if store else services, Authenticator([]))
+    await listener.start("127.0.0.1", 0)
+    try:
+        yield listener
+    finally:
+        await asyncio.wait_for(listener.stop(drain_s=0), WAIT)
+
+
+def phone_for(listener: Listener, session_id: str = "s-1", **options: Any) -> Phone:
+    return Phone(f"ws://127.0.0.1:{listener.port}/ws", session_id, **options)
+
+
+# -- HTTP
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/healthz", 200, "ok"),
+        ("/readyz", 200, "ready"),
+        ("/readyz?verbose=1", 200, "ready"),
+        ("/", 404, "Connect a WebSocket to /ws."),
+        ("/ws/", 404, "Connect"),
+        ("/wss", 404, "Connect"),
+        ("/healthz/x", 404, "Connect"),
+        ("//[x", 404, "Connect"),
+        ("http://[x/ws", 404, "Connect"),
+    ],
+)
+async def test_a_plain_request_is_answered_by_its_path(path: str, status: int, text: str) -> None:
+    async with listening() as listener:
+        got, answer = await http(listener.port, get(path))
+        assert got == status and text in answer
+        assert "Cache-Control: no-store" in answer
+
+
+async def test_health_needs_no_token() -> None:
+    async with serving(ScriptedProvider([]), tokens=("token",)) as served:
+        for path in ("/healthz", "/readyz"):
+            assert (await http(served.listener.port, get(path)))[0] == 200
+
+
+async def test_an_upgrade_is_only_for_ws() -> None:
+    async with listening() as listener:
+        assert (await http(listener.port, upgrade("/other")))[0] == 404
+        assert (await http(listener.port, upgrade("/ws")))[0] == 101
+        assert (await http(listener.port, get("/ws")))[0] == 426
+
+
+async def test_an_answer_names_neither_version_nor_library() -> None:
+    async with listening() as listener:
+        for request in (get("/healthz"), upgrade()):
+            _, answer = await http(listener.port, request)
+            servers = [line for line in answer.splitlines() if line.lower().startswith("server:")]
+            assert servers in ([], ["Server: conductor"])
+
+
+async def test_nothing_is_compressed() -> None:
+    async with listening() as listener:
+        _, answer = await http(listener.port, upgrade("/ws", "Sec-WebSocket-Extensions: permessage-deflate"))
+        assert "permessage-deflate" not in answer
+
+
+def test_pings_are_as_often_as_the_shipped_client_needs_them() -> None:
+    assert 15 <= listener_module.WS_PING_S <= 20
+
+
+# -- where it listens
+
+
+async def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: .*in use.*\.$"):
+            await _start("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "a" * 70, "a..b"])
+async def test_an_address_that_cannot_be_had_is_one_sentence(host: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        await _start(host, 0)
+    assert str(caught.value).startswith(f"Cannot listen on {host}:0: ") and "\n" not in str(caught.value)
+
+
+async def _start(host: str, port: int) -> None:
+    listener = Listener(make_services(load_settings(None), ScriptedProvider([])), Authenticator([]))
+    try:
+        async with asyncio.timeout(WAIT):
+            await listener.start(host, port)
+    finally:
+        await listener.stop(drain_s=0)
+
+
+async def test_the_port_is_known_once_it_listens() -> None:
+    services = make_services(load_settings(None), ScriptedProvider([]))
+    listener = Listener(services, Authenticator([]))
+    assert listener.port == 0
+    await listener.stop()  # which has nothing to stop
+    await listener.start("127.0.0.1", 0)
+    assert listener.port > 0
+    await listener.stop()
+
+
+# -- the end
+
+
+async def test_idle_clients_are_told_to_come_back() -> None:
+    async with listening() as listener:
+        async with phone_for(listener) as phone, phone_for(listener, "s-2") as other:
+            silent = await connect(f"ws://127.0.0.1:{listener.port}/ws", proxy=None)
+            await asyncio.wait_for(listener.stop(), WAIT)
+            await asyncio.wait_for(silent.wait_closed(), WAIT)
+            for each in (phone, other):
+                await asyncio.wait_for(each.closed.wait(), WAIT)
+            assert [phone.close_code, other.close_code, silent.close_code] == [1012] * 3
+        assert listener.connections == 0 and len(listener.hub) == 0
+
+
+async def test_a_running_turn_ends_before_its_client_is_told_to_come_back() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
+    async with listening(provider) as listener:
+        async with phone_for(listener) as busy, phone_for(listener, "s-2") as idle:
+            await busy.say("count")
+            await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+            stopping = asyncio.create_task(listener.stop())
+            await asyncio.wait_for(idle.closed.wait(), WAIT)
+            assert idle.close_code == 1012, "who is idle need not wait for who is not"
+            assert not busy.closed.is_set() and not stopping.done()
+            go_on.set()
+            await asyncio.wait_for(busy.closed.wait(), WAIT)
+            await asyncio.wait_for(stopping, WAIT)
+            assert busy.finals() == ["One, two."] and busy.shape()[-1] == "state idle"
+            assert busy.close_code == 1012
+
+
+async def test_a_turn_that_takes_too_long_is_cut_short() -> None:
+    provider = ScriptedProvider([[TextDelta("One, "), asyncio.Event()]])
+    async with listening(provider) as listener, phone_for(listener) as phone:
+        await phone.say("count")
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
+        await asyncio.wait_for(phone.closed.wait(), WAIT)
+        assert provider.record(0).closed.is_set() and phone.close_code == 1012
+        assert phone.shape()[-1] == "state idle", "the microphone is open again, whatever else"
+
+
+async def test_health_goes_on_while_stopping_and_readiness_does_not() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[go_on, TextDelta("Done.")]])
+    async with listening(provider) as listener:
+        # The listening socket closes with the first step, so these connect before it does.
+        early = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
+        async with phone_for(listener) as phone:
+            await phone.say("go")
+            await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+            stopping = asyncio.create_task(listener.stop())
+            statuses = []
+            for (reader, writer), request in zip(
+                early, [get("/healthz"), get("/readyz"), upgrade()], strict=True
+            ):
+                statuses.append((await ask(reader, writer, request))[0])
+                writer.close()
+            assert statuses == [200, 503, 503]
+            with pytest.raises(OSError):
+                await connect(f"ws://127.0.0.1:{listener.port}/ws", proxy=None)
+            go_on.set()
+            await asyncio.wait_for(stopping, WAIT)
+
+
+async def test_a_client_that_does_not_answer_the_close_does_not_hold_the_server() -> None:
+    async with listening(close_timeout=0.1) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(upgrade().encode())
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT)
+        await until(lambda: listener.connections == 1)
+        await asyncio.wait_for(listener.stop(), WAIT)
+        assert listener.connections == 0
+        writer.close()
+
+
+async def test_a_client_that_never_reads_does_not_hold_the_server() -> None:
+    provider = ScriptedProvider([[TextDelta("x" * 1_000_000), asyncio.Event()]])
+    async with listening(provider, close_timeout=0.1, send_timeout=60.0, partial_interval=0.0) as listener:
+        socket_ = await connect(
+            f"ws://127.0.0.1:{listener.port}/ws", proxy=None, max_queue=1, max_size=None, ping_interval=None
+        )
+        await socket_.send(
+            '{"id":"1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s","payload":{"text":"x"}}'
+        )
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        socket_.transport.pause_reading()
+        for _ in range(20):
+            session = listener.hub.sessions[0]
+            assert session.transport is not None
+            session.transport.send(_frame(1_000_000))
+        await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
+        assert listener.connections == 0
+        socket_.transport.abort()
+
+
+def _frame(size: int) -> Any:
+    from conductor.conversation.transport import Frame
+
+    return Frame(b"x" * size)
+
+
+async def test_a_store_that_never_answers_does_not_hold_the_server() -> None:
+    store = WiredStore()
+    store.claim_gate.clear()
+    async with listening(store=store, close_timeout=0.1) as listener:
+        phone = phone_for(listener)
+        await phone.open(start=False)
+        await phone.start()
+        await until(store.claiming.is_set)
+        await asyncio.wait_for(listener.stop(), WAIT)
+        await phone.close()
+
+
+async def test_what_is_said_for_the_first_time_while_closing_leaves_no_session_behind() -> None:
+    store = WiredStore()
+    store.release_gate.clear()
+    async with listening(store=store) as listener:
+        async with phone_for(listener) as phone:
+            late = phone_for(listener, "s-2")
+            await late.open(start=False)
+            stopping = asyncio.create_task(listener.stop())
+            await until(store.releasing.is_set)  # the hub is closing; the sockets are still open
+            await late.start()
+            await until(lambda: store.claims == 2)
+            store.release_gate.set()
+            await asyncio.wait_for(stopping, WAIT)
+            await asyncio.wait_for(phone.closed.wait(), WAIT)
+            await late.close()
+        assert len(listener.hub) == 0 and len(store.memory) == 0
+
+
+async def test_stopping_twice_is_harmless() -> None:
+    async with listening() as listener, phone_for(listener) as phone:
+        await asyncio.wait_for(listener.stop(), WAIT)
+        await asyncio.wait_for(listener.stop(), WAIT)
+        assert not [e for e in phone.log if is_call("tts.speak")(e)]
+
+
+async def test_nobody_connects_after_the_end() -> None:
+    async with listening() as listener:
+        url = f"ws://127.0.0.1:{listener.port}/ws"
+        await asyncio.wait_for(listener.stop(), WAIT)
+        with pytest.raises((OSError, InvalidStatus)):
+            await connect(url, proxy=None)

@@ -1,0 +1,117 @@
+"""Stand-ins at the server's seams: stores that are away or slow, and a transport that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from conductor.conversation.transport import Frame
+from conductor.errors import StoreUnavailable
+from conductor.stores.base import Claim, Operation, SessionKey
+from conductor.stores.memory import MemoryStore
+
+WAIT = 5.0
+"""Every wait of a test is bounded by this, in seconds."""
+
+
+class WiredStore:
+    """Memory behind a wire: it may be ``away``, and answers claims and releases while the gates are open."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore()
+        self.away = False
+        self.claims = 0
+        self.claiming = asyncio.Event()
+        self.releasing = asyncio.Event()
+        self.claim_gate = asyncio.Event()
+        self.release_gate = asyncio.Event()
+        self.claim_gate.set()
+        self.release_gate.set()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        self.claims += 1
+        self.claiming.set()
+        await self.claim_gate.wait()
+        self._reach()
+        return await self.memory.claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        self._reach()
+        await self.memory.commit(claim, commit_id, operations)
+
+    async def release(self, claim: Claim) -> None:
+        self.releasing.set()
+        await self.release_gate.wait()
+        self._reach()
+        await self.memory.release(claim)
+
+    async def aclose(self) -> None:
+        await self.memory.aclose()
+
+    def _reach(self) -> None:
+        if self.away:
+            raise StoreUnavailable("The store does not answer.")
+
+
+class Wire:
+    """A transport that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.parked = 0
+
+    def send(self, frame: Frame) -> None:
+        frame.written = True
+        self.frames.append(frame)
+
+    def drop_partials(self) -> None:
+        """Nothing waits here."""
+
+    def park(self) -> None:
+        self.parked += 1
+
+    def close(self, code: int, reason: str) -> None:
+        """Nothing to close."""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop go round until something holds."""
+    async with asyncio.timeout(WAIT):
+        while not holds():  # noqa: ASYNC110 -- what is looked at has no event to wait for
+            await asyncio.sleep(0)
+
+
+async def http(port: int, request: str) -> tuple[int, str]:
+    """Send a raw request; give the status and everything that came."""
+    async with asyncio.timeout(WAIT):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            return await ask(reader, writer, request)
+        finally:
+            writer.close()
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str) -> tuple[int, str]:
+    """Send a raw request on an open connection."""
+    async with asyncio.timeout(WAIT):
+        writer.write(request.encode("latin-1"))
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        body = "" if " 101 " in head.partition("\r\n")[0] else (await reader.read()).decode()
+        return int(head.split()[1]), head + body
+
+
+def get(path: str, *headers: str) -> str:
+    """Write a plain request."""
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""])
+
+
+def upgrade(path: str = "/ws", *headers: str) -> str:
+    """Write a request for a WebSocket (the key is RFC 6455's example)."""
+    return get(
+        path,
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *headers,
+    )

@@ -1,0 +1,369 @@
+"""The architecture's rules, checked against the code's own imports; and the checker, against fake trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "conductor"
+
+BELOW: dict[str, frozenset[str]] = {}
+"""Part of the package -> the parts that it may import, itself not counted."""
+
+_LEAVES = ("errors", "messages", "settings", "prompts", "speech", "logs")
+BELOW["errors"] = BELOW["messages"] = frozenset()
+for _leaf in ("settings", "prompts", "speech", "logs"):
+    BELOW[_leaf] = frozenset({"errors", "settings"} - {_leaf})
+for _sibling in ("events", "models", "stores"):
+    BELOW[_sibling] = frozenset(_LEAVES)
+_below = {*_LEAVES, "events", "models", "stores"}
+for _part in ("tools", "conversation", "server", "app"):
+    BELOW[_part] = frozenset(_below)
+    _below.add(_part)
+BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
+BELOW["client"] = frozenset({"events", "errors"})
+BELOW["cli"] = frozenset({*_below, "commands", "client"})
+BELOW["__main__"] = frozenset({"cli"})
+BELOW["__init__"] = frozenset()
+
+EXCEPTIONS = {
+    # Claims and commits need unique ids as events do. The client, which may import events but no further
+    # leaf, needs the same maker, so it stays where the events' ids are made.
+    ("stores.memory", "conductor.events.envelope.IdSource"),
+}
+"""Imports that break the order, as (module, what it imports), each with its reason."""
+
+HEAVY = ("anthropic", "mcp", "openai", "boto3", "redis")
+LAZY = {"models.anthropic_client"}
+"""Modules that import a heavy SDK at their top. Nothing may import them at its own top."""
+
+TWO_SENTENCES = {"conversation", "conversation.heard", "conversation.history"}
+"""Modules whose opening adds a second sentence, of a few words: that they are pure, or know no sockets."""
+
+PRINTS = {"cli"}
+"""The command line speaks to people."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name. ``late`` means inside a function, ``typing_only`` under ``TYPE_CHECKING``."""
+
+    target: str
+    line: int
+    late: bool
+    typing_only: bool
+
+
+def imports_of(tree: ast.Module, module: str, package: str, *, is_package: bool) -> Iterator[Import]:
+    """Find all imports, those inside functions and under TYPE_CHECKING too, as absolute dotted names."""
+
+    def visit(node: ast.AST, late: bool, typing_only: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, late, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = [package, *module.split(".")] if module != "__init__" else [package]
+                keep = len(parts) - node.level + (1 if is_package else 0)
+                base = ".".join([*parts[:keep], *([base] if base else [])])
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno, late, typing_only)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+                yield Import(node.args[0].value, node.lineno, late, typing_only)
+        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
+        for field, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from visit(child, late, typing_only or (guarded and field == "body"))
+
+    yield from visit(tree, False, False)
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file. ``name`` is dotted and leaves the package out; ``part`` is its first word."""
+
+    name: str
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+    @property
+    def part(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def modules_of(root: Path) -> list[Module]:
+    """Read a package."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = list(path.relative_to(root).with_suffix("").parts)
+        is_package = parts[-1] == "__init__" and len(parts) > 1
+        name = ".".join(parts[:-1] if is_package else parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = imports_of(tree, name, root.name, is_package=is_package or name == "__init__")
+        found.append(Module(name, tree, tuple(imports)))
+    return found
+
+
+def wrong_order(modules: list[Module], package: str) -> Iterator[str]:
+    """Name each import that does not go down, and each part that has no place in the order."""
+    for module in modules:
+        if module.part not in BELOW:
+            yield f"{module.name} has no place in the order"
+            continue
+        for one in module.imports:
+            first, _, rest = one.target.partition(".")
+            part = rest.partition(".")[0]
+            if first != package or part in ("", module.part, "__version__"):
+                continue
+            if part not in BELOW[module.part] and (module.name, one.target) not in EXCEPTIONS:
+                yield f"{module.name}:{one.line} imports {one.target}"
+
+
+def early_heavy_imports(modules: list[Module], package: str) -> Iterator[str]:
+    """Name each heavy SDK, and each module that imports one, that is imported as soon as its importer is."""
+    for module in modules:
+        for one in module.imports:
+            if one.late or one.typing_only:
+                continue
+            heavy = one.target.partition(".")[0] in HEAVY and module.name not in LAZY
+            if heavy or any(_within(one.target, f"{package}.{lazy}") for lazy in LAZY):
+                yield f"{module.name}:{one.line} imports {one.target}"
+
+
+def _within(target: str, module: str) -> bool:
+    return target == module or target.startswith(f"{module}.")
+
+
+def prints(modules: list[Module], _: str) -> Iterator[str]:
+    """Name each use of ``print`` that is not the command line's."""
+    for module in modules:
+        if module.name in PRINTS:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and node.id == "print":
+                yield f"{module.name}:{node.lineno} prints"
+
+
+def environment_uses(modules: list[Module], _: str) -> Iterator[str]:
+    """Name each look at the environment that is not the settings'."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    for module in modules:
+        if module.name == "settings":
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and node.attr in names and _name(node.value) == "os":
+                yield f"{module.name}:{node.lineno} looks at os.{node.attr}"
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                for alias in node.names:
+                    if alias.name in names:
+                        yield f"{module.name}:{node.lineno} imports os.{alias.name}"
+
+
+def bad_openings(modules: list[Module], _: str) -> Iterator[str]:
+    """Name each public module that does not open with one sentence on one line."""
+    for module in modules:
+        if module.name.rpartition(".")[2].startswith("_") and module.name not in ("__init__", "__main__"):
+            continue
+        if module.name in TWO_SENTENCES:
+            continue
+        opening = (ast.get_docstring(module.tree) or "").partition("\n\n")[0]
+        # Names and abbreviations may hold a full stop; a second sentence begins with a capital.
+        if not re.fullmatch(r".*[.!?]", opening) or re.search(r"[.!?] [A-Z]", opening):
+            yield f"{module.name} opens with {opening[:60]!r}"
+
+
+Rule = Callable[[list[Module], str], Iterator[str]]
+RULES: list[Rule] = [wrong_order, early_heavy_imports, prints, environment_uses, bad_openings]
+
+
+# -- the code keeps the rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_code_keeps_the_rule(rule: Rule) -> None:
+    assert list(rule(modules_of(ROOT), "conductor")) == []
+
+
+def test_all_of_the_code_is_looked_at() -> None:
+    found = {module.part for module in modules_of(ROOT)}
+    assert found == set(BELOW), "a part that is gone, or a new one without a place"
+
+
+@pytest.mark.parametrize(("module", "target"), sorted(EXCEPTIONS))
+def test_an_exception_that_is_no_longer_needed_is_taken_off_the_list(module: str, target: str) -> None:
+    found = next(m for m in modules_of(ROOT) if m.name == module)
+    assert target in {one.target for one in found.imports}
+
+
+@pytest.mark.parametrize("name", sorted(LAZY))
+def test_a_lazy_module_that_is_no_longer_heavy_is_taken_off_the_list(name: str) -> None:
+    found = next(m for m in modules_of(ROOT) if m.name == name)
+    assert any(one.target.partition(".")[0] in HEAVY for one in found.imports)
+
+
+def test_a_server_is_put_together_without_any_heavy_sdk() -> None:
+    program = (
+        "import sys, conductor.cli, conductor.app, conductor.client\n"
+        f"print(sorted(set(sys.modules) & {set(HEAVY)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# -- the checker can fail
+
+
+def fake(tmp_path: Path, files: dict[str, str]) -> list[Module]:
+    """Write a package called ``conductor`` and read it."""
+    root = tmp_path / "conductor"
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return modules_of(root)
+
+
+UPWARD = {
+    "plainly": ("events/x.py", "from conductor.tools.base import ToolSpec"),
+    "as a module": ("events/x.py", "import conductor.tools.base"),
+    "as a part": ("events/x.py", "from conductor import tools"),
+    "inside a function": ("events/x.py", "def f():\n    from conductor.tools import base"),
+    "inside a method": ("events/x.py", "class C:\n    async def f(self):\n        import conductor.app"),
+    "for types only": (
+        "stores/x.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from conductor.server.hub import Hub",
+    ),
+    "in a try": ("models/x.py", "try:\n    from conductor.tools import base\nexcept ImportError:\n    pass"),
+    "by name": (
+        "models/x.py",
+        "from importlib import import_module\nimport_module('conductor.tools.base')",
+    ),
+    "relatively": ("events/x.py", "from ..tools import base"),
+    "relatively from a package": ("events/__init__.py", "from ..tools.base import ToolSpec"),
+    "from a sibling": ("models/x.py", "from conductor.events.client import SessionStart"),
+    "from a sibling that has an exception": ("stores/sqlite.py", "from conductor.events.codec import decode"),
+    "into a leaf": ("settings.py", "from conductor.messages import Message"),
+    "from the client to the server": ("client/x.py", "from conductor.settings import Limits"),
+    "from the client to its leaf": ("client/x.py", "from conductor.messages import ToolCall"),
+    "from the server to the app": ("server/x.py", "import conductor.app"),
+    "from a part without a place": ("other.py", ""),
+}
+
+
+@pytest.mark.parametrize("how", UPWARD)
+def test_an_import_against_the_order_is_found(tmp_path: Path, how: str) -> None:
+    name, text = UPWARD[how]
+    assert len(list(wrong_order(fake(tmp_path, {name: text}), "conductor"))) == 1
+
+
+def test_imports_that_go_down_are_fine(tmp_path: Path) -> None:
+    files = {
+        "settings.py": "from conductor.errors import SettingsError",
+        "events/x.py": "from conductor.errors import EventError\nfrom . import client\nimport msgspec",
+        "events/__init__.py": "from .client import SessionStart",
+        "tools/x.py": "from conductor.models.base import ToolDefinition\nfrom ..settings import Limits",
+        "stores/memory.py": "from conductor.events.envelope import IdSource",
+        "client/x.py": "from conductor.events.client import SessionStart\nfrom conductor.errors import X",
+        "cli.py": "from conductor import __version__\nfrom conductor.client import terminal",
+    }
+    assert list(wrong_order(fake(tmp_path, files), "conductor")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import redis",
+        "import redis.asyncio as redis",
+        "from mcp.client import session",
+        "try:\n    import openai\nexcept ImportError:\n    openai = None",
+        "class C:\n    import boto3",
+        "from conductor.models.anthropic_client import MessagesClient",
+        "from conductor.models import anthropic_client",
+        "import conductor.models.anthropic_client",
+    ],
+)
+def test_a_heavy_sdk_at_the_top_of_a_module_is_found(tmp_path: Path, text: str) -> None:
+    assert len(list(early_heavy_imports(fake(tmp_path, {"stores/redis.py": text}), "conductor"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    import redis",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import redis",
+        "def f():\n    from conductor.models import anthropic_client",
+        "import redistribution",
+        "from conductor.models.anthropic import AnthropicProvider",
+    ],
+)
+def test_a_heavy_sdk_that_is_imported_late_is_fine(tmp_path: Path, text: str) -> None:
+    assert list(early_heavy_imports(fake(tmp_path, {"stores/redis.py": text}), "conductor")) == []
+
+
+def test_the_other_branch_of_a_typing_guard_counts_as_the_top(tmp_path: Path) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    import redis"
+    assert len(list(early_heavy_imports(fake(tmp_path, {"stores/x.py": text}), "conductor"))) == 1
+
+
+@pytest.mark.parametrize("text", ["print('x')", "def f():\n    print('x')", "say = print"])
+def test_a_print_is_found(tmp_path: Path, text: str) -> None:
+    assert len(list(prints(fake(tmp_path, {"app.py": text, "cli.py": text}), "conductor"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['X']",
+        "import os\nx = os.environ.get('X')",
+        "import os\nos.getenv('X')",
+        "from os import environ",
+        "def f():\n    from os import getenv",
+    ],
+)
+def test_a_look_at_the_environment_is_found(tmp_path: Path, text: str) -> None:
+    found = list(environment_uses(fake(tmp_path, {"app.py": text, "settings.py": text}), "conductor"))
+    assert len(found) == 1 and found[0].startswith("app:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        '"""No full stop"""',
+        '"""Two sentences. On one line."""',
+        '"""A sentence that\nruns over two lines."""',
+        "# only a comment",
+    ],
+)
+def test_a_bad_opening_is_found(tmp_path: Path, text: str) -> None:
+    assert len(list(bad_openings(fake(tmp_path, {"app.py": text}), "conductor"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""One sentence."""',
+        '"""One sentence: with a list, e.g. this."""',
+        '"""One sentence.\n\nThen more. And more."""',
+        '"""Run it: ``python -m conductor``."""',
+    ],
+)
+def test_an_opening_of_one_sentence_is_fine(tmp_path: Path, text: str) -> None:
+    assert list(bad_openings(fake(tmp_path, {"app.py": text}), "conductor")) == []

@@ -1,0 +1,231 @@
+"""The command line, as a user runs it: real processes, real sockets, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from conductor import __version__
+from conductor.settings import Settings
+from tests.end_to_end.phone import Phone
+
+ROOT = Path(__file__).resolve().parent.parent
+START = 30.0
+"""How long a process may take to start or end, in seconds: the machine may be busy with others."""
+SECRET = "hunter2-hunter2"
+
+
+def environment(**values: str) -> dict[str, str]:
+    """Leave the developer's own settings out, and add some."""
+    names = {name.upper() for name in Settings.model_fields}
+    kept = {name: value for name, value in os.environ.items() if name.upper() not in names}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **values}
+
+
+@asynccontextmanager
+async def process(
+    directory: Path, *arguments: str, **values: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``python -m conductor``; whatever happens, it is gone afterwards."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "conductor",
+        *arguments,
+        cwd=directory,
+        env=environment(**values),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await asyncio.wait_for(started.communicate(), START)
+
+
+async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str, str]:
+    """Run a command that ends by itself; give its exit code and what it wrote."""
+    async with process(directory, *arguments, **values) as started:
+        out, err = await asyncio.wait_for(started.communicate(), START)
+        assert started.returncode is not None
+        return started.returncode, out.decode(), err.decode()
+
+
+class Announced:
+    """A server that said where it listens."""
+
+    def __init__(self, started: asyncio.subprocess.Process, lines: list[str]) -> None:
+        self.process = started
+        self.lines = lines
+        found = re.search(r"ws://\S+:(\d+)/ws", "\n".join(lines))
+        assert found
+        self.url = f"ws://127.0.0.1:{found[1]}/ws"
+
+    async def end(self, signum: signal.Signals) -> int:
+        self.process.send_signal(signum)
+        return await asyncio.wait_for(self.process.wait(), START)
+
+
+@asynccontextmanager
+async def server(directory: Path, *arguments: str, **values: str) -> AsyncIterator[Announced]:
+    """Run a server until the block ends."""
+    async with process(directory, "--port", "0", *arguments, **values) as started:
+        assert started.stderr is not None
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("  try"):
+            line = await asyncio.wait_for(started.stderr.readline(), START)
+            assert line, f"it ended: {lines}"
+            lines.append(line.decode().rstrip())
+        yield Announced(started, lines)
+
+
+# -- mistakes
+
+
+def is_one_sentence(code: int, out: str, err: str) -> str:
+    """Check that a mistake ended with exit code 2, one line and no traceback; give the line."""
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("conductor: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert "Traceback" not in err and SECRET not in err
+    return err.removeprefix("conductor: ").rstrip("\n")
+
+
+async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = is_one_sentence(*await run(tmp_path, "--port", str(port)))
+        assert said.startswith(f"Cannot listen on 127.0.0.1:{port}: ") and "in use" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "says"),
+    [
+        (["--provider", "parrot"], {}, "MODEL_PROVIDER 'parrot' is unknown"),
+        ([], {"MODEL_PROVIDER": "parrot"}, "MODEL_PROVIDER 'parrot' is unknown"),
+        (["--provider", "anthropic"], {}, "ANTHROPIC_API_KEY"),
+        ([], {"PORT": "eighty"}, "PORT is not valid"),
+        (["--port", "70000"], {}, "PORT is not valid"),
+        ([], {"LOG_LEVEL": "loud"}, "LOG_LEVEL is not valid"),
+        (["--log-level", "loud"], {}, "LOG_LEVEL is not valid"),
+        ([], {"SESSION_STORE_URL": f"redis://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
+        ([], {"HOST": "0.0.0.0"}, "lets anybody on the network in"),
+        (["--host", "0.0.0.0"], {}, "AUTH_TOKENS"),
+        ([], {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET}, "Cannot listen on 203.0.113.7"),
+        ([], {"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "Cannot listen on xxx"),
+        ([], {"SYSTEM_PROMPT_FILE": "none.md"}, "system prompt file"),
+        ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
+    ],
+)
+async def test_a_mistake_is_one_sentence(
+    tmp_path: Path, arguments: list[str], values: dict[str, str], says: str
+) -> None:
+    assert says in is_one_sentence(*await run(tmp_path, *arguments, **values))
+
+
+async def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MAX_TURNS=many\n")
+    assert "MAX_TURNS is not valid" in is_one_sentence(*await run(tmp_path))
+
+
+@pytest.mark.parametrize("arguments", [["--port", "eighty"], ["bogus"], ["--bogus"], ["serve", "bogus"]])
+async def test_a_command_that_is_none_is_told_how_to_write_it(tmp_path: Path, arguments: list[str]) -> None:
+    code, out, err = await run(tmp_path, *arguments)
+    assert code == 2 and out == "" and "usage: conductor" in err and "Traceback" not in err
+
+
+# -- help
+
+
+async def test_help_names_the_commands_and_where_settings_come_from(tmp_path: Path) -> None:
+    code, out, err = await run(tmp_path, "--help")
+    assert code == 0 and err == ""
+    for part in ("serve", "talk", ".env.example"):
+        assert part in out
+
+
+async def test_help_of_serve_names_its_options(tmp_path: Path) -> None:
+    code, out, _ = await run(tmp_path, "serve", "--help")
+    assert code == 0
+    for option in ("--host", "--port", "--provider", "--model", "--log-level", "--insecure-no-auth"):
+        assert option in out
+
+
+async def test_the_version_is_told(tmp_path: Path) -> None:
+    assert await run(tmp_path, "--version") == (0, f"conductor {__version__}\n", "")
+
+
+# -- a server
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    async with server(tmp_path) as served:
+        assert served.lines[0] == f"Conductor {__version__}"
+        assert served.lines[1].startswith("  model    demo") and "ANTHROPIC_API_KEY" in served.lines[1]
+        assert served.lines[2] == f"  connect  {served.url}  (no token needed)"
+        assert served.lines[3] == f"  try      python -m conductor talk --url {served.url}"
+        async with Phone(served.url) as phone:
+            await phone.ask("say hello")
+            assert len(phone.finals()) == 1
+            assert await served.end(signum) == 0
+            await asyncio.wait_for(phone.closed.wait(), START)
+            assert phone.close_code == 1012
+        assert served.process.stderr is not None
+        rest = (await asyncio.wait_for(served.process.stderr.read(), START)).decode()
+        assert "stopping" in rest and "Traceback" not in rest and "hello" not in rest
+
+
+async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:
+    async with process(tmp_path, "serve", "--port", "0", "--provider", "demo") as started:
+        assert started.stderr is not None
+        line = await asyncio.wait_for(started.stderr.readline(), START)
+        assert line.decode() == f"Conductor {__version__}\n"
+
+
+async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path) -> None:
+    values = {"HOST": "0.0.0.0", "AUTH_TOKENS": SECRET, "LOG_FORMAT": "json", "LOG_LEVEL": "debug"}
+    async with server(tmp_path, **values) as served:
+        assert "(bearer token needed)" in served.lines[2] and "ws://0.0.0.0:" in served.lines[2]
+        with pytest.raises(Exception, match="401"):
+            await Phone(served.url).open()
+        async with Phone(f"{served.url}?token={SECRET}") as phone:
+            await phone.ask("say something quite personal")
+        assert await served.end(signal.SIGTERM) == 0
+        assert served.process.stderr is not None
+        log = (await served.process.stderr.read()).decode()
+        assert SECRET not in "\n".join(served.lines) + log
+        assert "event in" in log and "quite personal" not in log
+
+
+async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: Path) -> None:
+    async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
+        assert "(no token needed)" in served.lines[2]
+        async with Phone(served.url) as phone:
+            assert phone.shape() == ["session.started"]
+
+
+async def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"MODEL_PROVIDER=parrot\nAUTH_TOKENS={SECRET}\n")
+    async with server(tmp_path, "--provider", "demo", MODEL_PROVIDER="cockatoo") as served:
+        assert "demo" in served.lines[1] and "(bearer token needed)" in served.lines[2]
+
+
+async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
+    async with server(tmp_path, "--model", "claude-test", ANTHROPIC_API_KEY=SECRET) as served:
+        assert served.lines[1] == "  model    Claude (claude-test)"
+        assert await served.end(signal.SIGTERM) == 0

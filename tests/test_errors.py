@@ -1,0 +1,96 @@
+"""The error tree: its drawing, its codes, and what a client could be told."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import get_args
+
+import pytest
+
+from conductor import errors
+from conductor.errors import (
+    ConductorError,
+    ErrorCode,
+    EventError,
+    ModelError,
+    ModelFailure,
+    StoreError,
+    StoreUnavailable,
+    TurnTimeout,
+)
+
+CLASSES = [
+    found
+    for _, found in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(found, ConductorError) and found.__module__ == errors.__name__
+]
+
+
+def drawn() -> dict[str, str]:
+    """Read the tree in the module's docstring: class -> its parent."""
+    parents: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^(?P<rail>[\s│├└─]*)(?P<name>[A-Z]\w+)(\s{2,}|$)", line)
+        if not found or not hasattr(errors, found["name"]):
+            continue
+        depth = len(found["rail"])
+        above = [(d, name) for d, name in above if d < depth]
+        if above:
+            parents[found["name"]] = above[-1][1]
+        above.append((depth, found["name"]))
+    return parents
+
+
+def test_the_drawing_is_the_tree() -> None:
+    tree = {c.__name__: c.__mro__[1].__name__ for c in CLASSES if c is not ConductorError}
+    assert drawn() == tree
+
+
+def test_every_class_has_a_code_of_the_protocol() -> None:
+    assert {c.code for c in CLASSES} <= set(get_args(ErrorCode))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConductorError("x"), "internal_error"),
+        (EventError("rate_limited", "x"), "rate_limited"),
+        (ModelError("refused", "x"), "model_provider_failed"),
+        (TurnTimeout("x"), "turn_timeout"),
+        (StoreError("x"), "internal_error"),
+        (StoreUnavailable("x"), "store_unavailable"),
+    ],
+)
+def test_an_error_knows_what_a_client_is_told(error: ConductorError, code: str) -> None:
+    assert error.code == code
+    assert str(error) == "x"
+
+
+def test_the_codes_are_those_of_the_protocol() -> None:
+    assert sorted(get_args(ErrorCode)) == [
+        "internal_error",
+        "invalid_event",
+        "invalid_transcript",
+        "model_provider_failed",
+        "rate_limited",
+        "session_mismatch",
+        "store_unavailable",
+        "tool_round_limit_exceeded",
+        "turn_timeout",
+        "unauthorized",
+        "unsupported_protocol_version",
+    ]
+
+
+def test_an_event_error_names_the_event_where_it_could_be_read() -> None:
+    error = EventError("invalid_event", "missing_type", event_id="e-1", session_id="s-1")
+    assert (error.event_id, error.session_id) == ("e-1", "s-1")
+    assert EventError("invalid_event", "invalid_json").event_id is None
+
+
+@pytest.mark.parametrize("reason", get_args(ModelFailure))
+def test_a_model_error_says_how_and_when_to_come_back(reason: ModelFailure) -> None:
+    error = ModelError(reason, "It failed.", retry_after=1.5)
+    assert (error.reason, error.retry_after, error.code) == (reason, 1.5, "model_provider_failed")

@@ -1,0 +1,249 @@
+"""Settings: what is read, what is refused and how, and that .env.example tells the truth about them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import SettingsError
+from conductor.settings import Limits, Settings, load_settings
+
+EXAMPLE = Path(__file__).resolve().parent.parent / ".env.example"
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the developer's own environment and .env out of the tests."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def example() -> dict[str, tuple[str, list[str]]]:
+    """Read .env.example: name -> value and the comment lines above it."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    comment: list[str] = []
+    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            comment.append(line)
+        elif not line:
+            comment = []
+        else:
+            name, equals, value = line.partition("=")
+            assert equals and re.fullmatch(r"[A-Z0-9_]+", name), line
+            assert name not in found, f"{name} stands there twice"
+            found[name] = (value, comment)
+            comment = []
+    return found
+
+
+# -- .env.example
+
+
+def test_the_example_names_every_setting_and_nothing_else() -> None:
+    assert set(example()) == {name.upper() for name in Settings.model_fields}
+
+
+def test_every_setting_of_the_example_has_a_comment_of_its_own() -> None:
+    assert [name for name, (_, comment) in example().items() if not comment] == []
+
+
+def test_the_example_shows_the_defaults() -> None:
+    assert load_settings(EXAMPLE) == load_settings(None)
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_each_value_of_the_example_is_the_default(name: str) -> None:
+    value = example()[name.upper()][0]
+    default = Settings.model_fields[name].get_default()
+    if default is None or default == ():
+        assert value == ""
+    elif isinstance(default, bool):
+        assert value == str(default).lower()
+    else:
+        assert value == str(default)
+
+
+def test_no_value_of_the_example_can_be_taken_for_a_secret() -> None:
+    assert example()["AUTH_TOKENS"][0] == "" and example()["ANTHROPIC_API_KEY"][0] == ""
+
+
+# -- where values come from
+
+
+def test_an_empty_value_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.setenv(name.upper(), "  " if name == "port" else "")
+    assert load_settings(None) == Settings.model_construct()
+
+
+def test_the_environment_wins_over_the_file_and_an_option_over_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings"
+    file.write_text("PORT=1001\nMAX_TURNS=7\nMODEL_PROVIDER=demo\n")
+    monkeypatch.setenv("PORT", "1002")
+    monkeypatch.setenv("MAX_TURNS", "8")
+    settings = load_settings(file, port=1003, max_turns=None)
+    assert (settings.port, settings.max_turns, settings.model_provider) == (1003, 8, "demo")
+
+
+def test_the_file_in_the_working_directory_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PORT=1001\n")
+    assert load_settings().port == 1001
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_bytes(b"\xef\xbb\xbfPORT=1001\nMAX_TURNS=7\n")
+    assert (load_settings(file).port, load_settings(file).max_turns) == (1001, 7)
+
+
+def test_a_file_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+    assert load_settings(tmp_path / "none") == load_settings(None)
+
+
+def test_a_file_that_is_not_text_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_bytes(b"PORT=\xff\xfe\n")
+    with pytest.raises(SettingsError, match="cannot be read") as caught:
+        load_settings(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_are_not_settings_are_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text("PATH_TO_SOMETHING=else\n")
+    assert load_settings(file) == load_settings(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("AUTH_TOKENS", " one, two ,,three ", ("one", "two", "three")),
+        ("AUTH_TOKENS", "one", ("one",)),
+        ("AUTH_TOKENS", " , ", ()),
+        ("LOG_LEVEL", "DEBUG", "debug"),
+        ("INTERRUPTION_MODE", "Queue", "queue"),
+        ("MODEL_PROVIDER", " Demo ", "demo"),
+        ("SPEAK_ERRORS", "0", False),
+        ("LOG_CONTENT", "yes", True),
+        ("SYSTEM_PROMPT_FILE", "prompt.md", Path("prompt.md")),
+        ("MAX_TURNS", " 30 ", 30),
+    ],
+)
+def test_values_are_read_as_people_write_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
+    monkeypatch.setenv(name, text)
+    assert getattr(load_settings(None), name.lower()) == value
+
+
+# -- malformed values
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "eighty", "integer"),
+        ("PORT", "65536", "65535"),
+        ("PORT", "-1", "0"),
+        ("MAX_TURNS", "1", "2"),
+        ("MAX_EVENT_BYTES", "1000", "1024"),
+        ("MAX_EVENT_BYTES", "2000000", "1048576"),
+        ("MAX_TOOL_CALLS_PER_ROUND", "0", "1"),
+        ("TOOL_TIMEOUT_MS", "0", "0"),
+        ("TURN_TIMEOUT_MS", "1.5", "integer"),
+        ("SESSION_GRACE_S", "nan", "86400"),
+        ("SESSION_GRACE_S", "inf", "86400"),
+        ("SESSION_GRACE_S", "-1", "0"),
+        ("INTERRUPTION_MODE", "stop", "'cancel' or 'queue'"),
+        ("SPEAK_ERRORS", "perhaps", "boolean"),
+        ("LOG_LEVEL", "loud", "'debug', 'info', 'warning' or 'error'"),
+        ("LOG_FORMAT", "xml", "'json' or 'console'"),
+        ("SESSION_STORE_URL", f"redis://user:{SECRET}@host", "memory://"),
+    ],
+)
+def test_a_malformed_value_is_one_sentence_that_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
+    monkeypatch.setenv("AUTH_TOKENS", SECRET)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(None)
+    message = str(caught.value)
+    assert message.startswith(f"{name} is not valid: ") and says in message
+    assert message.endswith(".") and "\n" not in message and ".." not in message
+    assert SECRET not in message
+    assert caught.value.__suppress_context__, "the cause would show the value"
+
+
+def test_a_malformed_option_names_the_setting_too() -> None:
+    with pytest.raises(SettingsError, match=r"^PORT is not valid: "):
+        load_settings(None, port=70_000)
+
+
+# -- what the values are good for
+
+
+def test_settings_shown_hold_no_secret() -> None:
+    settings = load_settings(None, auth_tokens=SECRET, anthropic_api_key=SECRET)
+    assert SECRET not in repr(settings) and SECRET not in str(settings)
+    assert settings.auth_tokens == (SECRET,)
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load_settings(None)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]  # that is the mistake
+
+
+@pytest.mark.parametrize(
+    ("named", "key", "provider"),
+    [
+        (None, None, "demo"),
+        (None, SECRET, "anthropic"),
+        ("demo", SECRET, "demo"),
+        ("anthropic", None, "anthropic"),
+    ],
+)
+def test_the_provider_is_the_named_one_else_claude_with_a_key_else_the_demo(
+    named: str | None, key: str | None, provider: str
+) -> None:
+    assert load_settings(None, model_provider=named, anthropic_api_key=key).provider == provider
+
+
+def test_the_default_limits_are_those_of_the_default_settings() -> None:
+    assert load_settings(None).limits == Limits()
+
+
+SET_LIMITS = {
+    "max_event_bytes": ("max_event_bytes", 2048, 2048),
+    "max_turns": ("max_turns", 7, 7),
+    "max_tool_rounds": ("max_tool_rounds", 3, 3),
+    "max_tool_calls_per_round": ("max_calls_per_round", 4, 4),
+    "tool_timeout_ms": ("tool_timeout", 6_500, 6.5),
+    "model_timeout_ms": ("model_silence", 2_500, 2.5),
+    "turn_timeout_ms": ("turn_timeout", 9_000, 9.0),
+    "partial_interval_ms": ("partial_interval", 10, 0.01),
+    "session_grace_s": ("session_grace", 1.5, 1.5),
+}
+
+
+@pytest.mark.parametrize("name", SET_LIMITS)
+def test_a_limit_follows_its_setting_and_no_other_does(name: str) -> None:
+    limit, value, expected = SET_LIMITS[name]
+    limits = load_settings(None, **{name: value}).limits
+    changed = {f.name for f in fields(Limits) if getattr(limits, f.name) != getattr(Limits(), f.name)}
+    assert getattr(limits, limit) == expected
+    assert changed == {limit}
+
+
+def test_a_ui_call_gets_no_more_time_than_a_tool() -> None:
+    assert load_settings(None, tool_timeout_ms=500).limits.ui_timeout == 0.5

@@ -1,0 +1,137 @@
+"""Definitions and outcomes of tools: what the model reads, and what tells two tools apart."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.base import ToolOutcome, ToolSpec, canonical_json, failed, succeeded
+
+SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
+SPEC = ToolSpec("agent.status", "Tell an agent's state.", SCHEMA)
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abcü", max_size=3), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def _turned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _turned(value[key]) for key in reversed(value)}
+    return [_turned(each) for each in value] if isinstance(value, list) else value
+
+
+# -- canonical JSON
+
+
+def test_canonical_json_has_sorted_keys_no_spaces_and_utf8() -> None:
+    assert (
+        canonical_json({"b": [1, {"d": 1, "c": None}], "a": "ü"})
+        == '{"a":"ü","b":[1,{"c":null,"d":1}]}'.encode()
+    )
+
+
+@settings(deadline=None)
+@given(json_values)
+def test_equal_values_have_equal_canonical_json(value: Any) -> None:
+    assert canonical_json(_turned(value)) == canonical_json(value)
+    assert json.loads(canonical_json(value)) == value
+
+
+# -- definitions
+
+
+def test_a_definition_is_what_the_model_sees() -> None:
+    assert SPEC.definition.name == "agent.status"
+    assert SPEC.definition.description == "Tell an agent's state."
+    assert dict(SPEC.definition.input_schema)["properties"].keys() == {"id", "n"}
+    assert SPEC.definition is SPEC.definition, "it is made once"
+
+
+def test_a_tool_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SPEC.risk = "safe"  # type: ignore[misc]  # that is the mistake
+
+
+def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
+    turned = ToolSpec("agent.status", "Tell an agent's state.", _turned(SCHEMA))
+    assert turned.fingerprint == SPEC.fingerprint
+    assert len(SPEC.fingerprint) == 64 and int(SPEC.fingerprint, 16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "agent.state"},
+        {"description": "Delete everything."},
+        {"input_schema": {"type": "object"}},
+        {"source": "mcp:other"},
+        {"risk": "high"},
+        {"effect": "read"},
+    ],
+)
+def test_a_changed_tool_is_another_tool(change: dict[str, Any]) -> None:
+    assert replace(SPEC, **change).fingerprint != SPEC.fingerprint
+
+
+def test_what_is_not_said_is_taken_with_care() -> None:
+    assert (SPEC.effect, SPEC.risk, SPEC.on_interrupt, SPEC.approval) == ("write", "medium", "keep", None)
+    assert (SPEC.timeout_s, SPEC.interactive, SPEC.mode) == (None, False, "sync")
+
+
+# -- outcomes
+
+
+def content(outcome: ToolOutcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(outcome.content)
+    return found
+
+
+def test_a_success_reads_like_this() -> None:
+    before = time.time_ns() // 1_000_000
+    read = content(succeeded({"state": "done"}, took_s=0.0126, notes=["id: 7 was read as '7'"]))
+    stamp = read["metadata"].pop("timestamp")
+    assert before <= stamp <= time.time_ns() // 1_000_000
+    assert read == {
+        "success": True,
+        "data": {"state": "done"},
+        "error_message": None,
+        "error_type": "none",
+        "metadata": {"execution_time_ms": 13, "data_size_bytes": 16, "notes": ["id: 7 was read as '7'"]},
+    }
+
+
+def test_a_failure_reads_like_this() -> None:
+    read = content(failed("unknown", "No result came.", reason="tool_result_timeout", took_s=1.5))
+    del read["metadata"]["timestamp"]
+    assert read == {
+        "success": False,
+        "data": None,
+        "error_message": "No result came.",
+        "error_type": "unknown",
+        "metadata": {"execution_time_ms": 1500, "data_size_bytes": 0, "reason": "tool_result_timeout"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "size"), [("", 0), ("abc", 3), ("日本", 6), (None, 4), ({"a": 1}, 7), ([1, 2], 5), (7, 1)]
+)
+def test_the_size_is_counted_in_bytes(data: Any, size: int) -> None:
+    assert succeeded(data).metadata.data_size_bytes == size
+
+
+def test_a_size_that_is_given_is_taken() -> None:
+    assert succeeded("abc", size=1_000_000).metadata.data_size_bytes == 1_000_000
