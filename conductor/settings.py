@@ -58,12 +58,7 @@ class Limits:
 class Settings(BaseSettings):
     """The settings, named as in the environment, in lower case."""
 
-    model_config = SettingsConfigDict(
-        env_file=".env",
-        env_file_encoding="utf-8-sig",  # some editors begin a file with a byte order mark
-        extra="ignore",
-        frozen=True,
-    )
+    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080

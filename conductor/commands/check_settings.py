@@ -95,7 +95,7 @@ def read_lines(env_file: Path | None) -> list[Line] | None:
     """Read the lines of the settings' file that set something; None if there is no file."""
     if env_file is None or not env_file.is_file():
         return None
-    with env_file.open(encoding="utf-8-sig") as file:
+    with env_file.open(encoding=Settings.model_config.get("env_file_encoding")) as file:
         return [
             Line(one.original.line, None if one.error or one.value is None else one.key)
             for one in parse_stream(file)

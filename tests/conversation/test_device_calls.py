@@ -130,6 +130,24 @@ def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> N
     run(scenario())
 
 
+def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[call("device.look")]]), silent_tools)
+        one.app.say("go")
+        await device_call(one, "device.look")
+        one.app.interrupt()
+        await one.settled()
+        assert one.app.line is not None
+        one.app.line.hang_up()
+        since = len(one.app.raw)
+        one.app.connect(one.session)
+        await steps(10)
+        assert "device.look" not in [e["payload"].get("name") for e in one.app.raw[since:]]
+        await one.close()
+
+    run(scenario())
+
+
 async def held_expiry(one: Stage, store: SlowStore) -> str:
     """Let a call's limit pass while commits are held, so that its time-out waits to be recorded."""
     one.app.say("go")

@@ -322,6 +322,8 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
             assert live(one, told) <= {"Second."}, "some of an interrupted answer was shown"
         states = one.app.states(since)
         assert ("idle", "idle") not in zip(states, states[1:], strict=False) or how == "hang up", states
+        if how == "say" and "All done." not in one.app.finals(since):
+            assert one.app.states(at).count("idle") == 1, "another turn followed at once"
         check_rest(one, calls=False)  # their Futures have a test of their own
         if how == "say":
             assert one.app.finals(at)[-1] == "Second.", one.app.shapes(since)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelRequest, StopReason, TextDelta
-from conductor.models.scripted import Script
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
 from tests.conversation.helpers import (
     SPOKEN,
     LocalTools,
@@ -218,6 +219,34 @@ def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_heard() -
         assert isinstance(last, AssistantMessage)
         assert last.text.startswith("Once upon [")
         assert one.app.finals() == []
+        await one.close()
+
+    run(scenario())
+
+
+class SlowToClose(ScriptedProvider):
+    """A provider whose connection takes its time to close."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            async for event in super().stream(request):
+                yield event
+        finally:
+            await later(2)
+
+
+def test_nothing_of_an_interrupted_answer_is_shown_while_the_service_lets_go_of_it() -> None:
+    async def scenario() -> None:
+        provider = SlowToClose([[TextDelta("Once "), TextDelta("upon "), asyncio.Event()]])
+        one = await stage(make_services(provider, partial_interval=1.0))
+        one.app.say("go")
+        await one.app.until("assistant.speech.partial")
+        await steps(10)
+        shown = len(one.app.log)
+        one.app.interrupt()
+        await one.quiet()
+        assert one.app.texts("assistant.speech.partial", shown) == []
+        assert one.app.states()[-1] == "idle"
         await one.close()
 
     run(scenario())
