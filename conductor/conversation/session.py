@@ -94,6 +94,10 @@ class Session:
         if self._outbox.transport is transport:
             self._outbox.detach()
 
+    async def turns_ended(self) -> None:
+        """Wait until no turn is running or waiting."""
+        await self._turns.settled()
+
     async def settled(self) -> None:
         """Wait until no turn is running, and the client has answered every call or had its time."""
         while self.busy or self._outbox.outstanding:

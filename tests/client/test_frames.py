@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import pytest
@@ -33,6 +33,7 @@ def test_every_event_the_server_can_send_is_read_as_its_struct(struct: Any) -> N
 
 
 def _sample(kind: Any) -> Any:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return {str: "x", bool: True, int: 1, float: 1.5}.get(kind, [])
 
 

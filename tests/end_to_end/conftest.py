@@ -18,6 +18,7 @@ from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.phone import WAIT, Phone
+from tests.server.wires import until
 from tests.stand_ins.anthropic_service import AnthropicService
 
 
@@ -32,10 +33,14 @@ class Served:
         return Phone(self.url, session_id, **options)
 
     async def quiet(self) -> None:
-        """Wait until no session is busy."""
+        """Wait until no session has a turn running."""
         async with asyncio.timeout(WAIT):
-            while any(session.busy for session in self.listener.hub.sessions):
-                await asyncio.sleep(0)
+            for session in self.listener.hub.sessions:
+                await session.turns_ended()
+
+    async def empty(self) -> None:
+        """Wait until the server has noticed that every connection is gone."""
+        await until(lambda: not self.listener.connections)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]

@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from tests.end_to_end.conftest import Served, provider_for, serving
+from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
 from tests.end_to_end.test_barge_in import is_partial
 from tests.end_to_end.test_tool_turns import results_of
+from tests.server.wires import until
 from tests.stand_ins.anthropic_script import Call, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -91,7 +92,7 @@ async def test_a_write_call_that_no_socket_ever_had_is_sent_on_reconnect(claude:
             await phone.say("cancel it")
             await claude.wait_open(1)
             await phone.cut()
-            await disconnected(served)
+            await served.empty()
             going_on.set()
             await claude.wait_open(0)
             await phone.open()
@@ -120,7 +121,7 @@ async def test_stale_speech_is_left_out_of_a_replay_and_its_text_is_not(claude: 
         await phone.say("news?")
         await claude.wait_open(1)
         await phone.cut()
-        await disconnected(served)
+        await served.empty()
         going_on.set()
         await served.quiet()
         await phone.open()
@@ -136,7 +137,7 @@ async def test_of_all_states_only_the_latest_is_replayed(claude: AnthropicServic
         await phone.say("hi")
         await claude.wait_open(1)
         await phone.cut()
-        await disconnected(served)
+        await served.empty()
         going_on.set()
         await served.quiet()
         since = len(phone.log)
@@ -190,9 +191,7 @@ async def test_a_session_ends_when_its_grace_is_over(claude: AnthropicService) -
     async with serving(provider_for(claude), session_grace=0.0) as served:
         async with served.phone() as phone:
             await phone.ask("hi")
-        async with asyncio.timeout(5):
-            while len(served.listener.hub):
-                await asyncio.sleep(0)
+        await until(lambda: not len(served.listener.hub))
         async with served.phone() as phone:
             assert phone.log[0]["payload"]["resumed"] is False
 
@@ -242,10 +241,3 @@ async def test_without_a_token_nobody_comes_in(claude: AnthropicService) -> None
                 await served.phone(headers=headers).open()
         async with Phone(f"{served.url}?token=alpha") as phone:
             await phone.ask("hi")
-
-
-async def disconnected(served: Served) -> None:
-    """Wait until the server has noticed that every connection is gone."""
-    async with asyncio.timeout(5):
-        while served.listener.connections:
-            await asyncio.sleep(0)
