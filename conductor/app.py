@@ -7,6 +7,7 @@ import ipaddress
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -47,7 +48,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
 async def running(settings: Settings, services: Services | None = None) -> AsyncIterator[Listener]:
     """Run a server for the time of the block. Raises `SettingsError`."""
     services = services or make_services(settings)
-    listener = Listener(services, Authenticator(settings.auth_tokens))
+    listener = Listener(services, Authenticator(settings.auth_tokens), settings.allowed_origins)
     await listener.start(settings.host, settings.port)
     # The port is open at once; a large SDK is imported meanwhile.
     warming_up = asyncio.create_task(_warm_up(services.provider))
@@ -89,13 +90,31 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def reload(settings: Settings, services: Services, listener: Listener) -> None:
+    """Read the system prompt and the catalog again; a mistake in them changes nothing and is logged."""
+    try:
+        listener.reload(
+            replace(
+                services,
+                catalog=load_catalog(settings.device_tools_file),
+                system_prompt=load_system_prompt(settings.system_prompt_file),
+            )
+        )
+    except SettingsError as error:
+        log.error("not reloaded", why=str(error))
+        return
+    log.info("reloaded", sessions=len(listener.hub))
+
+
 async def serve(settings: Settings, announce: Callable[[Listener], None]) -> None:
     """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    async with running(settings) as listener:
+    services = make_services(settings)
+    async with running(settings, services) as listener:
+        loop.add_signal_handler(signal.SIGHUP, reload, settings, services, listener)
         announce(listener)
         await stop.wait()
         log.info("stopping", sessions=len(listener.hub), connections=listener.connections)

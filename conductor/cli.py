@@ -59,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
     )
+    serve.add_argument(
+        "--lan",
+        action="store_true",
+        help="listen to the local network, with a token of its own; prints the address and a QR code",
+    )
     talk = commands.add_parser("talk", help="talk to a running server from the terminal")
     from conductor.client import terminal
 
@@ -73,8 +78,14 @@ def _serve(options: argparse.Namespace) -> int:
     from conductor.logs import configure_logs
     from conductor.settings import load_settings
 
+    host, tokens = options.host, None
+    if options.lan:
+        from conductor.commands import lan
+
+        host, tokens = host or lan.lan_address(), lan.new_token()
     settings = load_settings(
-        host=options.host,
+        host=host,
+        auth_tokens=tokens,
         port=options.port,
         model_provider=options.model_provider,
         anthropic_model=options.anthropic_model,
@@ -82,7 +93,7 @@ def _serve(options: argparse.Namespace) -> int:
     )
     check_exposure(settings, insecure=options.insecure_no_auth)
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
-    _run(serve(settings, lambda listener: _announce(settings, listener)))
+    _run(serve(settings, lambda listener: _announce(settings, listener, lan_token=tokens)))
     return 0
 
 
@@ -99,13 +110,19 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-def _announce(settings: Settings, listener: Listener) -> None:
+def _announce(settings: Settings, listener: Listener, lan_token: str | None) -> None:
     """Say in a few lines what the server runs with and where to connect."""
     lines = [f"Conductor {__version__}", f"  model    {_model(settings)}"]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    auth = "bearer token needed" if settings.auth_tokens else "no token needed"
-    lines.append(f"  connect  ws://{host}:{listener.port}/ws  ({auth})")
-    lines.append(f"  try      python -m conductor talk --url ws://{host}:{listener.port}/ws")
+    if lan_token is not None:
+        from conductor.commands import lan
+
+        url = lan.phone_url(host, listener.port, lan_token)
+        lines += [f"  connect  {url}", "", lan.qr_code(url)]
+    else:
+        auth = "bearer token needed" if settings.auth_tokens else "no token needed"
+        lines.append(f"  connect  ws://{host}:{listener.port}/ws  ({auth})")
+        lines.append(f"  try      python -m conductor talk --url ws://{host}:{listener.port}/ws")
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says
 
 

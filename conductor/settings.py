@@ -51,6 +51,14 @@ class Limits:
     max_unacknowledged: int = 256  # interface events kept for replay; calls are never dropped
     max_send_queue: int = 1_024  # frames waiting for one socket; more means that nobody reads
     send_timeout: float = 10.0  # a peer that takes no byte for this long is gone
+    turns_per_minute: float = 30.0
+    frames_per_second: float = 50.0  # durability, "Who may connect": the shipped app stays below 20
+    frames_burst: float = 200.0  # a replay after a reconnect is answered at once
+    flood_timeout: float = 10.0  # a client that is over the rate for so long does nothing else
+    first_event_timeout: float = 30.0  # durability, the same
+    message_timeout: float = 30.0  # a message in fragments is complete by then
+    max_connections: int = 10_000
+    max_connections_per_subject: int = 50
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size
 
@@ -75,12 +83,16 @@ class Settings(BaseSettings):
     tool_timeout_ms: Milliseconds = 30_000
     model_timeout_ms: Milliseconds = 30_000
     turn_timeout_ms: Milliseconds = 120_000
+    session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 50
     interruption_mode: Literal["cancel", "queue"] = "cancel"
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
+    allowed_origins: _List = ()
     session_store_url: str = "memory://"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "console"
@@ -94,7 +106,7 @@ class Settings(BaseSettings):
             return cls.model_fields[info.field_name].get_default()
         return value.strip() if isinstance(value, str) else value
 
-    @field_validator("auth_tokens", mode="before")
+    @field_validator("auth_tokens", "allowed_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return (
@@ -133,6 +145,9 @@ class Settings(BaseSettings):
             ui_timeout=min(Limits().ui_timeout, tool_timeout),
             model_silence=self.model_timeout_ms / 1000,
             turn_timeout=self.turn_timeout_ms / 1000,
+            turns_per_minute=self.session_rate_limit_per_min,
+            max_connections=self.max_connections,
+            max_connections_per_subject=self.max_connections_per_subject,
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
         )

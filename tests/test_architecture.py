@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent / "conductor"
 BELOW: dict[str, frozenset[str]] = {}
 """Part of the package -> the parts that it may import, itself not counted."""
 
-_LEAVES = ("errors", "messages", "settings", "prompts", "speech", "logs")
+_LEAVES = ("errors", "messages", "settings", "prompts", "speech", "logs", "bounds")
 BELOW["errors"] = BELOW["messages"] = frozenset()
-for _leaf in ("settings", "prompts", "speech", "logs"):
+for _leaf in ("settings", "prompts", "speech", "logs", "bounds"):
     BELOW[_leaf] = frozenset({"errors", "settings"} - {_leaf})
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
@@ -43,9 +43,6 @@ EXCEPTIONS = {
 HEAVY = ("anthropic", "mcp", "openai", "boto3", "redis")
 LAZY = {"models.anthropic_client"}
 """Modules that import a heavy SDK at their top. Nothing may import them at its own top."""
-
-TWO_SENTENCES = {"conversation", "conversation.heard", "conversation.history"}
-"""Modules whose opening adds a second sentence, of a few words: that they are pure, or know no sockets."""
 
 PRINTS = {"cli"}
 """The command line speaks to people."""
@@ -180,8 +177,6 @@ def bad_openings(modules: list[Module], _: str) -> Iterator[str]:
     """Name each public module that does not open with one sentence on one line."""
     for module in modules:
         if module.name.rpartition(".")[2].startswith("_") and module.name not in ("__init__", "__main__"):
-            continue
-        if module.name in TWO_SENTENCES:
             continue
         opening = (ast.get_docstring(module.tree) or "").partition("\n\n")[0]
         # Names and abbreviations may hold a full stop; a second sentence begins with a capital.

@@ -38,18 +38,22 @@ class DeviceCalls:
         self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
         self.news: list[str] = []
 
-    async def take(self, event: ToolResultEvent) -> None:
-        """Record a ``tool.result``, then wake whoever waits for it. Raises `StoreError`."""
+    async def take(self, event: ToolResultEvent) -> bool:
+        """Record a ``tool.result``, then wake whoever waits for it. Raises `StoreError`.
+
+        Returns whether it answers a call that is outstanding.
+        """
         record = self._ledger.state.calls.get(event.call_id)
         if record is None or record.result is not None:
-            self._outbox.acknowledge(event.call_id)
+            expected = self._outbox.acknowledge(event.call_id) is not None
             self._take_late(event)
-            return
+            return expected
         outcome = device_outcome(event.result, event.error, _seconds_since(record))
         result = self._profile.executor.settle(event.call_id, outcome)
         await self._ledger.commit([FinishCall(event.call_id, result)])
         self._outbox.acknowledge(event.call_id)
         self._pending.answer(event.call_id, outcome)
+        return True
 
     async def time_out(self, call_id: str) -> None:
         """Answer for a device that did not: the outcome is unknown, and a late answer still counts."""

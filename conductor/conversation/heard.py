@@ -1,4 +1,4 @@
-"""What a person heard of a speech that was cut, and how the history says so. All pure."""
+"""What a person heard of a speech that was cut, and how the history says so; all of it is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a history must look like, and how one is mended and cut. All pure.
+"""What a history must look like, and how one is mended and cut; all of it is pure.
 
 The rules are the Messages API's, the strictest of the services (models, "Anthropic"): a history begins with
 a user's message or a note, and each assistant message with calls is followed by exactly one result for each

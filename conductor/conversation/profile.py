@@ -50,6 +50,11 @@ class Profile:
         self._configure()
         return None
 
+    def reload(self, services: Services) -> None:
+        """Use another system prompt and catalog from now on."""
+        self._services = services
+        self._configure()
+
     def declare(self, tools: list[Any]) -> list[RejectedTool]:
         """Take the client's tools for the device's; returns those that are refused."""
         taken = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]

@@ -7,10 +7,12 @@ one that is served.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import structlog
 
+from conductor.bounds import TokenBucket
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.ledger import Ledger
@@ -31,6 +33,9 @@ from conductor.stores.base import Claim, Operation, OutboundRecord, RememberInbo
 from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
+
+_DRAIN_RETRY_S = 2.0
+"""When a client whose server restarts should say it again."""
 
 
 class Session:
@@ -56,6 +61,10 @@ class Session:
             self._tasks,
             self._floor_is_free,
         )
+        self._bucket = TokenBucket(
+            self._limits.turns_per_minute / 60, self._limits.turns_per_minute, self._now()
+        )
+        self._draining = False
         self._floor_until = 0.0
         self._floor_timer: asyncio.TimerHandle | None = None
 
@@ -94,6 +103,14 @@ class Session:
         if self._outbox.transport is transport:
             self._outbox.detach()
 
+    def reload(self, services: Services) -> None:
+        """Use another system prompt and catalog, from the next model call on."""
+        self._profile.reload(services)
+
+    def drain(self) -> None:
+        """Begin no more turns: the server is about to stop."""
+        self._draining = True
+
     async def turns_ended(self) -> None:
         """Wait until no turn is running or waiting."""
         await self._turns.settled()
@@ -128,14 +145,18 @@ class Session:
         transport.send(self._delivery.frame(started))
         self.attach(transport, resumed=resumed)
 
-    async def receive(self, inbound: Inbound, transport: Transport) -> None:
-        """Take one event from a connection that is bound to this session. Never waits for a turn."""
+    async def receive(self, inbound: Inbound, transport: Transport) -> bool:
+        """Take one event from a connection that is bound to this session. Never waits for a turn.
+
+        Returns whether the event was asked for: it answers an outstanding call.
+        """
         event = inbound.event
+        asked_for = False
         try:
             match event:
                 case client.ToolResultEvent():
                     self._turns.speeches.over(event.call_id, self._now())
-                    await self._device.take(event)
+                    asked_for = await self._device.take(event)
                     self._turns.tell_news()
                 case client.TranscriptFinal():
                     await self._take_transcript(inbound.id, event.text, transport)
@@ -156,10 +177,23 @@ class Session:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
         except StoreError as error:
             await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
+        return asked_for
 
-    async def refuse(self, code: ErrorCode, message: str, event_id: str | None, transport: Transport) -> None:
-        """Answer an event that starts no turn, and open the microphone that waits for one."""
-        transport.send(self._delivery.frame(ErrorEvent(code, message, event_id=event_id)))
+    async def refuse(
+        self,
+        code: ErrorCode,
+        message: str,
+        event_id: str | None,
+        transport: Transport,
+        retry_after: float | None = None,
+    ) -> None:
+        """Answer an event that starts no turn, and open the microphone that waits for one.
+
+        ``retry_after`` is in seconds.
+        """
+        retry_after_ms = None if retry_after is None else math.ceil(retry_after * 1000)
+        error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
+        transport.send(self._delivery.frame(error))
         await self.reopen_microphone()
 
     async def reopen_microphone(self) -> None:
@@ -178,6 +212,11 @@ class Session:
             raise Duplicate(event_id)
         if not text.strip():
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
+            return
+        wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
+        if wait:
+            message = "The server restarts." if self._draining else "Too many turns; wait."
+            await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
             return
         self._outbox.expect_no_acknowledgements()
         if not await self._turns.answer(text, event_id):
@@ -211,7 +250,7 @@ class Session:
 
     def _floor_is_free(self) -> bool:
         """Whether the server may speak unasked: somebody listens, nothing is playing, nobody is talking."""
-        if self._outbox.transport is None or self._outbox.speaking:
+        if self._draining or self._outbox.transport is None or self._outbox.speaking:
             return False  # asked again on attaching, and when the speech is over
         if self._now() >= self._floor_until:
             return True

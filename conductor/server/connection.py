@@ -6,20 +6,18 @@ import asyncio
 from collections import deque
 
 import structlog
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame as WireFrame
-from websockets.frames import Opcode
-from websockets.protocol import Event
 
+from conductor.bounds import TokenBucket
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, StoreError
 from conductor.events import client
-from conductor.events.codec import BINARY_MARK, Inbound, InvalidFrame, decode_event
+from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import IdSource, encode_event
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.hub import Hub
+from conductor.server.socket import Socket
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 
@@ -28,20 +26,14 @@ log = structlog.get_logger(__name__)
 UNBOUND = "unknown"
 """The sessionId of an error about an event that named none."""
 
+MAX_BATCH = 64
+"""Frames in one write: more would only make the last of them late."""
+FRAME_BYTES = 20_480
+"""A frame counts once more against the rate for each so many bytes."""
+POLICY_VIOLATION = 1008
+
 _event_ids = IdSource("evt")
 _call_ids = IdSource("call")
-
-
-class Socket(ServerConnection):
-    """The library's connection, with binary messages marked: they are to be answered, not to close it."""
-
-    subject: str = ""
-
-    def process_event(self, event: Event) -> None:
-        """Take one frame."""
-        if isinstance(event, WireFrame) and event.opcode is Opcode.BINARY:
-            event = WireFrame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
-        super().process_event(event)
 
 
 class Connection:
@@ -58,11 +50,9 @@ class Connection:
         self._close: tuple[int, str] | None = None
         self._cut = False
         self._ping: asyncio.TimerHandle | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether its session has a turn running, or about to."""
-        return self._session is not None and self._session.busy
+        self._opened = self._now()
+        self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, self._opened)
+        self._flooding_since: float | None = None
 
     # -- the life of a connection
 
@@ -71,11 +61,13 @@ class Connection:
         writer = asyncio.create_task(self._write())
         self._arm_ping()
         try:
-            while True:
-                frame = await self._socket.recv(decode=False)
-                await self._take(frame)
+            await self._read()
+            await asyncio.wait([writer], timeout=self._limits.send_timeout)
         except ConnectionClosed:
             pass
+        except TimeoutError:
+            self.close(POLICY_VIOLATION, "no event in time")
+            await asyncio.wait([writer], timeout=self._limits.send_timeout)
         finally:
             if self._ping is not None:
                 self._ping.cancel()
@@ -83,6 +75,13 @@ class Connection:
             if self._session is not None:
                 self._hub.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
+
+    async def retire(self, code: int, reason: str) -> None:
+        """Close once the session's turn has ended and its client has answered every call."""
+        if self._session is not None:
+            self._session.drain()
+            await self._session.settled()
+        self.close(code, reason)
 
     # -- what a session needs (`Transport`)
 
@@ -139,21 +138,56 @@ class Connection:
             pass
 
     async def _write_queue(self) -> None:
-        while self._queue:
-            frame = self._queue.popleft()
-            if not frame.withdrawn:
+        queue = self._queue
+        while queue:
+            frames = [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))]
+            frames = [frame for frame in frames if not frame.withdrawn]
+            for frame in frames:
                 frame.written = True
-                async with asyncio.timeout(self._limits.send_timeout):
-                    await self._socket.send(frame.data, text=True)
+            await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)
 
     def _arm_ping(self) -> None:
         self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)
 
     def _send_ping(self) -> None:
+        since = self._socket.incomplete_since
+        if since is not None and self._now() - since > self._limits.message_timeout:
+            self.abort("message not completed")
+            return
         self.send(Frame(encode_event(_event_ids(), self._session_id, SessionPing())))
         self._arm_ping()
 
     # -- reading
+
+    async def _read(self) -> None:
+        async with asyncio.timeout(self._limits.first_event_timeout):
+            frame = await self._socket.recv(decode=False)
+        while True:
+            cost = self._cost(len(frame))
+            wait = self._bucket.take(self._now(), cost)
+            if not wait:
+                self._flooding_since = None
+            elif not await self._slow_down(wait):
+                return
+            else:
+                self._bucket.take(self._now(), cost)
+            await self._take(frame)
+            frame = await self._socket.recv(decode=False)
+
+    async def _slow_down(self, wait: float) -> bool:
+        """Read no more for a while, so that nothing is lost; False if this client only ever floods."""
+        now = self._now()
+        if self._flooding_since is None:
+            self._flooding_since = now
+            log.warning("events too fast", session=self._session_id)
+            self._send_error(
+                "rate_limited", "Too many events; wait.", None, retry_after_ms=round(wait * 1000)
+            )
+        elif now - self._flooding_since > self._limits.flood_timeout:
+            self.close(POLICY_VIOLATION, "too many events")
+            return False
+        await asyncio.sleep(wait)
+        return True
 
     async def _take(self, data: bytes) -> None:
         try:
@@ -196,7 +230,8 @@ class Connection:
         served = session.transport is self
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: what it answers need not be replayed.
-            await session.receive(inbound, self)
+            if await session.receive(inbound, self):
+                self._bucket.give_back(self._cost(inbound.size))  # the server asked for it
             if new:
                 session.attach(self, resumed=self._resumed)
             return
@@ -231,9 +266,23 @@ class Connection:
         return self._session.key.session_id if self._session is not None else UNBOUND
 
     def _send_error(
-        self, code: ErrorCode, message: str, event_id: str | None, session_id: str | None = None
+        self,
+        code: ErrorCode,
+        message: str,
+        event_id: str | None,
+        session_id: str | None = None,
+        retry_after_ms: int | None = None,
     ) -> None:
         if self._session is not None:
             session_id = self._session_id
-        error = ErrorEvent(code, message, event_id=event_id)
+        error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
+
+    @staticmethod
+    def _cost(size: int) -> int:
+        """Say how much a frame of so many bytes counts against the rate."""
+        return 1 + size // FRAME_BYTES
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -44,6 +44,12 @@ class Hub:
         tasks = [place.session for place in self._places.values()]
         return [task.result() for task in tasks if task.done() and task.exception() is None]
 
+    def reload(self, services: Services) -> None:
+        """Use another system prompt and catalog from now on."""
+        self._services = services
+        for session in self.sessions:
+            session.reload(services)
+
     async def bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
         """Bind a connection to its session; the flag says whether the session was there before.
 

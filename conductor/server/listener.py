@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -12,11 +13,13 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from conductor.bounds import origin_allowed
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
-from conductor.server.auth import SUBPROTOCOL, Authenticator
-from conductor.server.connection import Connection, Socket
+from conductor.server.auth import ANONYMOUS, SUBPROTOCOL, Authenticator
+from conductor.server.connection import Connection
 from conductor.server.hub import Hub
+from conductor.server.socket import Socket
 
 log = structlog.get_logger(__name__)
 
@@ -31,10 +34,14 @@ SERVICE_RESTART = 1012
 class Listener:
     """Serves ``/ws``, ``/healthz`` and ``/readyz`` on one address."""
 
-    def __init__(self, services: Services, authenticator: Authenticator) -> None:
+    def __init__(
+        self, services: Services, authenticator: Authenticator, origins: Collection[str] = ()
+    ) -> None:
         self.hub = Hub(services)
         self._services = services
         self._authenticator = authenticator
+        self._origins = frozenset(origins)
+        self._subjects: Counter[str] = Counter()
         self._server: Server | None = None
         self._connections: set[Connection] = set()
         self._ready = False
@@ -80,15 +87,10 @@ class Listener:
         if self._server is None:
             return
         self._server.close(close_connections=False)
-        deadline = asyncio.get_running_loop().time() + drain_s
-        while any(session.busy for session in self.hub.sessions):
-            self._restart(idle_only=True)
-            if asyncio.get_running_loop().time() >= deadline:
-                log.warning("turns cut short", sessions=sum(s.busy for s in self.hub.sessions))
-                break
-            await asyncio.sleep(0.05)
+        await self._drain(drain_s)
         await self.hub.close()
-        self._restart()
+        for connection in list(self._connections):
+            connection.close(SERVICE_RESTART, "service restart")
         try:
             async with asyncio.timeout(2 * self._services.limits.close_timeout):
                 await self._server.wait_closed()
@@ -98,20 +100,39 @@ class Listener:
             await self._server.wait_closed()
         await self.hub.close()  # again: a first event may have come while its connection was closing
 
-    def _restart(self, *, idle_only: bool = False) -> None:
-        """Tell clients to connect again, elsewhere or later."""
-        for connection in list(self._connections):
-            if not (idle_only and connection.busy):
-                connection.close(SERVICE_RESTART, "service restart")
+    async def _drain(self, seconds: float) -> None:
+        """Close each connection with 1012 as soon as its session rests, all of them within ``seconds``."""
+        retiring = [
+            asyncio.create_task(connection.retire(SERVICE_RESTART, "service restart"))
+            for connection in self._connections
+        ]
+        # Sessions whose client is away have turns to end, too.
+        retiring += [asyncio.create_task(session.turns_ended()) for session in self.hub.sessions]
+        if not retiring:
+            return
+        _, late = await asyncio.wait(retiring, timeout=seconds)
+        if late:
+            log.warning("sessions cut short", sessions=sum(session.busy for session in self.hub.sessions))
+        for task in late:
+            task.cancel()
+
+    def reload(self, services: Services) -> None:
+        """Use another system prompt and catalog from now on, in sessions that are there as well."""
+        self._services = services
+        self.hub.reload(services)
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
         connection = Connection(socket, self.hub, self._services.limits)
         self._connections.add(connection)
+        self._subjects[socket.subject] += 1
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
+            self._subjects[socket.subject] -= 1
+            if not self._subjects[socket.subject]:
+                del self._subjects[socket.subject]
 
     def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
         """Answer what is no upgrade, and refuse an upgrade that is not allowed."""
@@ -127,6 +148,17 @@ class Listener:
         subject = self._authenticator.subject(request)
         if subject is None:
             return _text(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is needed.\n")
+        host = request.headers.get("Host")
+        if not origin_allowed(
+            request.headers.get("Origin"), host, self._origins, tokens=self._authenticator.required
+        ):
+            return _text(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.\n")
+        limits = self._services.limits
+        if len(self._connections) >= limits.max_connections:
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.\n")
+        # Anonymous clients are many people, not one; an address is no person either behind a proxy.
+        if subject != ANONYMOUS and self._subjects[subject] >= limits.max_connections_per_subject:
+            return _text(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many connections for this token.\n")
         assert isinstance(socket, Socket)
         socket.subject = subject
         return None

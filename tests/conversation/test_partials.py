@@ -88,6 +88,21 @@ def test_nothing_is_shown_after_the_end_and_the_next_reply_begins_at_once() -> N
     run(scenario())
 
 
+def test_a_reply_that_follows_at_once_is_shown_at_once() -> None:
+    async def scenario() -> None:
+        shown = Shown()
+        partials = Partials(shown, 0.05)
+        for words in (("one ", "two "), ("Next", "!")):
+            reply = Reply()
+            for word in words:
+                reply.add(word)
+                partials.show(reply)
+            partials.stop()
+        assert shown.texts == ["one ", "Next"]
+
+    run(scenario())
+
+
 def test_without_an_interval_every_step_is_shown() -> None:
     async def scenario() -> None:
         shown = Shown()

@@ -74,11 +74,65 @@ def test_a_repeated_transcript_is_answered_once() -> None:
     async def scenario() -> None:
         one = await stage(make_services([[TextDelta("Yes.")], [TextDelta("Again?")]]))
         one.app.say("hello", "event-1")
-        one.app.say("hello", "event-1")
         await one.quiet()
         one.app.say("hello", "event-1")
         await one.quiet()
         assert one.app.finals() == ["Yes."]
+        assert users(one.session.messages) == ["hello"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_of_transcripts_that_follow_each_other_only_the_last_is_answered() -> None:
+    async def scenario() -> None:
+        def reply(request: ModelRequest) -> Script:
+            text = users(request.messages)[-1]
+            return [asyncio.Event()] if text == "one" else [TextDelta(f"To {text}.")]
+
+        one = await stage(make_services(reply))
+        one.app.say("one")
+        await steps(20)
+        since = len(one.app.log)
+        one.app.say("two")
+        one.app.say("three")
+        await one.quiet()
+        assert users(one.session.messages) == ["one", "two", "three"]
+        assert [users(r.messages)[-1] for r in one.provider.requests] == ["one", "three"]
+        assert one.app.shapes(since) == [*PLAIN_TURN[:2], *PLAIN_TURN]
+        await one.close()
+
+    run(scenario())
+
+
+def test_an_interrupted_answer_names_what_was_done() -> None:
+    async def scenario() -> None:
+        local = LocalTools()
+        local.go.set()
+        scripts: list[Script] = [[call("local.write"), call("local.sum")], [TextDelta("It is written.")]]
+        one = await stage(make_services(scripts, toolsets=[local]), deaf_to_speech)
+        one.app.say("go")
+        await one.app.until("tts.speak")
+        await one.settled()
+        one.app.interrupt(spoken_text="It")
+        await steps(20)
+        told = answers(one.session.messages)[-1]
+        assert told.startswith("It [")
+        assert "local.write" in told
+        assert "local.sum" not in told
+        await one.close()
+
+    run(scenario())
+
+
+def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_once() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta("First.")], [TextDelta("Second.")]]), lambda *_: None)
+        for text in ("one", "two"):
+            one.app.say(text)
+            await one.settled()
+        assert one.app.spoken() == ["First.", "Second."]
+        assert one.app.states()[-1] == "idle"
         await one.close()
 
     run(scenario())

@@ -253,22 +253,14 @@ async def test_a_store_that_never_answers_does_not_hold_the_server() -> None:
         await phone.close()
 
 
-async def test_what_is_said_for_the_first_time_while_closing_leaves_no_session_behind() -> None:
-    store = WiredStore()
-    store.release_gate.clear()
-    async with listening(store=store) as listener:
-        async with phone_for(listener) as phone:
-            late = phone_for(listener, "s-2")
-            await late.open(start=False)
-            stopping = asyncio.create_task(listener.stop())
-            await until(store.releasing.is_set)  # the hub is closing; the sockets are still open
-            await late.start()
-            await until(lambda: store.claims == 2)
-            store.release_gate.set()
-            await asyncio.wait_for(stopping, WAIT)
-            await asyncio.wait_for(phone.closed.wait(), WAIT)
-            await late.close()
-        assert len(listener.hub) == 0 and len(store.memory) == 0
+async def test_a_connection_that_said_nothing_yet_is_told_of_the_restart_at_once() -> None:
+    async with listening() as listener:
+        silent = phone_for(listener, "s-2")
+        await silent.open(start=False)
+        await asyncio.wait_for(listener.stop(), WAIT)
+        await asyncio.wait_for(silent.closed.wait(), WAIT)
+        assert silent.close_code == 1012
+        assert len(listener.hub) == 0
 
 
 async def test_stopping_twice_is_harmless() -> None:

@@ -1,0 +1,48 @@
+"""How much a client may send, and from where: token buckets and origins, all of it pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+
+class TokenBucket:
+    """Allows ``per_second`` on average and ``burst`` at once; ``now`` is any clock in seconds."""
+
+    def __init__(self, per_second: float, burst: float, now: float) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def take(self, now: float, tokens: float = 1.0) -> float:
+        """Take tokens; returns 0.0, or the seconds to wait until there are so many, and then takes none."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._at = now
+        if tokens <= self._tokens:
+            self._tokens -= tokens
+            return 0.0
+        return (min(tokens, self._burst) - self._tokens) / self._per_second
+
+    def give_back(self, tokens: float = 1.0) -> None:
+        """Give back what should not have been counted."""
+        self._tokens = min(self._burst, self._tokens + tokens)
+
+
+def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
+    """Tell whether a browser's page may connect; other clients send no Origin.
+
+    ``allowed`` are the operator's. Pages of this machine may as well, and where ``tokens`` keep strangers
+    out, pages of the very ``host`` that is connected to: without tokens that proves nothing, since any page
+    can have its own name resolve to this machine.
+    """
+    if origin is None or origin in allowed:
+        return True
+    try:
+        parts = urlsplit(origin)
+        name = parts.hostname
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https"):
+        return False
+    return name in ("localhost", "127.0.0.1", "::1") or (tokens and host is not None and parts.netloc == host)

@@ -1,0 +1,1 @@
+"""Clients that others wrote, each made to hold the same conversation."""
