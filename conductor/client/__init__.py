@@ -19,11 +19,13 @@ Inbound events are handled one at a time; what the server asks of the app's scre
 """
 
 from conductor.client.calls import SpeakHandler, ToolHandler
-from conductor.client.client import Client, connect
+from conductor.client.client import Client
+from conductor.client.connecting import connect
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
 from conductor.client.frames import Event, Received, UnknownEvent
 from conductor.client.listeners import Callback, EventStream
 from conductor.client.options import ClientLimits, ClientOptions
+from conductor.client.reconnect import GaveUp, Lost, Reconnect, Reconnected, TryFailed
 from conductor.client.turn import ToolRun, Turn, TurnResult
 
 __all__ = [
@@ -36,11 +38,16 @@ __all__ = [
     "ConnectionLost",
     "Event",
     "EventStream",
+    "GaveUp",
+    "Lost",
     "Received",
+    "Reconnect",
+    "Reconnected",
     "SpeakHandler",
     "StartRefused",
     "ToolHandler",
     "ToolRun",
+    "TryFailed",
     "Turn",
     "TurnResult",
     "UnknownEvent",

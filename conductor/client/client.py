@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
-import msgspec
-
-from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, fit, speaking_for
-from conductor.client.errors import ConnectionLost
+from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, fit
+from conductor.client.errors import ClientError, ConnectionLost
 from conductor.client.frames import Received, state_of
-from conductor.client.listeners import Callback, EventStream, Listeners
-from conductor.client.options import ClientLimits, ClientOptions
+from conductor.client.keeper import Keeper
+from conductor.client.listeners import Callback, EventStream, Listeners, Typed
+from conductor.client.options import ClientOptions
 from conductor.client.outbox import Outbox
+from conductor.client.reconnect import ConnectionNews, GaveUp
 from conductor.client.tasks import where
 from conductor.client.turn import Turn
 from conductor.client.turns import Turns
@@ -35,29 +34,34 @@ from conductor.events.server import SessionStarted, ToolCallEvent, is_ui_call
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=Typed)
+
 CLOSED = "The client was closed."
+MAX_FRAME_BYTES = 2**20
+"""Protocol, "Transport": above 1 MiB the server closes the connection."""
 
 
 class Client:
     """A voice app's side of one session; made by `connect`.
 
-    ``started`` is the last ``session.started``, ``state`` what ``convo.setState`` said last. Sockets come
-    and go; turns, handlers, ids that were seen and results not sent yet live as long as the client.
+    ``state`` is what ``convo.setState`` said last. Sockets come and go; turns, handlers, ids that were seen,
+    and transcripts and results that may not have arrived (see `Outbox`) live as long as the client.
     """
 
     def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
-        self.started: SessionStarted | None = None
         self.state: str | None = None
         self._options = options
         self._new_id = IdSource("cevt")
         self._uplink = Uplink(options, self._new_id)
-        self._outbox = Outbox(self._uplink.send)
+        self._outbox = Outbox(self._uplink, options.limits)
         self._calls = Calls(options.limits, speak)
         self._turns = Turns()
-        self._listeners = Listeners(options.limits.tool_s)
+        self._listeners = Listeners(options.limits.callback_s)
         self._answering: set[asyncio.Task[None]] = set()
         self._worker: asyncio.Task[None] | None = None
+        self._keeper = Keeper(options.reconnect, self, self._tell) if options.reconnect else None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -72,6 +76,11 @@ class Client:
     def session_id(self) -> str:
         """The session's id, the same over all reconnects."""
         return self._options.session_id
+
+    @property
+    def started(self) -> SessionStarted | None:
+        """The last ``session.started``."""
+        return self._uplink.started
 
     @property
     def connected(self) -> bool:
@@ -96,36 +105,30 @@ class Client:
     async def start(self) -> SessionStarted:
         """Connect and start the session; entering the client does this.
 
+        It is tried once, also with ``reconnect``: an app wants to know at once that its address is wrong.
         Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         return await self.reconnect()
 
     async def reconnect(self) -> SessionStarted:
-        """Open a new socket for the same session, closing the one there is; then send what waited.
+        """Open a new socket for the same session, closing the one there is.
 
-        Raises as `start` does; it can be called again then.
+        Then what may not have arrived is sent again: tool results, and transcripts that are not too old
+        (``ClientLimits.resend_s``). Raises as `start` does; it can be called again then.
         """
-        if self._closed:
-            raise ConnectionLost(CLOSED)
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
-        started = await self._uplink.open(self._options.start_event())
-        self.started = started
-        await self._outbox.flush()
-        return started
+        return await self._connect(anew=True)
+
+    async def restore(self) -> SessionStarted:
+        """Do as `reconnect`, unless there is a connection already."""
+        return await self._connect(anew=False)
 
     async def close(self) -> None:
         """Close the socket and stop the handlers. Turns under way end by `ConnectionLost`."""
-        self._closed = True
-        gone = ConnectionLost(CLOSED)
-        await self._uplink.close(gone)
-        tasks = [task for task in (self._worker, *self._answering) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._options.limits.close_s)
-        self._turns.close(gone)
-        self._listeners.close()
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.create_task(self._close())
+        # A handler may close its client, and is stopped by that itself.
+        await asyncio.shield(self._closing)
 
     def drop(self) -> None:
         """Cut the socket without a close frame, as a phone in a lift does; nothing more is read from it."""
@@ -138,19 +141,33 @@ class Client:
         """
         return await self._uplink.wait_lost(timeout)
 
+    async def wait_given_up(self, timeout: float | None = None) -> ClientError:
+        """Wait until a lost connection will not be opened anew by itself, and say why.
+
+        Without ``reconnect`` that is at once. Raises `WaitTimeout`.
+        """
+        if self._keeper is None:
+            return ConnectionLost("The client does not reconnect.")
+        return await self._keeper.wait_over(timeout)
+
     async def say(self, text: str) -> Turn:
         """Send a final transcript. Await the turn for its end.
 
-        Raises `ConnectionLost` if it could not be sent (it may have arrived all the same), and
-        `UnicodeEncodeError` for a text that is none.
+        With ``reconnect`` it waits for the next connection where there is none; without, `ConnectionLost` is
+        raised if it could not be sent (it may have arrived all the same). That is raised, too, where
+        ``ClientLimits.unsent`` transcripts wait, or the client has given up. Raises `ValueError` for a text
+        that cannot be sent: too large for a frame, or with lone surrogates.
         """
-        turn = Turn(text, self._new_id(), self._uplink.connection, self._options.limits.turn_s)
+        limits = self._options.limits
+        turn = Turn(text, self._new_id(), self._uplink.connection, limits.turn_s)
+        frame = self._frame(turn.event_id, TranscriptFinal(text))
+        if not self.connected and (not self._keeps or self._outbox.transcripts >= limits.unsent):
+            raise ConnectionLost(str(self.lost or "There is no connection."))
         self._turns.add(turn)
-        try:
-            await self.send(TranscriptFinal(text), event_id=turn.event_id)
-        except (ConnectionLost, ValueError):
+        if not await self._outbox.put(frame, turn) and not self._keeps:
+            self._outbox.discard(turn)
             self._turns.remove(turn)
-            raise
+            raise ConnectionLost(str(self.lost or "There is no connection."))
         return turn
 
     async def partial(self, text: str) -> None:
@@ -193,9 +210,12 @@ class Client:
         await self.send(SessionUpdate(list(tools)))
 
     async def send(self, event: ClientEvent, *, event_id: str | None = None) -> str:
-        """Send any event, under an id of its own or a given one; give the id. Raises `ConnectionLost`."""
+        """Send any event, under an id of its own or a given one; give the id. It is sent once.
+
+        Raises `ConnectionLost`, and `ValueError` for one that is too large for a frame.
+        """
         event_id = event_id or self._new_id()
-        await self._uplink.send(encode_event(event_id, self.session_id, event))
+        await self._uplink.send(self._frame(event_id, event))
         return event_id
 
     @overload
@@ -223,13 +243,61 @@ class Client:
         self._calls.speak = handler
         return handler
 
-    def on(self, kind: str | type[msgspec.Struct], callback: Callback) -> None:
-        """Call back for each event of a type: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all."""
-        self._listeners.on(kind if isinstance(kind, str) else str(kind.TYPE), callback)  # type: ignore[attr-defined]  # every event struct has one
+    @overload
+    def on(self, kind: str, callback: Callback) -> None: ...
+    @overload
+    def on(self, kind: type[T], callback: Callable[[T], Any]) -> None: ...
+    def on(self, kind: str | type[Typed], callback: Callback) -> None:
+        """Call back for each event of a type: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
+
+        `Lost`, `TryFailed`, `Reconnected` and `GaveUp` tell about the connection, with ``reconnect``.
+        """
+        self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
 
     def events(self, limit: int = 1_000) -> EventStream:
         """Iterate over all events from now on, until the client is closed."""
         return self._listeners.stream(limit)
+
+    async def _connect(self, *, anew: bool) -> SessionStarted:
+        if self._closed:
+            raise ConnectionLost(CLOSED)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        self._outbox.expire()
+        started = await self._uplink.open(self._options.start_event(), anew=anew)
+        await self._outbox.flush()
+        if self._keeper is not None and not self._closed:
+            self._keeper.start()
+        return started
+
+    async def _close(self) -> None:
+        gone = ConnectionLost(CLOSED)
+        self._turns.close(gone)
+        self._listeners.close()
+        if self._keeper is not None:
+            await self._keeper.stop(self._options.limits.close_s)
+        await self._uplink.close(gone)
+        tasks = [task for task in (self._worker, *self._answering) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._options.limits.close_s)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a lost connection will be opened anew, by itself."""
+        return self._keeper is not None and self._keeper.running
+
+    async def _tell(self, news: ConnectionNews) -> None:
+        await self._listeners.tell(news)
+        if isinstance(news, GaveUp) and not self.connected:
+            self._turns.close(ConnectionLost(f"The connection was given up. {news.error}"))
+
+    def _frame(self, event_id: str, event: ClientEvent) -> bytes:
+        frame = encode_event(event_id, self.session_id, event)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"an event of {len(frame)} bytes is too large: {MAX_FRAME_BYTES} at most")
+        return frame
 
     async def _work(self) -> None:
         """Handle the events in their order, as long as the client lives."""
@@ -243,7 +311,8 @@ class Client:
     async def _handle(self, received: Received) -> None:
         event = received.event
         self.state = state_of(event) or self.state
-        self._turns.note(event)
+        for event_id in self._turns.note(event):
+            self._outbox.confirm(event_id)
         await self._listeners.publish(event)
         if isinstance(event, ToolCallEvent):
             answering = self._answer(event, received.number)
@@ -259,49 +328,4 @@ class Client:
         result = await self._calls.answer(call, number)
         if result is not None:
             self._turns.answered(result)
-            await self._outbox.put(encode_event(self._new_id(), self.session_id, fit(result)))
-
-
-def connect(
-    url: str,
-    session_id: str | None = None,
-    *,
-    token: str | None = None,
-    github_token: str | None = None,
-    locale: str | None = None,
-    time_zone: str | None = None,
-    instructions: str | None = None,
-    capabilities: Sequence[str] = (),
-    tools: Sequence[Any] = (),
-    handlers: Mapping[str, ToolHandler] | None = None,
-    speak: SpeakHandler | None = None,
-    speaking_s: float = 0.0,
-    serial: bool = True,
-    limits: ClientLimits | None = None,
-    proxy: str | None = None,
-) -> Client:
-    """Make a client; ``async with`` (or `Client.start`) connects it.
-
-    ``handlers`` are tools by name, for those who resume a session and may be called at once; `Client.on_tool`
-    adds more. ``speak`` is the voice; the one that stands in for it takes ``speaking_s`` seconds a speech.
-    ``serial`` handles inbound events one at a time, each call to its end, as the shipped app does; without,
-    tools and speech run beside each other. A ``session_id`` is made up if none is given. ``proxy`` is a URL.
-    """
-    options = ClientOptions(
-        url=url,
-        session_id=session_id or f"session-{secrets.token_hex(8)}",
-        token=token,
-        github_token=github_token,
-        locale=locale,
-        time_zone=time_zone,
-        instructions=instructions,
-        capabilities=tuple(capabilities),
-        tools=tuple(tools),
-        serial=serial,
-        proxy=proxy,
-        limits=limits or ClientLimits(),
-    )
-    client = Client(options, speak or speaking_for(speaking_s))
-    for name, handler in (handlers or {}).items():
-        client.on_tool(name, handler)
-    return client
+            await self._outbox.put(self._frame(self._new_id(), fit(result)))

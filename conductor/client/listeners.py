@@ -7,7 +7,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from conductor.client.frames import Event, wire_type
 from conductor.client.tasks import finish, where
@@ -16,6 +16,12 @@ log = logging.getLogger(__name__)
 
 Callback: TypeAlias = Callable[[Any], Any]
 """Takes an event; may be async, and the next event waits for it then."""
+
+
+class Typed(Protocol):
+    """A class of events, or of news about the connection; ``TYPE`` is its name."""
+
+    TYPE: ClassVar[str]
 
 
 class EventStream(AsyncIterator[Event]):
@@ -70,9 +76,12 @@ class Listeners:
         """Tell everybody about an event. A callback that fails is logged and harms nobody else."""
         for stream in self._streams:
             stream.put(event)
-        for kind in (wire_type(event), "*"):
-            for callback in self._callbacks.get(kind, ()):
-                await finish(asyncio.create_task(self._call(callback, event)))
+        await self._call_all(wire_type(event), event)
+        await self._call_all("*", event)
+
+    async def tell(self, news: Typed) -> None:
+        """Tell those who asked for just this type of news."""
+        await self._call_all(news.TYPE, news)
 
     def close(self) -> None:
         """End the streams."""
@@ -80,7 +89,11 @@ class Listeners:
         for stream in self._streams:
             stream.put(None)
 
-    async def _call(self, callback: Callback, event: Event) -> None:
+    async def _call_all(self, kind: str, event: object) -> None:
+        for callback in self._callbacks.get(kind, ()):
+            await finish(asyncio.create_task(self._call(kind, callback, event)))
+
+    async def _call(self, kind: str, callback: Callback, event: object) -> None:
         """Run one callback; the top of its task."""
         try:
             async with asyncio.timeout(self._callback_s):
@@ -88,4 +101,4 @@ class Listeners:
                 if inspect.isawaitable(value):
                     await value
         except Exception as error:
-            log.warning("callback for %s failed: %s", wire_type(event), where(error))
+            log.warning("callback for %s failed: %s", kind, where(error))

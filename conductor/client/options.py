@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conductor.client.reconnect import Reconnect
 from conductor.events.client import SessionStart
 
 
@@ -13,10 +14,15 @@ from conductor.events.client import SessionStart
 class ClientLimits:
     """Bounds of a client. Times are in seconds.
 
-    ``tool_s`` bounds one tool handler and one speech, ``turn_s`` is how long ``await turn`` waits.
+    ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: the socket, the
+    answer to ``session.start``, one frame, the end. ``tool_s`` bounds one tool handler and one speech,
+    ``callback_s`` one callback, ``turn_s`` is how long ``await turn`` waits.
     ``ping_s`` is the interval between WebSocket pings, and how long a pong may take. ``backlog`` events may
     wait to be handled; the socket is not read while so many wait, and given up after ``backlog_s``.
     ``seen`` envelope ids are remembered (protocol, "How the shipped client behaves": the last 2,000).
+    ``unconfirmed`` transcripts and results, of ``unconfirmed_bytes`` together, are kept until it is known
+    that they have arrived; the server takes 200 events at once. A transcript older than ``resend_s`` is not
+    sent again: the person has moved on. ``unsent`` transcripts may wait for a connection.
     """
 
     connect_s: float = 10.0
@@ -25,10 +31,15 @@ class ClientLimits:
     close_s: float = 2.0
     ping_s: float = 20.0
     tool_s: float = 600.0
+    callback_s: float = 30.0
     turn_s: float = 180.0
     backlog: int = 1_000
     backlog_s: float = 900.0
     seen: int = 2_000
+    unconfirmed: int = 128
+    unconfirmed_bytes: int = 16 * 2**20
+    resend_s: float = 60.0
+    unsent: int = 8
     max_frame_bytes: int = 4 * 2**20
 
 
@@ -37,7 +48,8 @@ class ClientOptions:
     """Where to connect and what ``session.start`` says.
 
     ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
-    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions").
+    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). Without ``reconnect`` a lost
+    connection stays lost until the app calls `Client.reconnect`.
     """
 
     url: str
@@ -52,6 +64,7 @@ class ClientOptions:
     serial: bool = True
     proxy: str | None = None
     limits: ClientLimits = ClientLimits()
+    reconnect: Reconnect | None = None
 
     def start_event(self) -> SessionStart:
         """Make the ``session.start`` that opens every connection of this client."""

@@ -1,46 +1,140 @@
-"""The results that are still to be sent: each goes out once, in order, over whatever socket there is."""
+"""What must reach the server: transcripts and tool results, kept until it is known that they have.
+
+**When is an event known to have arrived?** Not when the socket took it: a phone's kernel takes megabytes for
+a server that is gone. Nor when a later event came from the server: that may have been on its way already,
+and says nothing of the other direction. It is known once the server *answers* something that was sent after
+it. A transcript is answered: it comes back by ``convo.appendMessage``, or an error names its id. The server
+takes the events of one connection in their order, and on every connection this client sends what is kept in
+its order. So the answer to a transcript shows that the transcript, and all that stands before it here, has
+been taken, whichever connection did it.
+
+**Until then each is sent again on every new connection**, under its original envelope id. That is safe
+where the server keeps the protocol: a transcript's id that it knows is processed once, and the first result
+of a ``callId`` counts, whenever a second one comes. A server that has lost its memory takes a transcript for
+a new one; it cannot run a device's tool twice so, since the transcript would have come back before the call.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from conductor.client.errors import ConnectionLost
+from conductor.client.options import ClientLimits
+from conductor.client.turn import Turn
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT = 1_000
+
+class Way(Protocol):
+    """The way to the server; ``connection`` counts the sockets, so each can be told from those before."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether something can be sent."""
+
+    @property
+    def connection(self) -> int:
+        """The number of the present, or the last, socket."""
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame. Raises `ConnectionLost`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A frame; ``turn`` is a transcript's, ``at`` the loop's time, ``sent_on`` the last socket's number."""
+
+    frame: bytes
+    turn: Turn | None
+    at: float
+    sent_on: int = -1
 
 
 class Outbox:
-    """Frames of ``tool.result``, oldest first. Those that the socket did not take wait for the next one."""
+    """Frames in their order, oldest first: those not sent yet, and those not known to have arrived.
 
-    def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        self._send = send
-        self._frames: deque[bytes] = deque()
+    Bounded by ``limits.unconfirmed`` frames and ``limits.unconfirmed_bytes``; the oldest are forgotten.
+    """
+
+    def __init__(self, way: Way, limits: ClientLimits) -> None:
+        self._way = way
+        self._limits = limits
+        self._entries: deque[_Entry] = deque()
+        self._bytes = 0
         self._sending = asyncio.Lock()
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._entries)
 
-    async def put(self, frame: bytes) -> None:
-        """Add a frame and send what can be sent now."""
-        if len(self._frames) >= MAX_KEPT:
-            self._frames.popleft()
-            log.warning("a tool result was dropped: %d wait for a connection", MAX_KEPT)
-        self._frames.append(frame)
-        await self.flush()
+    @property
+    def transcripts(self) -> int:
+        """How many transcripts are kept."""
+        return sum(entry.turn is not None for entry in self._entries)
 
-    async def flush(self) -> None:
-        """Send what waits, as far as the socket takes it; bounded by the socket's own time limit."""
+    async def put(self, frame: bytes, turn: Turn | None = None) -> bool:
+        """Add a frame, a transcript's with its turn; False if there is no socket that took it."""
+        entry = _Entry(frame, turn, asyncio.get_running_loop().time())
+        self._entries.append(entry)
+        self._bytes += len(frame)
+        if turn is not None:
+            turn.held = True
+        while len(self._entries) > max(1, self._limits.unconfirmed) or (
+            self._bytes > self._limits.unconfirmed_bytes and len(self._entries) > 1
+        ):
+            oldest = self._entries[0]
+            if oldest.sent_on < 0:
+                log.warning("an event that was never sent is dropped: %d wait", len(self._entries))
+            self._remove(oldest)
+        return await self.flush()
+
+    async def flush(self) -> bool:
+        """Send what this socket has not had, in order; False if something is left.
+
+        Each frame is bounded by the socket's own time limit.
+        """
         async with self._sending:
-            while self._frames:
-                frame = self._frames.popleft()
+            while entry := self._next():
+                if not self._way.connected:
+                    return False
+                # Before the wait: a frame that was handed over and whose wait was cancelled is on its way.
+                entry.sent_on = self._way.connection
                 try:
-                    await self._send(frame)
+                    await self._way.send(entry.frame)
                 except ConnectionLost:
-                    # It may have left all the same. Its envelope id stays, so the server processes it once.
-                    self._frames.appendleft(frame)
+                    return False
+            return True
+
+    def confirm(self, event_id: str) -> None:
+        """Forget a transcript that the server has answered, and all before it (see the module's text)."""
+        if any(entry.turn is not None and entry.turn.event_id == event_id for entry in self._entries):
+            while True:
+                entry = self._entries[0]
+                self._remove(entry)
+                if entry.turn is not None and entry.turn.event_id == event_id:
                     return
+
+    def discard(self, turn: Turn) -> None:
+        """Send a turn's transcript no more."""
+        for entry in [entry for entry in self._entries if entry.turn is turn]:
+            self._remove(entry)
+
+    def expire(self) -> None:
+        """Forget the transcripts that are too old to be sent again, or not waiting to be taken up."""
+        oldest = asyncio.get_running_loop().time() - self._limits.resend_s
+        for entry in list(self._entries):
+            turn = entry.turn
+            if turn is not None and (entry.at <= oldest or turn.done or turn.stage != "waiting"):
+                self._remove(entry)
+
+    def _next(self) -> _Entry | None:
+        return next((entry for entry in self._entries if entry.sent_on != self._way.connection), None)
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        self._bytes -= len(entry.frame)
+        if entry.turn is not None:
+            entry.turn.held = False

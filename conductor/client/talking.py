@@ -12,8 +12,8 @@ from conductor.client.client import Client
 from conductor.client.device import SimulatedDevice
 from conductor.client.errors import ClientError, ConnectionLost
 from conductor.client.frames import state_of
-from conductor.client.keeper import Keeper
 from conductor.client.lines import Lines
+from conductor.client.reconnect import GaveUp, Lost, Reconnected, TryFailed
 from conductor.client.screen import Screen
 from conductor.client.turn import Turn, TurnResult
 from conductor.events.server import ErrorEvent, SpeechFinal, SpeechPartial, ToolCallEvent, is_ui_call
@@ -30,21 +30,14 @@ DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 class Talk:
     """Talks by a client that is not started yet; ``voice_chars_per_s`` 0 means that it speaks at once."""
 
-    def __init__(
-        self,
-        client: Client,
-        screen: Screen,
-        lines: Lines,
-        voice_chars_per_s: float,
-        delays_s: Sequence[float],
-    ) -> None:
+    def __init__(self, client: Client, screen: Screen, lines: Lines, voice_chars_per_s: float) -> None:
         self._client = client
         self._screen = screen
         self._lines = lines
         self._voice = voice_chars_per_s
-        self._keeper = Keeper(client, delays_s, screen.error)
         self._device = SimulatedDevice(self._choose)
         self._leave = asyncio.Event()
+        self._gave_up = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_signal: float | None = None
         self._speech: tuple[str, float] | None = None
@@ -84,12 +77,12 @@ class Talk:
             self._screen.error(str(error))
             return NO_CONNECTION
         saying = asyncio.create_task(self._one(text) if text is not None else self._many())
-        keeping = asyncio.create_task(self._keeper.run())
+        keeping = asyncio.create_task(self._client.wait_given_up())
         try:
             await asyncio.wait({saying, keeping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _stop({saying, keeping})
-        return NO_CONNECTION if saying.cancelled() else saying.result()
+        return NO_CONNECTION if self._gave_up or saying.cancelled() else saying.result()
 
     # What the person says
 
@@ -117,27 +110,34 @@ class Talk:
                     failed = not await self._finish(turn) or failed
         return FAILED if failed else DONE
 
-    async def _say(self, text: str) -> Turn:
-        while True:  # ends with the keeper at the latest
-            await self._keeper.connected()
-            with contextlib.suppress(ConnectionLost):
-                return await self._client.say(text)
+    async def _say(self, text: str) -> Turn | None:
+        try:
+            return await self._client.say(text)
+        except (ClientError, ValueError) as error:
+            self._tell_failure(error)
+            return None
 
-    async def _follow(self, turn: Turn) -> None:
+    async def _follow(self, turn: Turn | None) -> None:
         await self._finish(turn)
 
-    async def _finish(self, turn: Turn) -> bool:
+    async def _finish(self, turn: Turn | None) -> bool:
         """Wait for a turn's end, and say why there was no answer where nothing has said so yet."""
+        if turn is None:
+            return False
         try:
             result: TurnResult = await turn
         except ClientError as error:
-            self._screen.error(str(error))
+            self._tell_failure(error)
             return False
         if result.ending == "lost":
             self._screen.error("That was lost on the way to the server; say it again.")
         elif not result.finals and not result.errors and not result.interrupted:
             self._screen.error("There was no answer.")
         return result.ok
+
+    def _tell_failure(self, error: Exception) -> None:
+        if not self._gave_up:  # that was told already
+            self._screen.error(str(error))
 
     async def _command(self, words: list[str]) -> None:
         if words[:1] != ["/finish"]:
@@ -174,6 +174,10 @@ class Talk:
         client.on(ErrorEvent, lambda event: screen.error(f"Error: {event.message} ({event.code})"))
         client.on(ToolCallEvent, self._show_call)
         client.on("*", self._notice_the_end)
+        client.on(Lost, lambda news: screen.error(str(news.error)))
+        client.on(TryFailed, lambda news: screen.error(f"Try {news.number}: {news.error}"))
+        client.on(Reconnected, lambda _news: screen.error("Connected again."))
+        client.on(GaveUp, self._give_up)
         client.on_speak(self._speak)
         for name, handler in self._device.handlers().items():
             client.on_tool(name, handler)
@@ -186,6 +190,9 @@ class Talk:
             self._screen.prompt("> ")
         elif not is_ui_call(call.name):
             self._screen.line(f"[tool, simulated] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
+
+    def _give_up(self, _news: GaveUp) -> None:
+        self._gave_up = True
 
     def _notice_the_end(self, _event: object) -> None:
         if self._screen.gone:
@@ -207,7 +214,7 @@ class Talk:
             played = time.monotonic() - since
             spoken, played_ms = text[: int(played * self._voice)], round(played * 1000)
         self._screen.line("[interrupted]")
-        with contextlib.suppress(ConnectionLost):  # the keeper says so
+        with contextlib.suppress(ConnectionLost):  # that is said already
             await self._client.interrupt("user", spoken_text=spoken, played_ms=played_ms)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

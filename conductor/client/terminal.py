@@ -8,16 +8,17 @@ import contextlib
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from conductor.client.client import connect
+from conductor.client.connecting import connect
 from conductor.client.lines import Lines
+from conductor.client.reconnect import Reconnect
 from conductor.client.screen import Screen
 from conductor.client.talking import LEFT, Talk
 
 DEFAULT_URL = "ws://127.0.0.1:8080/ws"
-RECONNECT_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+RECONNECT = Reconnect(tries=6)  # about half a minute
 
 
 async def talk(
@@ -27,7 +28,7 @@ async def talk(
     token: str | None = None,
     session_id: str | None = None,
     voice_chars_per_s: float = 0.0,
-    reconnect_delays_s: Sequence[float] = RECONNECT_DELAYS_S,
+    reconnect: Reconnect = RECONNECT,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
@@ -35,13 +36,13 @@ async def talk(
     """Talk to a server from the terminal: say ``text``, or each line of the input.
 
     The device's tools are simulated. Answers go to ``stdout``, errors and news of the connection to
-    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once; ``reconnect_delays_s`` are
-    the waits, in seconds, before the tries to reconnect. Returns the exit status: 0; 1 if a turn failed (an
+    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once; ``reconnect`` says how a
+    lost connection is opened anew. Returns the exit status: 0; 1 if a turn failed (an
     ``error`` event, or no answer); 2 if there is no connection; 130 if the one text was left by Ctrl-C.
     """
-    client = connect(url, session_id, token=token)
+    client = connect(url, session_id, token=token, reconnect=reconnect)
     screen = Screen(stdout or sys.stdout, stderr or sys.stderr)
-    conversation = Talk(client, screen, Lines(stdin or sys.stdin), voice_chars_per_s, reconnect_delays_s)
+    conversation = Talk(client, screen, Lines(stdin or sys.stdin), voice_chars_per_s)
     with _on_ctrl_c(conversation.signalled):
         return await conversation.run(text)
 

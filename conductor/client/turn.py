@@ -73,6 +73,8 @@ class Turn:
         self.interrupted = False
         self.stage: Literal["waiting", "running", "refused"] = "waiting"
         """What the server has made of the transcript so far, as `Turns` sees it."""
+        self.held = False
+        """Whether the transcript is kept, to be sent again on the next connection, as the outbox sees it."""
         self._turn_s = turn_s
         self._events: list[Event] = []
         self._answers: dict[str, ToolResultEvent] = {}

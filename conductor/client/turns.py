@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 from conductor.client.errors import ClientError
 from conductor.client.frames import Event, arguments_of, state_of
@@ -46,17 +47,26 @@ class Turns:
         for turn in self._open:
             turn.answered(result)
 
-    def note(self, event: Event) -> None:
-        """Give an event to the turn that it belongs to, before anything is done about it."""
+    def note(self, event: Event) -> Sequence[str]:
+        """Give an event to the turn that it belongs to, before anything is done about it.
+
+        Returns the ids of the transcripts that it answers, so that the server is known to have taken them.
+        """
+        answered: list[str] = []
         if isinstance(event, ErrorEvent):
             turn = self._about(event)
+            if turn is not None and turn.event_id == event.event_id:
+                answered.append(turn.event_id)
         else:
-            self._accept(event)
+            begun = self._accept(event)
+            if begun is not None:
+                answered.append(begun.event_id)
             turn = self._current()
             if turn is None and self._open and state_of(event) == "thinking":
                 turn = self._open[0]
         if turn is not None:
             turn.note(event)
+        return answered
 
     def settle(self, event: Event, connection: int) -> None:
         """End the turns that an event ends, after all was done about it."""
@@ -68,9 +78,10 @@ class Turns:
             if turn.stage != "waiting":
                 self._end(turn, "idle")
                 passed = passed or turn.stage == "running"
-            elif passed or turn.connection < connection:
+            elif passed or (turn.connection < connection and not turn.held):
                 # Transcripts are taken up in order, so one that was passed over will not be. And "a resume
-                # with no turn running sends a fresh idle": the transcript went with its socket.
+                # with no turn running sends a fresh idle": the transcript went with its socket, unless it
+                # is sent again.
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:
@@ -82,15 +93,15 @@ class Turns:
     def _current(self) -> Turn | None:
         return next((turn for turn in self._open if turn.stage == "running"), None)
 
-    def _accept(self, event: Event) -> None:
-        """See whether an event begins a turn."""
+    def _accept(self, event: Event) -> Turn | None:
+        """Give the turn that an event begins, if it begins one."""
         if state_of(event) == "thinking":
             self._thinking = True
         if not isinstance(event, ToolCallEvent) or event.name != "convo.appendMessage":
-            return
+            return None
         arguments = arguments_of(event)
         if arguments.get("role") != "user" or arguments.get("isPartial"):
-            return
+            return None
         waiting = [turn for turn in self._open if turn.stage == "waiting"]
         text = _plain(str(arguments.get("text", "")))
         begun = next((turn for turn in waiting if _plain(turn.text) == text), None)
@@ -99,12 +110,13 @@ class Turns:
         if begun is None and waiting and self._thinking:
             begun = waiting[0]
         if begun is None:
-            return
+            return None
         before = self._current()
         if before is not None:
             self._end(before, "followed")
         begun.stage = "running"
         self._thinking = False
+        return begun
 
     def _about(self, error: ErrorEvent) -> Turn | None:
         """Find the turn that an error is about; one that it refuses changes its stage."""

@@ -23,9 +23,9 @@ KEPT_RECEIVED = 2_000
 class Uplink:
     """One socket at a time, each opened with ``session.start``; new events go into ``inbox``.
 
-    Sockets are opened one after the other by whoever calls `open`: reconnecting by itself belongs around
-    this class. ``connection`` counts them, ``number`` the events that were no duplicates; ``lost`` says
-    why there is none now.
+    Sockets are opened one after the other by whoever calls `open`: reconnecting by itself is the keeper's.
+    ``connection`` counts them, ``number`` the events that were no duplicates; ``started`` is the last
+    ``session.started``, ``lost`` says why there is no socket now.
     """
 
     def __init__(self, options: ClientOptions, new_id: IdSource) -> None:
@@ -34,6 +34,7 @@ class Uplink:
         self.connection = 0
         self.number = 0
         self.lost: ConnectionLost | None = None
+        self.started: SessionStarted | None = None
         self._options = options
         self._new_id = new_id
         self._seen = SeenIds(options.limits.seen)
@@ -50,12 +51,16 @@ class Uplink:
         """Whether there is a socket and the server has answered ``session.start`` on it."""
         return not self._down.is_set()
 
-    async def open(self, start: SessionStart) -> SessionStarted:
+    async def open(self, start: SessionStart, *, anew: bool = True) -> SessionStarted:
         """Open a new socket, closing the one there is, and start the session on it.
+
+        Without ``anew`` a socket that is there stays.
 
         Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         async with self._opening:
+            if self.connected and self.started is not None and not anew:
+                return self.started
             await self._retire(ConnectionLost("The client is reconnecting."))
             link = await Link.open(self._options)
             self._link = link
@@ -67,8 +72,10 @@ class Uplink:
                 link.abort()
                 await self._retire(ConnectionLost("The session did not start."))
                 raise
-            self.lost = None
-            self._down.clear()
+            self.started = started
+            if self._link is link:  # else it went at once, and why is noted
+                self.lost = None
+                self._down.clear()
             return started
 
     async def close(self, why: ConnectionLost) -> None:

@@ -16,6 +16,7 @@ class TurnClock:
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0
         self._pauses = 0
+        self._expired = False
 
     @property
     def left(self) -> float:
@@ -28,7 +29,8 @@ class TurnClock:
         """Let it run."""
         loop = asyncio.get_running_loop()
         self._since = loop.time()
-        self._timer = loop.call_later(self._left, self._on_expired)
+        if not self._expired:
+            self._timer = loop.call_later(self._left, self._expire)
 
     def stop(self) -> None:
         """Stop it for now, or for good."""
@@ -49,3 +51,8 @@ class TurnClock:
             self._pauses -= 1
             if self._pauses == 0:
                 self.start()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.stop()
+        self._on_expired()

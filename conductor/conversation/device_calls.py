@@ -12,7 +12,7 @@ from conductor.conversation.ledger import Ledger
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
 from conductor.conversation.sentences import late_result
-from conductor.errors import Duplicate, StoreError
+from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.client import ToolResultEvent
 from conductor.settings import Limits
 from conductor.stores.base import CallRecord, FinishCall
@@ -50,9 +50,19 @@ class DeviceCalls:
             return expected
         outcome = device_outcome(event.result, event.error, _seconds_since(record))
         result = self._profile.executor.settle(event.call_id, outcome)
-        await self._ledger.commit([FinishCall(event.call_id, result)])
+        try:
+            await self._ledger.commit([FinishCall(event.call_id, result)])
+        except (Duplicate, Fenced):
+            self._take_late(event)  # the call was closed meanwhile
+            return True
+        except StoreError:
+            self._pending.answer(
+                event.call_id, outcome
+            )  # whoever waits records it, as soon as that is possible
+            raise
         self._outbox.acknowledge(event.call_id)
-        self._pending.answer(event.call_id, outcome)
+        if not self._pending.answer(event.call_id, outcome):
+            self._take_late(event)  # the turn gave it up while it was recorded
         return True
 
     async def time_out(self, call_id: str) -> None:
@@ -62,14 +72,13 @@ class DeviceCalls:
             return
         executor = self._profile.executor
         outcome = executor.timed_out(record.effect, _seconds_since(record))
-        self._late.add(record, _now())
         try:
             await self._ledger.commit([FinishCall(call_id, executor.settle(call_id, outcome))])
         except Duplicate:
-            self._late.take(call_id, _now())
-            return  # the device's answer came while this waited
+            return  # the device's answer came, or the turn ended, while this waited
         except StoreError as error:
             log.error("time-out not recorded", call=call_id, error=type(error).__name__)
+        self._late.add(record, _now())
         self._pending.answer(call_id, outcome)
 
     def give_up(self, call_id: str) -> None:

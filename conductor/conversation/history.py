@@ -78,7 +78,12 @@ def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> i
     Whole turns go, down to half of the budget that was exceeded: a window that slides by one turn each time
     would defeat the service's prompt cache. The last turn always stays.
     """
-    starts = [i for i, message in enumerate(messages) if isinstance(message, UserMessage | Note)]
+    starts = [
+        index
+        for index, message in enumerate(messages)
+        # A note belongs to the words that it came with.
+        if isinstance(message, UserMessage | Note) and not (index and isinstance(messages[index - 1], Note))
+    ]
     if len(starts) <= 1:
         return 0
     tokens = [estimate_tokens(message) for message in messages]

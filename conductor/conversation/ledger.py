@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from conductor.conversation.delivery import Delivery
+from conductor.conversation.delivery import Delivery, Outgoing
+from conductor.conversation.tasks import Tasks
 from conductor.errors import StoreError
 from conductor.events.envelope import IdSource
 from conductor.events.server import ServerEvent
@@ -20,12 +21,13 @@ class Ledger:
     ``state`` mirrors the store; the outbound events are the outbox's.
     """
 
-    def __init__(self, store: SessionStore, claim: Claim, delivery: Delivery) -> None:
+    def __init__(self, store: SessionStore, claim: Claim, delivery: Delivery, tasks: Tasks) -> None:
         self.key = claim.key
         self.state = claim.state
         self._store = store
         self._claim = claim
         self._delivery = delivery
+        self._tasks = tasks
         self._lock = asyncio.Lock()
 
     async def commit(
@@ -36,8 +38,16 @@ class Ledger:
         Commits of one session follow each other, so that events leave in the order of their commits.
         Raises `StoreError`; then nothing was recorded and nothing is sent.
         """
+        outgoing = self._delivery.make_ready(events, turn_id)
+        commit = self._commit(operations, outgoing)
+        if not self._store.suspends:
+            await commit
+            return
+        # Whoever gives up waiting does not undo what the store does: the mirror has to follow it.
+        await asyncio.shield(self._tasks.spawn(commit))
+
+    async def _commit(self, operations: Sequence[Operation], outgoing: Sequence[Outgoing]) -> None:
         async with self._lock:
-            outgoing = self._delivery.make_ready(events, turn_id)
             gone = self._delivery.outbox.take_gone()
             recorded: list[Operation] = [*operations, *(AckOutbound(event_id) for event_id in gone)]
             recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]

@@ -28,6 +28,7 @@ class Entry:
     record: OutboundRecord
     limit: float
     frame: Frame = field(init=False)
+    replayed: bool = False
 
     def __post_init__(self) -> None:
         self.frame = Frame(bytes(self.record.frame))
@@ -36,7 +37,7 @@ class Entry:
 class Outbox:
     """The unacknowledged events of one session, and the transport they go by.
 
-    ``on_expired`` is told of each call, and each speech, whose time is over.
+    ``on_expired`` is told of each call whose time is over, and of each speech that nobody will answer for.
     """
 
     def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
@@ -129,6 +130,9 @@ class Outbox:
         for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
             if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
                 self._remove(earlier)
+            elif earlier.record.kind == "speak" and earlier.replayed:
+                # Its answer went down with the old socket, and an app that knows it does not answer again.
+                self._lose(earlier)
         if entry.record.kind != "call":
             self._client_acknowledges = True
         self._remove(entry)
@@ -140,18 +144,18 @@ class Outbox:
         if self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
             for entry in list(self._lane.values()):
-                if entry.record.kind != "call":
+                if entry.record.kind == "speak":
+                    self._lose(entry)
+                elif entry.record.kind != "call":
                     self._leave_lane(entry)
-            self._speaking = None
             self._settle()
 
     def end_speech(self, call_id: str) -> None:
-        """Count a speech as over before its answer: the client said that it was interrupted."""
+        """Count a speech as over before its answer, and never say it again: it was interrupted."""
         entry = self._by_call.get(call_id)
         if entry is not None and entry.record.kind == "speak":
-            self._leave_lane(entry)
-            if self._speaking is entry:
-                self._speaking = None
+            entry.frame.withdrawn = True
+            self._remove(entry)
             self._settle()
 
     # -- what the session does
@@ -186,13 +190,21 @@ class Outbox:
         """
         self._transport = transport
         self._held.clear()
+        self._speaking = None
+        # The lane is made anew, in the order of the events; what was abandoned still comes first.
+        self._lane = OrderedDict(
+            (key, entry) for key, entry in self._lane.items() if key not in self._entries
+        )
         states = [e for e in self._entries.values() if e.record.kind == "state"]
         for entry in list(self._entries.values()):
             kind = entry.record.kind
-            if (kind == "state" and entry is not states[-1]) or (kind == "speak" and self._is_stale(entry)):
+            entry.replayed = entry.frame.written
+            if kind == "state" and entry is not states[-1]:
                 self._remove(entry)
+            elif kind == "speak" and self._is_stale(entry):
+                self._lose(entry)
             elif kind == "call" and entry.record.effect != "read" and entry.frame.written:
-                continue
+                self._join_lane(entry)
             else:
                 self._offer(entry)
         self._settle()
@@ -201,6 +213,7 @@ class Outbox:
         """Serve no transport. Calls keep waiting; what was only shown does not."""
         self._transport = None
         self._held.clear()
+        self._speaking = None
         for entry in list(self._entries.values()):
             if entry.record.kind == "call":
                 self._join_lane(entry)
@@ -241,6 +254,11 @@ class Outbox:
     def _write(self, entry: Entry) -> None:
         assert self._transport is not None
         kind = entry.record.kind
+        if kind == "speak" and self._client_acknowledges is False:
+            # The newest speech is the only one that can still be heard, as far as anybody knows.
+            for earlier in self._before(entry):
+                if earlier.record.kind == "speak":
+                    self._lose(earlier)
         if kind == "call" or (kind != "final" and self._client_acknowledges is not False):
             self._join_lane(entry)
             if kind == "speak":
@@ -268,7 +286,11 @@ class Outbox:
             oldest = next((e for e in self._entries.values() if e.record.kind != "call"), None)
             if oldest is None:
                 return
-            self._remove(oldest)
+            if oldest.record.kind == "speak":
+                self._lose(oldest)
+            else:
+                self._remove(oldest)
+            self._settle()
 
     def _remove(self, entry: Entry) -> None:
         if entry.record.kind != "final":
@@ -278,6 +300,12 @@ class Outbox:
         self._leave_lane(entry)
         if self._speaking is entry:
             self._speaking = None
+
+    def _lose(self, entry: Entry) -> None:
+        """Forget a speech that nobody will answer for."""
+        entry.frame.withdrawn = True
+        self._remove(entry)
+        self._on_expired(entry.record)
 
     def _join_lane(self, entry: Entry) -> None:
         if entry.record.event_id not in self._lane:

@@ -24,7 +24,7 @@ from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
 from conductor.conversation.turns import Turns, new_call_id
 from conductor.conversation.waiting import News
-from conductor.errors import Duplicate, ErrorCode, StoreError
+from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import ErrorEvent, SessionStarted, ToolsChanged, set_state
@@ -49,7 +49,7 @@ class Session:
         pending = Pending()
         self._profile = Profile(services, self.key.session_id, pending)
         self._delivery = Delivery(self.key.session_id, self._outbox, self._limits, self._profile.terms)
-        self._ledger = Ledger(services.store, claim, self._delivery)
+        self._ledger = Ledger(services.store, claim, self._delivery, self._tasks)
         self._device = DeviceCalls(self._limits, self._profile, pending, self._ledger, self._outbox)
         self._turns = Turns(
             services,
@@ -166,15 +166,18 @@ class Session:
                     await self._take_interruption(inbound.id, event)
                 case client.AgentCompleted():
                     await self._take_news(inbound.id, agent_news(event))
-                case client.SessionUpdate():
+                case client.SessionUpdate() if "tools" in self._profile.capabilities:
                     rejected = self._profile.declare(event.tools)
                     transport.send(self._delivery.frame(ToolsChanged(self._profile.declared, rejected)))
                 case client.SessionStart():
                     raise AssertionError("the connection starts the session")
-                case None:
+                case _:
                     log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
+        except Fenced:
+            # Whoever owns the session now speaks for it; this one says nothing.
+            log.warning("session taken over", session=self.key.session_id)
         except StoreError as error:
             await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
         return asked_for
@@ -203,12 +206,14 @@ class Session:
         idle = set_state(new_call_id(), "idle")
         try:
             await self._ledger.commit([], [idle])
+        except Fenced:
+            log.warning("session taken over", session=self.key.session_id)
         except StoreError:
             self._outbox.send(self._delivery.frame(idle))
 
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> None:
         self._floor_until = 0.0
-        if event_id in self._ledger.state.seen:
+        if event_id in self._ledger.state.seen or self._turns.knows(event_id):
             raise Duplicate(event_id)
         if not text.strip():
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)

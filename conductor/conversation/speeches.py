@@ -19,8 +19,10 @@ class Speeches:
         self._window = window
         self._speeches: OrderedDict[str, Speech] = OrderedDict()
 
-    def add(self, speech: Speech) -> None:
-        """Note a speech that is about to be sent; those before it that are over are history."""
+    def add(self, speech: Speech | None) -> None:
+        """Note a speech that was committed, if there is one; those before it that are over are history."""
+        if speech is None:
+            return
         for call_id in [s.call_id for s in self._speeches.values() if s.over_at is not None]:
             del self._speeches[call_id]
         self._speeches[speech.call_id] = speech
@@ -33,13 +35,17 @@ class Speeches:
 
     def interrupt(self, now: float) -> Speech | None:
         """Mark and return the speech that an interruption concerns: the oldest one that is not over."""
-        for speech in self._speeches.values():
-            if speech.interrupted:
-                continue
-            if speech.over_at is None or now - speech.over_at <= self._window:
-                speech.interrupted = True
-                return speech
-        return None
+        open_ones = [speech for speech in self._speeches.values() if not speech.interrupted]
+        concerned = next((speech for speech in open_ones if speech.over_at is None), None) or next(
+            (s for s in open_ones if s.over_at is not None and now - s.over_at <= self._window), None
+        )
+        if concerned is not None:
+            concerned.interrupted = True
+        return concerned
+
+    def forget(self, call_id: str) -> None:
+        """Forget a speech that was taken back."""
+        self._speeches.pop(call_id, None)
 
     def unsent(self, was_written: Callable[[str], bool]) -> list[Speech]:
         """List the speeches that no socket has had."""

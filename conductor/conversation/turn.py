@@ -21,7 +21,7 @@ from conductor.conversation.heard import CUT_BEFORE_SPEECH
 from conductor.conversation.history import repair
 from conductor.conversation.partials import Reply
 from conductor.conversation.round import Round, prepare_round
-from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
+from conductor.errors import ConductorError, Duplicate, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.server import ErrorEvent, ServerEvent
 from conductor.messages import AssistantMessage, Message, ToolCall
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta, Usage
@@ -78,6 +78,10 @@ class TurnHost(Protocol):
         """Make ready for the device's answer to a call."""
         ...
 
+    def forget(self, call_id: str) -> None:
+        """Expect no answer any more."""
+        ...
+
     def record(self, call_id: str) -> CallRecord | None:
         """Look a call up: what was recorded of it decides."""
         ...
@@ -125,6 +129,7 @@ class Turn:
 
     def __init__(self, host: TurnHost, turn_id: str, cause: str) -> None:
         self.id = turn_id
+        self.cause = cause
         self.figures = TurnFigures([cause])
         self.actions: list[str] = []
         self.error: ErrorCode | None = None
@@ -265,10 +270,14 @@ class Turn:
         self._calls_made += len(calls)
         self.figures.trace.extend(f"tool.call:{call.name[:64]}" for call in calls)
         self._round = prepared
-        await host.say(self, msgspec.structs.replace(message, calls=prepared.calls), prepared)
-        self._reply = Reply()
-        if prepared.ready:
-            await self._gather(prepared)
+        try:
+            await host.say(self, msgspec.structs.replace(message, calls=prepared.calls), prepared)
+            self._reply = Reply()
+            if prepared.ready:
+                await self._gather(prepared)
+        finally:
+            for ready in prepared.device_calls:
+                host.forget(ready.call.call_id)
         await host.commit(prepared.close())
         self._round = None
 
@@ -300,7 +309,13 @@ class Turn:
             prepared.results[call_id] = record.result
         else:
             prepared.results[call_id] = result = self._host.executor.settle(call_id, outcome)
-            await self._host.commit([FinishCall(call_id, result)])
+            try:
+                await self._host.commit([FinishCall(call_id, result)])
+            except Duplicate:
+                # The device's own answer was recorded while this one waited for the store.
+                recorded = self._host.record(call_id)
+                if recorded is not None and recorded.result is not None:
+                    prepared.results[call_id] = recorded.result
         if outcome.success and ready.spec.effect != "read":
             self.actions.append(ready.spec.name)
 

@@ -21,8 +21,8 @@ from conductor.conversation.services import Services
 from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import EndReason, Turn
-from conductor.conversation.waiting import Waiting
-from conductor.errors import Fenced, StoreError
+from conductor.conversation.waiting import Transcript, Waiting
+from conductor.errors import ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdSource
 from conductor.events.server import (
     ErrorEvent,
@@ -80,7 +80,9 @@ class Turns:
         self._partials = Partials(self._send_partial, self.limits.partial_interval)
         self._turn: Turn | None = None
         self._runner: asyncio.Task[None] | None = None
-        self._beginning = False
+        self._beginning: str | None = None
+        self._begun = asyncio.Event()
+        self._begun.set()
         self._closed = False
 
     # -- what the session asks for
@@ -88,25 +90,30 @@ class Turns:
     @property
     def busy(self) -> bool:
         """Whether a turn is running or about to."""
-        return self._runner is not None or self._beginning
+        return self._runner is not None or self._beginning is not None
 
     async def answer(self, text: str, event_id: str) -> bool:
         """Answer a transcript, now or after the running turn; False if too many wait already."""
         if not self.busy:
-            self._beginning = True
+            self._beginning = event_id
+            self._begun.clear()
             try:
                 turn = await self._begin("transcript", UserMessage(text), event_id)
             finally:
-                self._beginning = False
+                self._beginning = None
+                self._begun.set()
             self._runner = self._tasks.spawn(self._run_turns(turn))
             return True
-        if not self.waiting.add_transcript(text):
+        if not self.waiting.add_transcript(Transcript(text, event_id)):
             return False
-        await self._ledger.commit([RememberInbound(event_id)])
         if self._cancels:
-            await self._withdraw_speeches()
             self.interrupt()
+            await self._withdraw_speeches()
         return True
+
+    def knows(self, event_id: str) -> bool:
+        """Tell whether a transcript was taken already, although it may not be recorded yet."""
+        return event_id == self._beginning or self.waiting.knows(event_id)
 
     def interrupt(self, speech: Speech | None = None) -> None:
         """Stop the running turn for a barge-in, if the interrupted speech is its own, or is none.
@@ -123,7 +130,8 @@ class Turns:
 
     def tell_news(self) -> None:
         """Begin a turn of the server's own, if there is something to tell and nobody is in the way."""
-        if self.waiting.has_news and not self.busy and not self._closed and self._may_tell_news():
+        now = asyncio.get_running_loop().time()
+        if self.waiting.has_news(now) and not self.busy and not self._closed and self._may_tell_news():
             self._runner = self._tasks.spawn(self._run_turns(None))
 
     async def settled(self) -> None:
@@ -134,6 +142,7 @@ class Turns:
     async def close(self) -> None:
         """Stop the running turn, and wait until it has ended."""
         self._closed = True
+        await self._begun.wait()
         if self._turn is not None:
             self._turn.stop("session_end")
         if self._runner is not None:
@@ -149,48 +158,62 @@ class Turns:
                 turn = turn or await self._next()
                 if turn is None:
                     break
+                if self._closed:
+                    turn.stop("session_end")
                 await self._run(turn)
                 turn = None
         except Fenced:
             log.warning("session taken over", session=session)
         except StoreError as error:
             log.error("session store failed", session=session, error=type(error).__name__)
-            self._show(ErrorEvent(error.code, MESSAGES.get(error.code, MESSAGES["internal_error"])))
-            self._show(set_state(new_call_id(), "idle"))
+            self._fail(error.code)
         except Exception:
             log.exception("turns failed", session=session)
+            self._fail("internal_error")
         finally:
             self._turn = None
             self._runner = None
         self.tell_news()
 
+    def _fail(self, code: ErrorCode) -> None:
+        """Give up what waits, and say so by frames that need not be recorded."""
+        self.waiting.drop_transcripts()
+        self._show(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
+        self._show(set_state(new_call_id(), "idle"))
+
     async def _next(self) -> Turn | None:
         transcript = self.waiting.take_transcript()
         if transcript is not None:
-            return await self._begin("transcript", UserMessage(transcript.text))
-        if not self._may_tell_news():
+            return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
+        now = asyncio.get_running_loop().time()
+        if not self.waiting.has_news(now) or not self._may_tell_news():
             return None
-        news = self.waiting.take_news(asyncio.get_running_loop().time())
-        return await self._begin("news", Note("\n\n".join(news))) if news else None
+        return await self._begin("news", None)
 
-    async def _begin(self, cause: str, message: UserMessage | Note, event_id: str | None = None) -> Turn:
-        """Commit what is to be answered and show it; the turn itself has not run a step."""
+    async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
+        """Commit what is to be answered and show it; the turn itself has not run a step.
+
+        Without a message it is all the news that waits; with one, only news too old for a turn of its own.
+        """
         turn = Turn(self, _new_turn_id(), cause)
         state = self._ledger.state
+        now = asyncio.get_running_loop().time()
         told = list(self._device.news)
+        news = self.waiting.news() if message is None else self.waiting.news(before=now)
         cut = cut_point(state.log, self.limits.max_turns - 1, self.limits.history_tokens)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))
-        operations += [AppendLog(Note(text)) for text in told]
-        operations.append(AppendLog(message))
+        operations += [AppendLog(Note(text)) for text in (*told, *(one.text for one in news))]
         events: list[ServerEvent] = []
-        if isinstance(message, UserMessage):
+        if message is not None:
+            operations.append(AppendLog(message))
             # A turn of the server's own leaves "thinking" out: it would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
             events.append(append_message(new_call_id(), "user", message.text))
         await self._ledger.commit(operations, events, turn.id)
         del self._device.news[: len(told)]
+        self.waiting.drop_news(news)
         self._turn = turn
         return turn
 
@@ -213,9 +236,13 @@ class Turns:
     async def _withdraw_speeches(self) -> None:
         """Take back speeches that were not sent yet: the person has moved on."""
         outbox = self._delivery.outbox
+        operations: list[Operation] = []
         for speech in self.speeches.unsent(outbox.was_written):
             if outbox.withdraw(speech.call_id):
-                await self._ledger.commit(self.speeches.amend(speech, "", None))
+                self.speeches.forget(speech.call_id)
+                operations += self.speeches.amend(speech, "", None)
+        if operations:
+            await self._ledger.commit(operations)
 
     async def _apologise(self, turn: Turn) -> None:
         """Tell of a turn that failed: an error for the app, one short sentence for the person."""
@@ -229,12 +256,15 @@ class Turns:
         events: list[ServerEvent] = [error]
         if shown:
             events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
-        if sentence:
-            events += self._speech(turn, kept, sentence)
+        speech = self._speech(turn, kept, sentence)
+        events += speech_events(speech)
         if not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         try:
             await self._ledger.commit(operations, events, turn.id)
+            self.speeches.add(speech)
+        except Fenced:
+            raise
         except StoreError:
             # Nothing that must arrive may leave without a commit; these two need not.
             self._show(error)
@@ -288,10 +318,10 @@ class Turns:
         device_calls = prepared.device_calls if prepared is not None else []
         if message.text:
             events += [SpeechFinal(message.text), append_message(new_call_id(), "assistant", message.text)]
-        if message.text and not device_calls:
-            events += self._speech(turn, message.text, message.text)
-            if prepared is not None:
-                events.append(set_state(new_call_id(), "thinking"))
+        speech = self._speech(turn, message.text, "" if device_calls else message.text)
+        events += speech_events(speech)
+        if speech is not None and prepared is not None and turn.cause != "news":
+            events.append(set_state(new_call_id(), "thinking"))
         if prepared is not None:
             operations += prepared.open(turn.id)
             for ready in device_calls:
@@ -300,19 +330,18 @@ class Turns:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         await self._ledger.commit(operations, events, turn.id)
+        self.speeches.add(speech)
 
-    def _speech(self, turn: Turn, text: str, said: str) -> list[ServerEvent]:
-        """Have ``said`` spoken, and remember which message it belongs to, for a barge-in.
+    def _speech(self, turn: Turn, text: str, said: str) -> Speech | None:
+        """Make a speech of ``said``, if there is anything to hear in it.
 
-        ``text`` is that message's, which is about to be logged.
+        ``text`` is that of the message which is about to be logged, and which a barge-in would cut.
         """
         spoken = for_the_ear(said)
         if not spoken:
-            return []
-        call_id = new_call_id()
+            return None
         position = self._ledger.state.log_end
-        self.speeches.add(Speech(call_id, turn.id, position, text, spoken, tuple(turn.actions)))
-        return [set_state(new_call_id(), "speaking"), speak(call_id, spoken)]
+        return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
 
     def show(self, reply: Reply) -> None:
         """Show the live text of a reply."""
@@ -326,6 +355,10 @@ class Turns:
     def expect(self, call_id: str) -> None:
         """Make ready for the device's answer to a call."""
         self._pending.expect(call_id)
+
+    def forget(self, call_id: str) -> None:
+        """Expect no answer any more."""
+        self._pending.forget(call_id)
 
     def record(self, call_id: str) -> CallRecord | None:
         """Look a call up: what was recorded of it decides."""
@@ -348,3 +381,10 @@ class Turns:
 
     def _show(self, event: ServerEvent) -> None:
         self._delivery.outbox.send(self._delivery.frame(event))
+
+
+def speech_events(speech: Speech | None) -> list[ServerEvent]:
+    """Make the UI calls that have a speech spoken."""
+    if speech is None:
+        return []
+    return [set_state(new_call_id(), "speaking"), speak(speech.call_id, speech.spoken)]

@@ -253,7 +253,15 @@ class Claim:
 
 
 class SessionStore(Protocol):
-    """Keeps sessions."""
+    """Keeps sessions.
+
+    ``suspends`` is False only for an engine whose commits never wait: nothing can come between their steps.
+    """
+
+    @property
+    def suspends(self) -> bool:
+        """Whether a commit may wait."""
+        ...
 
     async def claim(self, key: SessionKey) -> Claim:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`."""

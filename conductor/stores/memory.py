@@ -24,6 +24,8 @@ class _Row:
 class MemoryStore:
     """Keeps sessions in a dictionary. Messages are immutable and shared with the claimant, not copied."""
 
+    suspends = False
+
     def __init__(self) -> None:
         self._rows: dict[SessionKey, _Row] = {}
         self._tokens = IdSource("claim")

@@ -116,7 +116,7 @@ async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None
     assert result.partials == ("Four", "Forty-two.")
 
 
-async def test_a_transcript_that_went_with_its_socket_ends_as_lost_by_the_fresh_idle() -> None:
+async def test_a_transcript_too_old_to_be_sent_again_ends_as_lost_by_the_fresh_idle() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.receive("user.audio.transcript.final")
@@ -126,7 +126,8 @@ async def test_a_transcript_that_went_with_its_socket_ends_as_lost_by_the_fresh_
         await peer.start(resumed=True)
         await peer.state("idle")
 
-    async with scripted_server(first, second) as server, connect(server.url) as client:
+    limits = ClientLimits(resend_s=0)
+    async with scripted_server(first, second) as server, connect(server.url, limits=limits) as client:
         turn = await client.say("hello?")
         await client.wait_lost(LIMIT_S)
         await client.reconnect()
@@ -220,15 +221,16 @@ async def test_a_reader_that_cannot_hand_on_gives_the_socket_up_and_takes_the_re
 async def test_an_acknowledgement_made_while_the_connection_was_down_is_sent_later() -> None:
     speaking, release, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
     acknowledged: list[str] = []
+    speeches: list[str] = []
 
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
-        await peer.call("tts.speak", {"text": "hello"})
+        speeches.append(await peer.call("tts.speak", {"text": "hello"}))
 
     async def second(peer: Peer) -> None:
         await peer.start(resumed=True)
-        acknowledged.append((await peer.receive("tool.result"))["payload"]["result"])
+        acknowledged.append((await peer.result(speeches[0]))["result"])
         await peer.result(await peer.state("idle"))
 
     async def speak(_text: str) -> None:

@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
+from conductor.client import Reconnect
 from conductor.client.terminal import add_arguments, run, talk
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
+
+
+def at_once(tries: int) -> Reconnect:
+    return Reconnect(first_s=0, most_s=0, tries=tries)
 
 
 class Terminal(io.StringIO):
@@ -31,7 +36,7 @@ class Session:
         self._stdin, self._stdout, self._stderr = kind(stdin), kind(), io.StringIO()
 
     async def talk(self, url: str, text: str | None = None, **options: Any) -> int:
-        options = {"reconnect_delays_s": (0.0,), **options}
+        options = {"reconnect": at_once(1), **options}
         async with asyncio.timeout(LIMIT_S):
             return await talk(
                 url, text, stdin=self._stdin, stdout=self._stdout, stderr=self._stderr, **options
@@ -155,7 +160,7 @@ async def test_a_lost_connection_is_said_and_the_turn_goes_on_after_the_reconnec
     assert "Here I am." in session.out
 
 
-async def test_a_text_that_was_lost_with_its_connection_is_said_to_be_lost() -> None:
+async def test_a_text_that_was_lost_with_its_connection_is_sent_again() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.receive("user.audio.transcript.final")
@@ -164,11 +169,13 @@ async def test_a_text_that_was_lost_with_its_connection_is_said_to_be_lost() -> 
     async def second(peer: Peer) -> None:
         await peer.start(resumed=True)
         await peer.state("idle")
+        await peer.begin()
+        await peer.answer("Here I am.")
 
     session = Session()
     async with scripted_server(first, second) as server:
-        assert await session.talk(server.url, "hello") == 1
-    assert session.err.splitlines()[-1] == "That was lost on the way to the server; say it again."
+        assert await session.talk(server.url, "hello") == 0
+    assert session.out.splitlines()[0] == "Here I am."
 
 
 async def test_the_tries_to_reconnect_are_bounded() -> None:
@@ -182,9 +189,9 @@ async def test_the_tries_to_reconnect_are_bounded() -> None:
 
     session = Session()
     async with scripted_server(first, refuses) as server:
-        assert await session.talk(server.url, "hello", reconnect_delays_s=(0.0, 0.0)) == 2
+        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
     assert len(server.peers) == 3
-    assert session.err.splitlines()[-1].startswith("Try 2 of 2: The server refused the session: Later.")
+    assert session.err.splitlines()[-1].startswith("Try 2: The server refused the session: Later.")
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["superseded", "unauthorized"])
@@ -199,7 +206,7 @@ async def test_a_session_that_another_took_or_may_not_be_had_is_not_fought_over(
 
     session = Session()
     async with scripted_server(first, refuses) as server:
-        assert await session.talk(server.url, "hello", reconnect_delays_s=(0.0, 0.0)) == 2
+        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
     assert len(server.peers) == (1 if closes else 2)
 
 
@@ -275,6 +282,7 @@ async def test_what_could_drive_the_terminal_is_taken_out() -> None:
 
 CHILD = """
 import argparse, sys
+from conductor.client import Reconnect
 from conductor.client.terminal import add_arguments, run
 parser = argparse.ArgumentParser()
 add_arguments(parser)

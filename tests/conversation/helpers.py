@@ -135,6 +135,8 @@ class SlowStore:
     commits from being applied; ``hold_answer`` keeps their answers.
     """
 
+    suspends = True
+
     def __init__(
         self,
         before: Callable[[], int] = lambda: 0,

@@ -83,7 +83,6 @@ def test_a_pause_ends_with_an_error_too() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a pause starts a clock that has run out once more")
 def test_a_pause_after_the_end_does_not_end_it_again() -> None:
     async def scenario() -> None:
         expired = Expired()

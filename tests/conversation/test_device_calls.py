@@ -158,7 +158,6 @@ async def held_expiry(one: Stage, store: SlowStore) -> str:
     return call_id
 
 
-@pytest.mark.xfail(strict=True, reason="take() lets the Duplicate out, and the result is thrown away")
 def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -199,7 +198,6 @@ def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="the result is recorded, but its turn has already given the call up")
 def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -224,7 +222,6 @@ def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="take() lets the Duplicate out, and the result is thrown away")
 def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -248,9 +245,6 @@ def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="time_out() takes any Duplicate for the device's answer, and forgets the call"
-)
 def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -275,7 +269,6 @@ def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a result that the store did not take is dropped, and comes only once")
 def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -313,7 +306,6 @@ def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="_record lets the Duplicate out, and the turn fails")
 def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -336,7 +328,6 @@ def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="terms() asserts a tool that was there when the round was prepared")
 def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -359,7 +350,6 @@ def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() ->
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a call that is never waited for is never forgotten")
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
 def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
     async def scenario() -> None:

@@ -200,7 +200,6 @@ def test_a_history_is_cut_at_a_turn_to_half_of_what_was_exceeded(seed: int) -> N
             raise AssertionError(f"seed {seed}, history {number}: {error}") from error
 
 
-@pytest.mark.xfail(strict=True, reason="each note and each user's message counts as a turn of its own")
 def test_a_note_is_not_cut_from_the_words_it_came_with() -> None:
     """A turn is a user's message or a note, or several, and what follows (conductor.messages)."""
     rng = random.Random(1)

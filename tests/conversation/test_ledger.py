@@ -10,6 +10,7 @@ import pytest
 from conductor.conversation.delivery import CallTerms, Delivery
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.outbox import Outbox
+from conductor.conversation.tasks import Tasks
 from conductor.errors import Duplicate, StoreError, StoreUnavailable
 from conductor.events.server import ErrorEvent, SpeechFinal, append_message, set_state
 from conductor.messages import UserMessage
@@ -24,7 +25,7 @@ async def make_ledger(store: SlowStore) -> tuple[Ledger, Outbox, Wire]:
     delivery = Delivery("s-1", outbox, Limits(), lambda name: CallTerms(30.0, "write"))
     wire = Wire()
     outbox.attach(wire)
-    return Ledger(store, await store.claim(KEY), delivery), outbox, wire
+    return Ledger(store, await store.claim(KEY), delivery, Tasks()), outbox, wire
 
 
 def test_nothing_leaves_before_its_commit_is_acknowledged() -> None:
@@ -93,9 +94,6 @@ def test_what_was_acknowledged_is_dropped_by_the_next_commit_that_succeeds() -> 
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a commit is not shielded: a time limit leaves the mirror behind the store"
-)
 def test_a_commit_whose_caller_gives_up_leaves_the_mirror_like_the_store() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -111,7 +109,6 @@ def test_a_commit_whose_caller_gives_up_leaves_the_mirror_like_the_store() -> No
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="only a StoreError gives the acknowledged ids back")
 def test_a_commit_whose_caller_gives_up_forgets_no_acknowledgement() -> None:
     async def scenario() -> None:
         store = SlowStore()

@@ -382,7 +382,6 @@ def test_closing_stops_the_clock() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="on attaching, a call that waited stays in front of what is replayed")
 def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_the_speech() -> None:
     async def scenario() -> None:
         bench = Bench()
@@ -399,9 +398,6 @@ def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_t
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="no answer but its own ends a speech, and that one was lost with the socket"
-)
 def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_whole_limit() -> None:
     """The app drops the replayed speech as one it had, and answers what comes after it: it is over."""
 
@@ -422,7 +418,6 @@ def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_wh
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="_evict() frees the speech under way, and does not send what it held")
 def test_what_was_held_goes_on_when_the_speech_before_it_is_evicted() -> None:
     async def scenario() -> None:
         bench = Bench(max_unacknowledged=4)
@@ -434,9 +429,6 @@ def test_what_was_held_goes_on_when_the_speech_before_it_is_evicted() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="attach() offers the interrupted speech first, and holds everything behind it"
-)
 def test_an_interrupted_speech_that_was_not_answered_does_not_block_the_next_connection() -> None:
     async def scenario() -> None:
         bench = Bench()
@@ -453,9 +445,6 @@ def test_an_interrupted_speech_that_was_not_answered_does_not_block_the_next_con
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a speech that was interrupted is replayed like one that was not heard"
-)
 def test_an_interrupted_speech_is_not_said_again_on_the_next_connection() -> None:
     async def scenario() -> None:
         bench = Bench()
@@ -684,9 +673,6 @@ def test_no_walk_breaks_the_rules(start: int) -> None:
         check_walk(seed, 60)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an interrupted speech that is replayed blocks the connection for good"
-)
 def test_no_walk_with_interrupted_speeches_that_are_never_answered_breaks_the_rules() -> None:
     for seed in range(1000, 1200):
         check_walk(seed, 20 + seed % 130, answers_interrupted=False)

@@ -185,9 +185,6 @@ def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None
         run(chaos(seed, mode))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an interrupted speech that is replayed blocks the connection for good"
-)
 def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
     for seed in [*range(140, 160), *range(480, 500)]:
         run(chaos(seed, "cancel", stale_speech=10.0))

@@ -138,7 +138,6 @@ def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_on
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="the transcript is queued before its id is known to be new")
 def test_a_transcript_repeated_on_another_line_during_its_commit_is_answered_once() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -157,7 +156,6 @@ def test_a_transcript_repeated_on_another_line_during_its_commit_is_answered_onc
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="the transcript is queued before the commit that may fail")
 def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_same() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
@@ -182,7 +180,6 @@ def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_sam
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="transcripts stay queued when the runner ends for a store failure")
 def test_a_transcript_left_over_from_a_store_failure_does_not_stop_the_next_answer() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
@@ -212,7 +209,6 @@ def test_a_transcript_left_over_from_a_store_failure_does_not_stop_the_next_answ
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="interrupt() comes after awaits and stops whichever turn runs then")
 def test_a_transcript_never_stops_the_turn_that_answers_it() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -323,7 +319,6 @@ def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answer() ->
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a speech is noted before the commit that may fail")
 def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
@@ -345,7 +340,6 @@ def test_a_speech_whose_commit_failed_is_no_speech_to_interrupt() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a speech is noted before its commit, and is not taken back after it")
 def test_an_answer_interrupted_during_its_commit_is_either_heard_or_not_spoken() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -496,7 +490,6 @@ def test_a_repeated_completion_is_told_once() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="take_news drops what has expired")
 def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> None:
     async def scenario() -> None:
         one = await stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]], note_expiry=600.0))
@@ -517,7 +510,6 @@ def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> 
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="news that has expired counts as a turn about to begin")
 def test_a_resume_opens_the_microphone_although_there_is_expired_news() -> None:
     async def scenario() -> None:
         one = await stage(make_services([]))
@@ -551,7 +543,6 @@ def test_news_survives_a_store_that_is_away() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="say() says thinking after the words beside a server's tool")
 def test_news_never_says_thinking() -> None:
     async def scenario() -> None:
         local = LocalTools()
@@ -569,7 +560,6 @@ def test_news_never_says_thinking() -> None:
 # -- the end
 
 
-@pytest.mark.xfail(strict=True, reason="a turn that has begun runs although the session was closed meanwhile")
 def test_a_session_closed_while_a_waiting_turn_begins_does_not_ask_the_model() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -627,7 +617,6 @@ def fenced_after(messages: int) -> SlowStore:
     return store
 
 
-@pytest.mark.xfail(strict=True, reason="receive() answers Fenced with an error and idle")
 def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> None:
     async def scenario() -> None:
         one = await stage(make_services([[TextDelta("One.")]], store=fenced_after(0)))
@@ -640,7 +629,6 @@ def test_a_session_that_was_taken_over_says_nothing_to_a_transcript() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="_apologise takes Fenced for a store that is away")
 def test_a_session_that_was_taken_over_does_not_apologise() -> None:
     async def scenario() -> None:
         one = await stage(make_services([[ModelError("overloaded", "busy")]], store=fenced_after(1)))
@@ -663,7 +651,6 @@ def test_a_session_that_was_taken_over_does_not_answer() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="an error that is no StoreError ends the runner without idle")
 def test_words_that_are_no_unicode_still_end_idle_where_failures_are_not_spoken() -> None:
     async def scenario() -> None:
         script: Script = [TextDelta("half a \ud83d pair")]

@@ -7,30 +7,42 @@ from conductor.conversation.waiting import News, Transcript, Waiting
 
 def test_transcripts_are_taken_in_order_and_a_surplus_one_is_refused() -> None:
     waiting = Waiting(2, 4)
-    assert [waiting.add_transcript(text) for text in ("a", "b", "c")] == [True, True, False]
+    a, b, c = (Transcript(text, f"id-{text}") for text in "abc")
+    assert [waiting.add_transcript(one) for one in (a, b, c)] == [True, True, False]
     assert waiting.transcripts == 2
-    assert [waiting.take_transcript() for _ in range(3)] == [Transcript("a"), Transcript("b"), None]
-    assert waiting.add_transcript("d")
+    assert waiting.knows("id-b")
+    assert not waiting.knows("id-c")
+    assert [waiting.take_transcript() for _ in range(3)] == [a, b, None]
+    assert waiting.add_transcript(c)
+
+
+def test_transcripts_that_cannot_be_answered_are_dropped() -> None:
+    waiting = Waiting(2, 4)
+    waiting.add_transcript(Transcript("a", "id-a"))
+    waiting.drop_transcripts()
+    assert waiting.take_transcript() is None
 
 
 def test_news_is_coalesced_and_the_oldest_gives_way() -> None:
     waiting = Waiting(2, 3)
     for text in ("a", "b", "a", "c", "d"):
         waiting.add_news(News(text, 100.0))
-    assert waiting.has_news
-    assert waiting.take_news(0.0) == ["b", "c", "d"]
-    assert waiting.take_news(0.0) == []
+    assert waiting.has_news(0.0)
+    assert [news.text for news in waiting.news()] == ["b", "c", "d"]
 
 
-def test_news_that_was_taken_is_gone() -> None:
+def test_news_that_was_told_is_gone_and_newer_news_is_not() -> None:
     waiting = Waiting(2, 3)
     waiting.add_news(News("a", 100.0))
-    waiting.take_news(0.0)
-    assert not waiting.has_news
+    waiting.add_news(News("b", 100.0))
+    waiting.drop_news(waiting.news()[:1])
+    assert [news.text for news in waiting.news()] == ["b"]
 
 
-def test_expired_news_is_not_told_by_itself() -> None:
+def test_expired_news_asks_for_no_turn_of_its_own_and_is_still_told() -> None:
     waiting = Waiting(2, 3)
     waiting.add_news(News("old", 10.0))
+    assert not waiting.has_news(10.0)
     waiting.add_news(News("new", 10.1))
-    assert waiting.take_news(10.0) == ["new"]
+    assert waiting.has_news(10.0)
+    assert [news.text for news in waiting.news(before=10.0)] == ["old"]

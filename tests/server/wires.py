@@ -17,6 +17,8 @@ WAIT = 5.0
 class WiredStore:
     """Memory behind a wire: it may be ``away``, and answers claims and releases while the gates are open."""
 
+    suspends = True
+
     def __init__(self) -> None:
         self.memory = MemoryStore()
         self.away = False

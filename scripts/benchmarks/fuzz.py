@@ -1,0 +1,270 @@
+"""Damaged events in great number, at the codec and over real sockets, with the slowest one found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.phone import Phone
+from benchmarks.process import Process, conductor
+from conductor.events.codec import InvalidFrame, decode_event
+from tests.events.mutations import Mutator
+from tests.stand_ins.anthropic_script import Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+LIMIT_S = 0.05
+"""CPU time that one damaged event may take."""
+LARGE_LIMIT_S = 0.15
+"""The same for the handmade ones: of the hard limit's size, twenty times the soft limit's, and as costly as can be."""
+LARGE = 1_040_000
+PHONES = 50
+FRAMES_PER_SECOND = 40.0
+"""Of one phone: below the server's limit of 50, so that no phone is taken for a flood."""
+FRAME_BYTES = 20_480
+"""A frame counts once more against the server's limit for each so many bytes."""
+ANSWER_S = 30.0
+
+
+@dataclass
+class Slowest:
+    """The input that took the most CPU time."""
+
+    seconds: float = 0.0
+    data: bytes = b""
+    what: str = ""
+
+    def note(self, seconds: float, data: bytes, what: str) -> None:
+        """Keep it if it is slower than what is kept."""
+        if seconds > self.seconds:
+            self.seconds, self.data, self.what = seconds, data, what
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1000:.1f} ms CPU, {len(self.data)} bytes, {self.what}: {self.data[:120]!r}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is asked for; 1 if anything but an event or a refusal came out, or took too long."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000, help="damaged events at the codec (100000)")
+    parser.add_argument(
+        "--seed", type=int, help="decides all of the damage; another one in each run if left out"
+    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="bound for each of the two parts (120)")
+    parser.add_argument(
+        "--sockets", type=int, help="damaged events over sockets (a fifth of --count; 0 for none)"
+    )
+    parser.add_argument(
+        "--atheris", action="store_true", help="search by coverage instead, where atheris is installed"
+    )
+    options = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    if options.atheris:
+        return _atheris(options.count, seed, options.seconds)
+    failed = _codec(options.count, seed, options.seconds)
+    sockets = options.count // 5 if options.sockets is None else options.sockets
+    if sockets:
+        failed += asyncio.run(_over_sockets(sockets, seed, options.seconds))
+    return min(1, failed)
+
+
+# -- at the codec
+
+
+def outcome(data: bytes) -> str:
+    """Decode a frame; returns in a word what came of it. Raises whatever the codec should not."""
+    try:
+        inbound = decode_event(data)
+    except InvalidFrame as error:
+        return str(error).partition(":")[0]
+    return "unknown type" if inbound.event is None else "accepted"
+
+
+def _codec(count: int, seed: int, seconds: float) -> int:
+    mutator = Mutator(seed)
+    outcomes: Counter[str] = Counter()
+    slowest = Slowest()
+    failures = size = number = 0
+    until = time.monotonic() + seconds
+    for number in range(1, count + 1):
+        data = mutator.next()
+        size += len(data)
+        began = time.thread_time()
+        try:
+            outcomes[outcome(data)] += 1
+        except Exception as error:  # whatever it is, it is what is looked for
+            failures += 1
+            print(f"FAILED mutant {number}: {type(error).__name__}: {error}: {data[:500]!r}")
+        slowest.note(time.thread_time() - began, data, f"mutant {number}")
+        if time.monotonic() > until:
+            break
+    print(f"codec: {number} mutants, {size / 1e6:.0f} MB, {failures} failures")
+    print("  " + ", ".join(f"{name} {times}" for name, times in outcomes.most_common()))
+    print(f"  slowest: {slowest}")
+    return failures + (slowest.seconds > LIMIT_S) + _handmade()
+
+
+def _handmade() -> int:
+    """Time the dearest events that are known, each three times: the best counts, since the first warms up."""
+    slowest = Slowest()
+    for name, payload in dear_payloads().items():
+        data = (
+            f'{{"id":"e","type":"tool.result","timestamp":"t","sessionId":"s","payload":{payload}}}'.encode()
+        )
+        times = []
+        for _ in range(3):
+            began = time.thread_time()
+            outcome(data)
+            times.append(time.thread_time() - began)
+        slowest.note(min(times), data, name)
+    print(f"  slowest of the handmade: {slowest}")
+    return int(slowest.seconds > LARGE_LIMIT_S)
+
+
+def dear_payloads(size: int = LARGE) -> dict[str, str]:
+    """Write payloads of about ``size`` bytes that cost a parser the most, as JSON."""
+
+    def many(item: str, most: int = 4_900) -> str:
+        return '{"callId":"c","x":[' + ",".join([item] * min(most, size // (len(item) + 1))) + "]}"
+
+    return {
+        "empty arrays": many("[]", size),
+        "empty objects": many("{}", size),
+        "depth": '{"callId":"c","x":' + "[" * (size // 2) + "]" * (size // 2) + "}",
+        "one key, often": '{"callId":"c","x":{' + ",".join(['"k":0'] * (size // 6)) + "}}",
+        "many keys": '{"callId":"c","x":{' + ",".join(f'"k{n}":0' for n in range(size // 12)) + "}}",
+        "floats half between two doubles": many("2." + "4703282292062327208" * 10 + "e-324"),
+        "long small floats": many("1." + "9" * 200 + "e-320"),
+        "one long float": '{"callId":"c","x":0.' + "3" * size + "}",
+        "long integers": many("1" * 4_300),
+        "escapes": '{"callId":"c","result":"' + "\\u00e9" * (size // 6) + '"}',
+        "pairs of surrogates": '{"callId":"c","result":"' + "\\ud83c\\udf89" * (size // 12) + '"}',
+        "spaces": '{"callId":"c"' + " " * size + "}",
+    }
+
+
+def _atheris(count: int, seed: int, seconds: float) -> int:
+    try:
+        import atheris
+    except ImportError:
+        print("skipped: atheris is not installed here (pip install atheris)")
+        return 0
+    from conductor.events import codec
+
+    atheris.instrument_func(codec.decode_event)
+    options = [f"-runs={count}", f"-seed={seed % 2**31}", f"-max_total_time={int(seconds)}", "-timeout=5"]
+    atheris.Setup([sys.argv[0], *options], outcome)
+    atheris.Fuzz()  # ends the process by itself
+    return 0
+
+
+# -- over sockets
+
+
+@dataclass
+class _Tally:
+    sent: int = 0
+    started: int = 0
+    errors: int = 0
+    unanswered: list[str] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+
+
+class _Damaging(Phone):
+    """A phone that can tell whether a certain text was answered."""
+
+    def __init__(self, session_id: str, tally: _Tally) -> None:
+        super().__init__(session_id)
+        self.tally = tally
+        self.waiting = b""
+        self.answered = asyncio.Event()
+        self.on_error = self._count
+
+    def _count(self, _: Phone) -> None:
+        self.tally.errors += 1
+
+    def text(self, data: bytes) -> None:
+        """Take an event."""
+        if self.waiting and self.waiting in data and b'"assistant.speech.final"' in data[:200]:
+            self.answered.set()
+        super().text(data)
+
+
+async def _over_sockets(count: int, seed: int, seconds: float) -> int:
+    tally = _Tally()
+    async with AnthropicService(api_keys=None, keep_requests=0, default=_echo) as service:
+        async with conductor(service.base_url, pinned=False) as server:
+            began = time.monotonic()
+            phones = [_Damaging(f"fuzz-{number}", tally) for number in range(PHONES)]
+            each = -(-count // PHONES)
+            await asyncio.gather(
+                *(
+                    _damage(
+                        phone,
+                        server,
+                        Mutator(seed + n, largest=70_000, session_id=phone.session_id),
+                        each,
+                        seconds,
+                    )
+                    for n, phone in enumerate(phones)
+                )
+            )
+            await asyncio.gather(*(_ask(phone) for phone in phones))
+            took, tracebacks, rss = time.monotonic() - began, server.tracebacks(), server.rss() / 1024
+            for phone in phones:
+                phone.abort()
+    print(
+        f"sockets: {tally.sent} mutants over {PHONES} sockets in {took:.0f} s, {tally.errors} errors answered, "
+        f"{len(tally.dead)} dead sockets, {len(tally.unanswered)} sessions that do not answer, "
+        f"{tracebacks} tracebacks, {rss:.0f} MB; the model's stand-in refused {len(service.refused)} requests"
+    )
+    for name in (*tally.dead, *tally.unanswered):
+        print(f"FAILED {name}")
+    return len(tally.dead) + len(tally.unanswered) + tracebacks
+
+
+def _echo(request: dict[str, Any]) -> Reply:
+    """Answer with the end of what was said last."""
+    content = request["messages"][-1]["content"]
+    text = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    return Reply(text=text.split()[-1][:100] if text.split() else "nothing")
+
+
+async def _damage(phone: _Damaging, server: Process, mutator: Mutator, count: int, seconds: float) -> None:
+    """Send damaged events at a pace that the server allows."""
+    loop = asyncio.get_running_loop()
+    await phone.connect(server.host, server.port)
+    phone.start()
+    due = began = loop.time()
+    for number in range(count):
+        if phone.closed:
+            phone.tally.dead.append(f"{phone.session_id}: closed after its mutant {number}")
+            return
+        data = mutator.next()
+        phone.send(data)
+        phone.tally.sent += 1
+        due += (1 + len(data) // FRAME_BYTES) / FRAMES_PER_SECOND
+        if due - loop.time() > 0.05:
+            await asyncio.sleep(due - loop.time())
+        if loop.time() - began > seconds:
+            return
+
+
+async def _ask(phone: _Damaging) -> None:
+    """See whether the session still answers."""
+    if phone.closed:
+        return
+    phone.waiting = f"still-there-{phone.session_id}".encode()
+    phone.start()
+    phone.say(f"are you still-there-{phone.session_id}")
+    try:
+        await asyncio.wait_for(phone.answered.wait(), ANSWER_S)
+    except TimeoutError:
+        phone.tally.unanswered.append(f"{phone.session_id}: no answer within {ANSWER_S:.0f} s")
