@@ -269,7 +269,7 @@ class Session:
 
     def _expired(self, record: OutboundRecord) -> None:
         if record.kind == "speak":
-            self._turns.speeches.over(record.call_id, self._now())
+            self._turns.speeches.forget(record.call_id)  # nobody will ever say whether it was heard
             self._turns.tell_news()
         else:
             self._tasks.spawn(self._device.time_out(record.call_id))

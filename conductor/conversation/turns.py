@@ -43,6 +43,9 @@ from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
 
+NEWS_RETRY_S = 5.0
+"""How long news waits after the session could not go on."""
+
 new_call_id = IdSource("call")
 _new_turn_id = IdSource("turn")
 
@@ -84,6 +87,7 @@ class Turns:
         self._begun = asyncio.Event()
         self._begun.set()
         self._closed = False
+        self._no_news_until = 0.0
 
     # -- what the session asks for
 
@@ -98,6 +102,7 @@ class Turns:
             self._beginning = event_id
             self._begun.clear()
             try:
+                await self._withdraw_speeches()
                 turn = await self._begin("transcript", UserMessage(text), event_id)
             finally:
                 self._beginning = None
@@ -131,7 +136,9 @@ class Turns:
     def tell_news(self) -> None:
         """Begin a turn of the server's own, if there is something to tell and nobody is in the way."""
         now = asyncio.get_running_loop().time()
-        if self.waiting.has_news(now) and not self.busy and not self._closed and self._may_tell_news():
+        if self.busy or self._closed or now < self._no_news_until or not self.waiting.has_news(now):
+            return
+        if self._may_tell_news():
             self._runner = self._tasks.spawn(self._run_turns(None))
 
     async def settled(self) -> None:
@@ -153,15 +160,17 @@ class Turns:
     async def _run_turns(self, turn: Turn | None) -> None:
         """Run this turn and those that wait, until there is nothing to do."""
         session = self._ledger.key.session_id
+        healthy = False
         try:
-            while not self._closed:
+            while turn is not None or not self._is_closed():
                 turn = turn or await self._next()
                 if turn is None:
                     break
-                if self._closed:
+                if self._is_closed():
                     turn.stop("session_end")
                 await self._run(turn)
                 turn = None
+            healthy = True
         except Fenced:
             log.warning("session taken over", session=session)
         except StoreError as error:
@@ -173,7 +182,14 @@ class Turns:
         finally:
             self._turn = None
             self._runner = None
-        self.tell_news()
+        if healthy:
+            self.tell_news()
+        else:
+            # Else the acknowledgement of each failure's "idle" would begin the next one.
+            self._no_news_until = asyncio.get_running_loop().time() + NEWS_RETRY_S
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def _fail(self, code: ErrorCode) -> None:
         """Give up what waits, and say so by frames that need not be recorded."""
@@ -204,7 +220,9 @@ class Turns:
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))
-        operations += [AppendLog(Note(text)) for text in (*told, *(one.text for one in news))]
+        operations += [AppendLog(Note(text)) for text in told]
+        if news:
+            operations.append(AppendLog(Note("\n\n".join(one.text for one in news))))
         events: list[ServerEvent] = []
         if message is not None:
             operations.append(AppendLog(message))
@@ -234,7 +252,9 @@ class Turns:
         return self.waiting.transcripts > 0 and not self._closed
 
     async def _withdraw_speeches(self) -> None:
-        """Take back speeches that were not sent yet: the person has moved on."""
+        """Take back speeches that were not sent yet, where the person interrupts: they have moved on."""
+        if not self._cancels:
+            return
         outbox = self._delivery.outbox
         operations: list[Operation] = []
         for speech in self.speeches.unsent(outbox.was_written):

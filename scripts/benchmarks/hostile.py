@@ -1,0 +1,222 @@
+"""Talkers beside hostile peers: what the talkers notice, what the server holds, and how long the peers last.
+
+The server has one core, everything else the other. The peers are a process of their own that only runs
+when the talkers and the model's stand-in have nothing to do, yet on the same core, whose caches they share. So
+the talkers are measured three times: alone, beside another process of that kind that only burns
+time, and beside the peers. What the third adds to the second is the server's doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import scenarios
+from benchmarks.peers import KINDS
+from benchmarks.phone import Phone
+from benchmarks.process import Process, conductor, pin_load
+from tests.stand_ins.anthropic_persona import BenchPersona
+from tests.stand_ins.anthropic_service import AnthropicService
+
+COUNTS = {"never_reads": 100, "vanishes": 100, "floods": 50, "dribbles": 50, "shreds": 10, "pings": 10}
+PAUSE_S = 1.0
+"""Between two turns of a talker: fifty of them take about a third of a core."""
+TURN_S = 30.0
+SETTLE_S = 5.0
+BURN = """
+import os, time
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    pass
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; 1 if a talker failed or the server logged a traceback."""
+    parser = argparse.ArgumentParser(prog="scripts/hostile", description=__doc__)
+    parser.add_argument(
+        "kinds", nargs="*", help=f"{' '.join(KINDS)}; all at once if none, NAME=COUNT for other counts"
+    )
+    parser.add_argument("--talkers", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60.0, help="beside the peers (60)")
+    parser.add_argument(
+        "--alone", type=float, default=10.0, help="seconds of each measurement without them (10)"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    options = parser.parse_args(arguments)
+    counts = dict(COUNTS)
+    if options.kinds:
+        chosen = (kind.partition("=") for kind in options.kinds)
+        counts = {name: int(count or COUNTS.get(name, 0)) for name, _, count in chosen}
+    if not set(counts) <= set(KINDS):
+        parser.error(f"no such kind among {', '.join(counts)}")
+    import uvloop
+
+    figures = uvloop.run(_run(options.talkers, options.alone, options.seconds, counts))
+    text = json.dumps(figures, indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
+    return int(bool(figures["failures"] or figures["tracebacks"]))
+
+
+async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int]) -> dict[str, Any]:
+    pinned = pin_load()
+    figures: dict[str, Any] = {"peers": counts, "cores": os.cpu_count(), "pinned": pinned, "talkers": talkers}
+    async with AnthropicService(api_keys=None, keep_requests=0) as service:
+        service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
+        async with conductor(service.base_url, pinned=pinned) as server:
+            phones = await scenarios.connected(server, talkers, "talker")
+            talk = _Talk(phones, server)
+            await talk.measure(3.0)  # imports and pools
+            figures["alone"] = await talk.measure(alone)
+            async with _process([sys.executable, "-c", BURN]):
+                figures["beside_a_burner"] = await talk.measure(alone)
+            base = server.rss()
+            lives = _Lives(server)
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.peers",
+                server.host,
+                str(server.port),
+                str(seconds + 5),
+            ]
+            async with _process([*command, *(f"{name}={count}" for name, count in counts.items())]) as peers:
+                await lives.begin(peers)
+                figures["beside"] = await talk.measure(seconds)
+                await lives.end()
+            figures["lived"] = lives.figures()
+            await asyncio.sleep(SETTLE_S)
+            figures["after"] = await talk.measure(alone)
+            figures["memory_mb"] = {
+                "before": round(base / 1024, 1),
+                "most": round(lives.most_kb / 1024, 1),
+                "after": round(server.rss() / 1024, 1),
+            }
+            figures["failures"] = talk.failures + sum(phone.closed for phone in phones)
+            figures["tracebacks"] = server.tracebacks()
+            for phone in phones:
+                phone.abort()
+    return figures
+
+
+class _Talk:
+    """Talkers that pause between their turns."""
+
+    def __init__(self, phones: Sequence[Phone], server: Process) -> None:
+        self._phones = phones
+        self._server = server
+        self.failures = 0
+
+    async def measure(self, seconds: float) -> scenarios.Figures:
+        """Talk for so long; returns the times of turns and the server's share of a core."""
+        loop = asyncio.get_running_loop()
+        began, cpu = loop.time(), self._server.cpu()
+        times: list[float] = []
+
+        async def talk(phone: Phone, after: float) -> None:
+            await asyncio.sleep(after)
+            while loop.time() < began + seconds and not phone.closed:
+                said = loop.time()
+                try:
+                    await scenarios.one_turn(phone)
+                except TimeoutError:
+                    self.failures += 1
+                times.append(loop.time() - said)
+                await asyncio.sleep(PAUSE_S)
+
+        share = PAUSE_S / len(self._phones)
+        await asyncio.gather(*(talk(phone, number * share) for number, phone in enumerate(self._phones)))
+        load = (self._server.cpu() - cpu) / (loop.time() - began)
+        worst = round(max(times, default=float("nan")) * 1000, 3)
+        return {
+            **scenarios.milliseconds(times),
+            "max_ms": worst,
+            "turns": len(times),
+            "server_load": round(load, 3),
+        }
+
+
+class _Lives:
+    """Watches from the server's side which peers are still connected, and its memory."""
+
+    def __init__(self, server: Process) -> None:
+        self._server = server
+        self._kinds: dict[str, set[int]] = {}
+        self._lived: dict[int, float] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._began = 0.0
+        self._ended = 0.0
+        self.most_kb = 0.0
+
+    async def begin(self, peers: asyncio.subprocess.Process) -> None:
+        """Wait until the peers are connected, and watch from then on."""
+        assert peers.stdout is not None
+        line = await asyncio.wait_for(peers.stdout.readline(), 30)
+        if not line:
+            sys.exit("the hostile peers did not connect")
+        self._kinds = {name: set(ports) for name, ports in json.loads(line).items()}
+        self._began = asyncio.get_running_loop().time()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def end(self) -> None:
+        """Watch no more."""
+        assert self._watching is not None
+        self._ended = asyncio.get_running_loop().time() - self._began
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    def figures(self) -> dict[str, Any]:
+        """Say of each kind how many are gone, and after how long."""
+        found: dict[str, Any] = {"watched_s": round(self._ended, 1)}
+        for name, ports in self._kinds.items():
+            lived = [self._lived[port] for port in ports if port in self._lived]
+            found[name] = {"count": len(ports), "ended": len(lived)}
+            if lived:
+                found[name]["median_s"] = round(scenarios.percentile(lived, 0.5), 1)
+                found[name]["max_s"] = round(max(lived), 1)
+        return found
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        ports = set().union(*self._kinds.values())
+        while True:
+            self.most_kb = max(self.most_kb, self._server.rss())
+            for port in ports - _remote_ports(self._server) - set(self._lived):
+                self._lived[port] = loop.time() - self._began
+            await asyncio.sleep(0.5)
+
+
+def _remote_ports(server: Process) -> set[int]:
+    """Find the ports of those connected to the server; a socket that it has closed has no inode any more."""
+    ports = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rpartition(":")[2], 16) == server.port and fields[9] != "0":
+            ports.add(int(fields[2].rpartition(":")[2], 16))
+    return ports
+
+
+@asynccontextmanager
+async def _process(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process on the load's core for the time of the block."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

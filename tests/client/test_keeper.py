@@ -1,0 +1,440 @@
+"""Reconnecting by itself: when it is tried, what is sent again, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conductor.client import (
+    CannotConnect,
+    Client,
+    ClientError,
+    ClientLimits,
+    ConnectionLost,
+    GaveUp,
+    Lost,
+    Reconnect,
+    Reconnected,
+    StartRefused,
+    TryFailed,
+    UnknownEvent,
+    WaitTimeout,
+    connect,
+)
+from conductor.client.reconnect import is_final
+from conductor.events.server import ErrorEvent, ToolCallEvent
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, Script, plain_turns, scripted_server
+
+AT_ONCE = Reconnect(first_s=0, most_s=0)
+
+
+class Diary:
+    """Notes the news of a client's connection; ``wait`` bounds the wait for one."""
+
+    def __init__(self, client: Client) -> None:
+        self.news: list[Any] = []
+        self._changed = asyncio.Event()
+        for kind in (Lost, TryFailed, Reconnected, GaveUp):
+            client.on(kind, self._note)
+
+    def _note(self, news: Any) -> None:
+        self.news.append(news)
+        self._changed.set()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(news).__name__ for news in self.news]
+
+    async def wait(self, kind: type[Any], count: int = 1) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while sum(isinstance(news, kind) for news in self.news) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+# -- the terms
+
+
+def test_the_waits_grow_up_to_the_longest_and_no_further() -> None:
+    terms = Reconnect(first_s=0.5, most_s=15, factor=2, jitter=0)
+    error = ConnectionLost("gone")
+    delays = [terms.delay_s(number, error) for number in (1, 2, 3, 4, 5, 6, 7, 10**9)]
+    assert delays == [0.5, 1, 2, 4, 8, 15, 15, 15]
+
+
+def test_jitter_takes_a_random_part_off_each_wait() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
+    terms = Reconnect(first_s=4, most_s=4, jitter=0.5, random=random.Random(seed).random)
+    delays = [terms.delay_s(1, ConnectionLost("gone")) for _ in range(100)]
+    assert all(2 < delay <= 4 for delay in delays)
+    assert len(set(delays)) > 1
+
+
+def test_a_server_that_names_a_time_is_not_asked_before_it_within_the_longest_wait() -> None:
+    terms = Reconnect(first_s=1, most_s=15, jitter=0)
+
+    def after(retry_after_ms: int) -> float:
+        refused = StartRefused(ErrorEvent("rate_limited", "Later.", retry_after_ms=retry_after_ms))
+        return terms.delay_s(1, refused)
+
+    assert [after(500), after(9_000), after(10**9)] == [1, 9, 15]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"first_s": -1}, {"most_s": 0.1}, {"factor": 0.5}, {"factor": 1e9}, {"jitter": 2}, {"tries": -1}],
+)
+def test_terms_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Reconnect(**values)
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (CannotConnect("no", status=401), True),
+        (CannotConnect("no", status=403), True),
+        (CannotConnect("no", status=503), False),
+        (CannotConnect("no"), False),
+        (StartRefused(ErrorEvent("unauthorized", "No.")), True),
+        (StartRefused(ErrorEvent("store_unavailable", "Later.")), False),
+        (ConnectionLost("taken", close_code=4409), True),
+        (ConnectionLost("restart", close_code=1012), False),
+        (WaitTimeout("slow"), False),
+    ],
+)
+def test_only_what_another_try_cannot_mend_is_final(error: ClientError, final: bool) -> None:
+    assert is_final(error) is final
+
+
+# -- reconnecting
+
+
+async def test_a_lost_connection_comes_back_and_the_waits_before_are_those_of_the_terms() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def refuses(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.send("error", {"code": "store_unavailable", "message": "Later."})
+
+    terms = Reconnect(first_s=1, most_s=3, jitter=0, sleep=sleep)
+    async with (
+        scripted_server(plain_turns, refuses, refuses, plain_turns) as server,
+        connect(server.url, "s-1", reconnect=terms) as client,
+    ):
+        diary = Diary(client)
+        client.drop()
+        await diary.wait(Reconnected)
+        assert client.connected
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+    assert diary.kinds == ["Lost", "TryFailed", "TryFailed", "Reconnected"]
+    assert [news.number for news in diary.news if isinstance(news, TryFailed)] == [1, 2]
+    assert waits == [1, 2, 3]
+    starts = [event for event in server.heard if event["type"] == "session.start"]
+    assert {start["sessionId"] for start in starts} == {"s-1"}
+
+
+async def test_news_of_the_connection_is_no_event_of_the_server() -> None:
+    events: list[Any] = []
+    async with scripted_server() as server, connect(server.url, reconnect=AT_ONCE) as client:
+        client.on("*", events.append)
+        diary = Diary(client)
+        client.drop()
+        await diary.wait(Reconnected)
+    assert not any(isinstance(event, Lost | Reconnected) for event in events)
+
+
+async def test_the_first_connection_is_tried_once() -> None:
+    async with scripted_server() as server:
+        url = server.url
+    client = connect(url, reconnect=AT_ONCE)
+    with pytest.raises(CannotConnect):
+        await client.start()
+    with pytest.raises(ConnectionLost):
+        await client.say("hello")
+    await client.close()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["taken", "unauthorized"])
+async def test_a_session_that_another_took_or_may_not_be_had_is_given_up(closes: bool) -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.receive("user.audio.transcript.final")
+        await peer.connection.close(4409 if closes else 1012)
+
+    async def refuses(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+
+    async with scripted_server(first, refuses) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        diary = Diary(client)
+        turn = await client.say("hello")
+        error = await client.wait_given_up(LIMIT_S)
+        with pytest.raises(ConnectionLost, match="given up"):
+            await turn.wait(LIMIT_S)
+        with pytest.raises(ConnectionLost):
+            await client.say("hello?")
+    assert isinstance(error, ConnectionLost if closes else StartRefused)
+    assert diary.kinds == (["Lost", "GaveUp"] if closes else ["Lost", "TryFailed", "GaveUp"])
+    assert len(server.peers) == (1 if closes else 2)
+
+
+async def test_the_tries_are_bounded_and_the_app_can_begin_anew_by_hand() -> None:
+    async def refuses(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.connection.close(1011)
+
+    terms = Reconnect(first_s=0, most_s=0, tries=2)
+    scripts: list[Script] = [plain_turns, refuses, refuses, plain_turns]
+    async with scripted_server(*scripts) as server, connect(server.url, reconnect=terms) as client:
+        diary = Diary(client)
+        client.drop()
+        await client.wait_given_up(LIMIT_S)
+        await diary.wait(GaveUp)
+        assert len(server.peers) == 3
+        await client.reconnect()
+        client.drop()
+        await diary.wait(Reconnected)
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+
+
+async def test_a_server_that_accepts_and_closes_at_once_uses_up_the_tries() -> None:
+    async def brief(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.close(1011)
+
+    terms = Reconnect(first_s=0, most_s=0, tries=3, steady_s=3_600)
+    async with scripted_server(brief) as server, connect(server.url, reconnect=terms) as client:
+        assert isinstance(await client.wait_given_up(LIMIT_S), ConnectionLost)
+    assert len(server.peers) == 4
+
+
+async def test_a_connection_that_stood_begins_the_count_of_tries_anew() -> None:
+    terms = Reconnect(first_s=0, most_s=0, tries=1, steady_s=0)
+    async with scripted_server() as server, connect(server.url, reconnect=terms) as client:
+        diary = Diary(client)
+        for count in (1, 2, 3):
+            client.drop()
+            await diary.wait(Reconnected, count)
+
+
+async def test_a_reconnect_by_hand_is_not_undone() -> None:
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        waiting.set()
+        await go_on.wait()
+
+    terms = Reconnect(sleep=sleep)
+    async with scripted_server() as server, connect(server.url, reconnect=terms) as client:
+        diary = Diary(client)
+        client.drop()
+        async with asyncio.timeout(LIMIT_S):
+            await waiting.wait()
+        await client.reconnect()
+        go_on.set()
+        await diary.wait(Reconnected)
+        assert len(server.peers) == 2
+
+
+async def test_closing_the_client_ends_a_wait_for_the_next_try() -> None:
+    waiting = asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async with scripted_server() as server:
+        async with connect(server.url, reconnect=Reconnect(sleep=sleep)) as client:
+            client.drop()
+            async with asyncio.timeout(LIMIT_S):
+                await waiting.wait()
+                await client.close()
+        assert len(server.peers) == 1
+
+
+@pytest.mark.parametrize("kind", [Lost, GaveUp])
+async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) -> None:
+    async def close(_news: object) -> None:
+        closing.set()
+        await client.close()
+
+    closing = asyncio.Event()
+    terms = Reconnect(tries=0)
+    async with scripted_server(plain_turns) as server:
+        client = connect(server.url, reconnect=terms)
+        await client.start()
+        client.on(kind, close)
+        turn = await client.say("hello")
+        client.drop()
+        async with asyncio.timeout(LIMIT_S):
+            await closing.wait()
+            await client.close()
+        with pytest.raises(ConnectionLost):
+            await turn.wait(LIMIT_S)
+
+
+# -- what is sent again
+
+
+def said(server_heard: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Give id and text of each transcript that a server heard."""
+    kind = "user.audio.transcript.final"
+    return [(event["id"], event["payload"]["text"]) for event in server_heard if event["type"] == kind]
+
+
+async def test_a_transcript_that_did_not_come_back_is_sent_again_under_its_id() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.receive("user.audio.transcript.final")
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.state("idle")  # the fresh one, since no turn is running
+        await peer.begin()
+        await peer.answer("Four.")
+
+    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        turn = await client.say("2 + 2")
+        assert (await turn.wait(LIMIT_S)).text == "Four."
+    assert said(server.heard) == [(turn.event_id, "2 + 2")] * 2
+
+
+async def test_a_transcript_that_came_back_is_not_sent_again() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.arrived()
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.answer("Four.")
+
+    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
+        assert (await (await client.say("2 + 2")).wait(LIMIT_S)).text == "Four."
+    assert len(said(server.heard)) == 1
+
+
+async def test_what_is_said_while_there_is_no_connection_waits_for_it_in_order_and_within_bounds() -> None:
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def sleep(_seconds: float) -> None:
+        waiting.set()
+        await go_on.wait()
+
+    limits = ClientLimits(unsent=2)
+    terms = Reconnect(sleep=sleep)
+    async with (
+        scripted_server() as server,
+        connect(server.url, reconnect=terms, limits=limits) as client,
+    ):
+        client.drop()
+        async with asyncio.timeout(LIMIT_S):
+            await waiting.wait()
+        turns = [await client.say("one"), await client.say("two")]
+        with pytest.raises(ConnectionLost):
+            await client.say("three")
+        go_on.set()
+        assert [(await turn.wait(LIMIT_S)).text for turn in turns] == ["You said: one", "You said: two"]
+
+
+async def test_a_text_too_large_for_a_frame_is_refused_here_and_harms_nothing() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        with pytest.raises(ValueError, match="too large"):
+            await client.say("x" * 2**20)
+        with pytest.raises(ValueError, match="surrogates"):
+            await client.say("\ud800")
+        assert not client.busy
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+
+
+async def test_a_result_that_the_server_may_not_have_read_is_sent_again_under_its_id() -> None:
+    answered = asyncio.Event()
+
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.call("notes.add", {}, event_id="evt_add")
+        async with asyncio.timeout(LIMIT_S):
+            await answered.wait()
+        # A later event of the server proves nothing: it may have left before the result came.
+        await peer.send("session.ping", {})
+        await peer.arrived()
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        got.append(await peer.result("call_evt_add"))
+        await peer.answer("Added.")
+
+    def add(_arguments: dict[str, Any]) -> str:
+        runs.append(1)
+        return "added"
+
+    got: list[dict[str, Any]] = []
+    runs: list[int] = []
+    async with (
+        scripted_server(first, second) as server,
+        connect(server.url, reconnect=AT_ONCE, handlers={"notes.add": add}) as client,
+    ):
+        turn = await client.say("add it")
+        await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.add")
+        answered.set()
+        assert (await turn.wait(LIMIT_S)).ok
+    assert [result["result"] for result in got] == ["added"]
+    assert runs == [1]
+
+
+@pytest.mark.parametrize("confirm", ["echo", "error"])
+async def test_results_before_an_answered_transcript_are_known_to_have_arrived(confirm: str) -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.ask("notes.add", {})
+        await peer.answer("Added.")
+        if confirm == "echo":
+            await peer.begin()
+        else:
+            event = await peer.receive("user.audio.transcript.final")
+            await peer.send("error", {"code": "rate_limited", "message": "Slow.", "eventId": event["id"]})
+        await peer.send("seen", {})
+        await peer.arrived()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.state("idle")
+        await peer.begin()
+        await peer.answer("Yes.")
+
+    def count(kind: str) -> int:
+        return sum(event["type"] == kind for event in server.heard)
+
+    handlers: dict[str, Callable[[Any], Any]] = {"notes.add": lambda _: "added"}
+    async with scripted_server(first, second) as server:
+        async with connect(server.url, reconnect=AT_ONCE, handlers=handlers) as client:
+            seen = asyncio.Event()
+            client.on("seen", lambda _: seen.set())
+            await (await client.say("add it")).wait(LIMIT_S)
+            second_turn = await client.say("and now?")
+            async with asyncio.timeout(LIMIT_S):
+                await seen.wait()
+            diary = Diary(client)
+            heard = len(server.heard)
+            client.drop()
+            await diary.wait(Reconnected)
+            await second_turn.wait(LIMIT_S)
+            assert (await (await client.say("again?")).wait(LIMIT_S)).ok
+    again = [event for event in server.heard[heard:] if event["type"] == "tool.result"]
+    assert not [event for event in again if event["payload"]["result"] == "added"]
+    assert count("session.start") == 2
+    assert UnknownEvent("seen", {}) in [received.event for received in client.received]
