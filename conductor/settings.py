@@ -53,7 +53,7 @@ class Limits:
     send_timeout: float = 10.0  # a peer that takes no byte for this long is gone
     turns_per_minute: float = 30.0
     frames_per_second: float = 50.0  # durability, "Who may connect": the shipped app stays below 20
-    frames_burst: float = 200.0  # a replay after a reconnect is answered at once
+    frames_burst: float = 1_000.0  # a phone that was away says all it has to say at once
     flood_timeout: float = 10.0  # a client that is over the rate for so long does nothing else
     first_event_timeout: float = 30.0  # durability, the same
     message_timeout: float = 30.0  # a message in fragments is complete by then

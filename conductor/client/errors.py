@@ -6,7 +6,7 @@
     └── ClientError
         ├── CannotConnect     no socket: refused, unreachable, not a WebSocket URL, not authorized
         ├── StartRefused      the server answered ``session.start`` with an ``error`` event
-        ├── ConnectionLost    the socket went away, or there is none now
+        ├── ConnectionLost    the socket went away, there is none now, or the client was closed
         └── WaitTimeout       a wait reached its time limit; a `TimeoutError` too
 
 Every message is one sentence for people. None holds a token: a URL is shown without its query.

@@ -245,7 +245,6 @@ def test_a_transcript_never_stops_the_turn_that_answers_it() -> None:
 # -- interruptions
 
 
-@pytest.mark.xfail(strict=True, reason="a speech that was taken back stays the oldest one that is not over")
 def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     async def scenario() -> None:
         local = LocalTools()
@@ -276,7 +275,6 @@ def test_a_speech_that_was_taken_back_is_no_speech_to_interrupt() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="a stale speech leaves the outbox, and Speeches is not told")
 def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
@@ -299,7 +297,6 @@ def test_a_speech_that_was_too_old_to_replay_is_no_speech_to_interrupt() -> None
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="the speeches of a client that acknowledges none are never over")
 def test_a_client_that_acknowledges_nothing_can_interrupt_its_second_answer() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
@@ -527,7 +524,6 @@ def test_a_resume_opens_the_microphone_although_there_is_expired_news() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="news is taken from the queue before the commit that may fail")
 def test_news_survives_a_store_that_is_away() -> None:
     async def scenario() -> None:
         store = SlowStore(fail=lambda o: StoreUnavailable("away") if logs(o, Note) else None)
@@ -587,7 +583,6 @@ def test_a_session_closed_while_a_waiting_turn_begins_does_not_ask_the_model() -
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, reason="close() does not wait for a turn that begins")
 def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() -> None:
     async def scenario() -> None:
         store = SlowStore()

@@ -48,7 +48,7 @@ class Process:
     async def ends(self) -> tuple[int | None, str, str]:
         """Close its input and wait; give status, output and errors."""
         async with asyncio.timeout(START_S):
-            out, err = await self.process.communicate()
+            out, err = await self.process.communicate(b"")
         return self.process.returncode, out.decode(), err.decode()
 
 
