@@ -15,8 +15,8 @@
 
 Inbound events are handled one at a time; what the server asks of the app's screen and voice (``convo.*``,
 ``tts.speak``) is acknowledged without further ado. When the connection is lost, turns wait for the next one,
-which `connect(reconnect=Reconnect())` opens by itself, and `Client.reconnect` by hand; what may not have reached
-the server is sent again then. docs/client.md tells more.
+which ``connect(reconnect=Reconnect())`` opens by itself, and `Client.reconnect` by hand; what may not have
+reached the server is sent again then. docs/client.md tells more.
 """
 
 from conductor.client.calls import SpeakHandler, ToolHandler

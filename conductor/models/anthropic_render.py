@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -27,7 +28,28 @@ _THINKING = ("thinking", "redacted_thinking")
 
 def names_of(request: ModelRequest) -> NameMap:
     """Map the names of the tools offered and of the history's calls."""
-    return NameMap([*(tool.name for tool in request.tools), *_called(request.messages)])
+    tools = tuple(request.tools)
+    return _names(tools, tuple(_former(tools, request.messages)))
+
+
+@lru_cache(maxsize=256)
+def _names(tools: tuple[ToolDefinition, ...], former: tuple[str, ...]) -> NameMap:
+    return NameMap([*(tool.name for tool in tools), *former])
+
+
+@lru_cache(maxsize=256)
+def _tools(tools: tuple[ToolDefinition, ...], former: tuple[str, ...], names: NameMap) -> list[Json]:
+    rendered = [_tool(tool, names) for tool in tools]
+    rendered += [_former_tool(name, names) for name in former]
+    if rendered:
+        rendered[-1]["cache_control"] = _CACHE
+    return rendered
+
+
+def _former(tools: tuple[ToolDefinition, ...], messages: Sequence[Message]) -> list[str]:
+    """List the tools that are in the history only, each once."""
+    offered = {tool.name for tool in tools}
+    return [name for name in dict.fromkeys(_called(messages)) if name not in offered]
 
 
 def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: int) -> Json:
@@ -36,14 +58,11 @@ def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: in
     With tools offered the limit is ``min(4 * max_tokens, 4096)``, and never below ``max_tokens``: a limit
     made for spoken answers cuts arguments off.
     """
-    tools = [_tool(tool, names) for tool in request.tools]
-    may_call = bool(tools) and request.tool_choice == "auto"
+    offered = tuple(request.tools)
+    may_call = bool(offered) and request.tool_choice == "auto"
     if may_call:
         max_tokens = max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS))
-    offered = {tool.name for tool in request.tools}
-    tools += [
-        _former_tool(name, names) for name in dict.fromkeys(_called(request.messages)) if name not in offered
-    ]
+    tools = _tools(offered, tuple(_former(offered, request.messages)), names)
     body: Json = {
         "model": model,
         "max_tokens": max_tokens,
@@ -53,7 +72,6 @@ def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: in
     if request.system.strip():
         body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
     if tools:
-        tools[-1] = {**tools[-1], "cache_control": _CACHE}
         body["tools"] = tools
         if not may_call:
             body["tool_choice"] = {"type": "none"}

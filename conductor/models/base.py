@@ -13,9 +13,12 @@ StopReason: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ToolDefinition:
-    """A tool as a model sees it. ``name`` is the tool's own dotted name; a provider maps it as it must."""
+    """A tool as a model sees it. ``name`` is the tool's own dotted name; a provider maps it as it must.
+
+    Definitions are equal only to themselves, so that what is made of them can be cached by them.
+    """
 
     name: str
     description: str

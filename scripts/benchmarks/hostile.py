@@ -1,7 +1,7 @@
 """Talkers beside hostile peers: what the talkers notice, what the server holds, and how long the peers last.
 
 The server has one core, everything else the other. The peers are a process of their own that only runs
-when the talkers and the model's stand-in have nothing to do, yet on the same core, whose caches they share. So
+when the talkers and the model's stand-in have nothing to do, yet on the same core, with the same caches. So
 the talkers are measured three times: alone, beside another process of that kind that only burns
 time, and beside the peers. What the third adds to the second is the server's doing.
 """

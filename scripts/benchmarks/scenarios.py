@@ -238,7 +238,7 @@ async def _one_barge_in(phone: Phone, service: AnthropicService) -> float:
     return service.disconnects[gone] - began
 
 
-async def idle_memory(server: Process, counts: Sequence[int]) -> Figures:
+async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> Figures:
     """Resident memory with so many idle sessions, and what one of them takes."""
     figures: Figures = {"base_mb": round(server.rss() / 1024, 1)}
     phones: list[Phone] = []
