@@ -93,11 +93,11 @@ class Keeper:
         failures = 0
         while True:
             since = loop.time()
-            error: ClientError = await self._client.wait_lost()
+            lost = await self._client.wait_lost()
             if loop.time() - since >= self._terms.steady_s:
                 failures = 0
-            assert isinstance(error, ConnectionLost)
-            await self._tell(Lost(error))
+            await self._tell(Lost(lost))
+            error: ClientError = lost
             started = None
             while started is None:
                 if is_final(error) or failures == self._terms.tries:

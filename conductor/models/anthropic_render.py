@@ -79,23 +79,52 @@ def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: in
 
 
 def encode(body: Json) -> bytes:
-    """Encode a body. Lone surrogates, which the service refuses, become question marks."""
+    """Encode a body. Halves of surrogate pairs in the prompt or in tools become question marks."""
     try:
-        return msgspec.json.encode(body)
+        return _encode(body)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_without_surrogates(body))
+        clean = {key: _without_surrogates(body[key]) for key in ("system", "tools") if key in body}
+        return _encode({**body, **clean})
 
 
 def _without_surrogates(value: Any) -> Any:
     match value:
         case str():
-            return value.encode("utf-8", "replace").decode()
+            return _unicode(value)
         case Mapping():
             return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
         case list() | tuple():
             return [_without_surrogates(item) for item in value]
         case _:
             return value
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_EMPTY = msgspec.Raw(b"{}")
+
+
+class _Text(msgspec.Struct, tag_field="type", tag="text", omit_defaults=True):
+    text: str
+    cache_control: Json | None = None
+
+
+class _Result(msgspec.Struct, tag_field="type", tag="tool_result", omit_defaults=True):
+    tool_use_id: str
+    content: str
+    is_error: bool = False
+    cache_control: Json | None = None
+
+
+class _Use(msgspec.Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: list[Any]
 
 
 def _called(messages: Iterable[Message]) -> list[str]:
@@ -137,53 +166,62 @@ def _object_schema(schema: Mapping[str, Any]) -> Json:
     return rendered
 
 
-def _messages(history: Sequence[Message], names: NameMap) -> list[Json]:
+def _messages(history: Sequence[Message], names: NameMap) -> list[_Message]:
     """Group the flat history into messages of alternating roles, and set the cache's breakpoints."""
-    messages: list[Json] = []
+    messages: list[_Message] = []
+    users: list[_Message] = []
+    results: list[_Result] = []
+    texts: list[_Text] = []
     for item in history:
-        role = "assistant" if isinstance(item, AssistantMessage) else "user"
-        blocks = _assistant(item, names) if isinstance(item, AssistantMessage) else [_user(item)]
+        if not isinstance(item, AssistantMessage):
+            _add_user(item, results, texts)
+            continue
+        blocks = _assistant(item, names)
         if not blocks:
             continue
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += blocks
+        if results or texts:
+            users.append(_Message("user", [*results, *texts]))
+            messages.append(users[-1])
+            results, texts = [], []
+        if messages and messages[-1].role == "assistant":
+            messages[-1].content += blocks
         else:
-            messages.append({"role": role, "content": blocks})
-    if not messages or messages[0]["role"] == "assistant":
-        messages.insert(0, {"role": "user", "content": [{"type": "text", "text": _BEGINNING}]})
-    users = [message for message in messages if message["role"] == "user"]
-    for message in users:
-        # All results come first, before any text; the sort is stable.
-        message["content"].sort(key=_is_text)
+            messages.append(_Message("assistant", blocks))
+    if results or texts:
+        users.append(_Message("user", [*results, *texts]))
+        messages.append(users[-1])
+    if not messages or messages[0].role == "assistant":
+        users.insert(0, _Message("user", [_Text(_BEGINNING)]))
+        messages.insert(0, users[0])
     # The next request finds the end of this one in the cache, however many blocks it adds: a breakpoint is
     # looked for only so many blocks back, so the one before the last is marked as well.
     for message in users[-2:]:
-        message["content"][-1]["cache_control"] = _CACHE
+        message.content[-1].cache_control = _CACHE
     return messages
 
 
-def _is_text(block: Json) -> bool:
-    return bool(block["type"] == "text")
+def _add_user(item: UserMessage | Note | ToolResult, results: list[_Result], texts: list[_Text]) -> None:
+    """Add to a user's message: all results come first, before any text."""
+    if isinstance(item, ToolResult):
+        content = _unicode(item.content) if item.content.strip() else _NO_RESULT
+        results.append(_Result(call_id(item.call_id), content, item.is_error))
+    elif isinstance(item, UserMessage):
+        texts.append(_Text(_unicode(item.text) if item.text.strip() else _NO_WORDS))
+    else:
+        texts.append(_Text(f"[{_unicode(item.text)}]"))
 
 
-def _user(item: UserMessage | Note | ToolResult) -> Json:
-    match item:
-        case UserMessage():
-            return {"type": "text", "text": item.text if item.text.strip() else _NO_WORDS}
-        case Note():
-            return {"type": "text", "text": f"[{item.text}]"}
-        case ToolResult():
-            content = item.content if item.content.strip() else _NO_RESULT
-            result = {"type": "tool_result", "tool_use_id": call_id(item.call_id), "content": content}
-            return {**result, "is_error": True} if item.is_error else result
+def _unicode(text: str) -> str:
+    """Replace halves of surrogate pairs, which are no Unicode and which the service refuses."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _assistant(message: AssistantMessage, names: NameMap) -> list[Json]:
+def _assistant(message: AssistantMessage, names: NameMap) -> list[Any]:
     """Give a reply's blocks: thinking as it came, words, calls. Without words and calls there are none."""
-    blocks: list[Json] = []
+    blocks: list[Any] = []
     text = message.text.rstrip()  # the service refuses trailing white space at the end of the last one
     if text:
-        blocks.append({"type": "text", "text": text})
+        blocks.append(_Text(_unicode(text)))
     blocks += [_tool_use(call, names) for call in message.calls]
     if blocks and message.opaque is not None and message.provider == PROVIDER:
         return [*_thinking(message.opaque), *blocks]
@@ -198,18 +236,15 @@ def _thinking(opaque: str) -> list[Json]:
     return [block for block in blocks if block.get("type") in _THINKING]
 
 
-def _tool_use(call: ToolCall, names: NameMap) -> Json:
+def _tool_use(call: ToolCall, names: NameMap) -> _Use:
     """Render a call. Arguments that are no JSON object, a cut-off one's say, go back as ``{}``."""
     try:
-        arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        arguments = {}
-    return {
-        "type": "tool_use",
-        "id": call_id(call.call_id),
-        "name": names.to_service(call.name),
-        "input": arguments,
-    }
+        given = call.arguments.encode()
+        _decode_object(given)
+        arguments = msgspec.Raw(given)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        arguments = _EMPTY
+    return _Use(call_id(call.call_id), names.to_service(call.name), arguments)
 
 
 def call_id(value: str) -> str:

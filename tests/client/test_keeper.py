@@ -282,6 +282,20 @@ async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) 
             await turn.wait(LIMIT_S)
 
 
+async def test_a_callback_may_begin_anew_and_the_turns_go_on() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.receive("user.audio.transcript.final")
+        peer.connection.transport.abort()
+
+    async with (
+        scripted_server(first, plain_turns) as server,
+        connect(server.url, reconnect=Reconnect(tries=0)) as client,
+    ):
+        client.on(GaveUp, lambda _: client.reconnect())
+        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
+
+
 # -- what is sent again
 
 

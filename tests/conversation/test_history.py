@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.conversation.history import cut_point, estimate_tokens, lost_result, repair
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_render import body_of, names_of
+from conductor.models.anthropic_render import body_of, encode, names_of
 from conductor.models.base import ModelRequest, ToolDefinition
 from tests.conversation.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
@@ -48,7 +49,8 @@ def complaint(messages: Sequence[Message]) -> str | None:
         messages = [*messages, UserMessage("And?")]
     request = ModelRequest("Be brief.", messages, TOOLS)
     try:
-        check_body(body_of(request, names_of(request), model="m", max_tokens=100), {})
+        body = body_of(request, names_of(request), model="m", max_tokens=100)
+        check_body(msgspec.json.decode(encode(body)), {})
     except Exception as error:
         return str(error)
     return None

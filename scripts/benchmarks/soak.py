@@ -1,0 +1,188 @@
+"""A server for a long time: turns without a pause, or many idle sessions; nothing that it holds may grow."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import scenarios
+from benchmarks.phone import Phone
+from benchmarks.process import Process, pin_load
+from tests.stand_ins.anthropic_persona import BenchPersona
+from tests.stand_ins.anthropic_service import AnthropicService
+
+SETTLED_S = 180.0
+"""What is compared with the end is taken after so long, when pools and histories are full, or at a third."""
+EVERY_S = 30.0
+GROWTH = 1.1
+"""Resident memory may be so many times what it was: allocators move a little."""
+SLACK_KB = 3_000
+PING_S = 20.0
+"""The server sends each client an event so often (protocol, "Transport")."""
+AT_THE_END = 20
+"""So many idle sessions have a turn at the end."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; 1 if something grew, or a session was lost."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=100, help="that talk (100)")
+    parser.add_argument("--idle", type=int, help="have so many idle sessions instead")
+    parser.add_argument("--minutes", type=float, help="20 with talkers, 10 with idle sessions")
+    parser.add_argument("--json", type=Path, help="write the samples there too")
+    options = parser.parse_args(arguments)
+    minutes = options.minutes or (10.0 if options.idle else 20.0)
+    import uvloop
+
+    result = uvloop.run(_run(options.idle, options.sessions, minutes * 60))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    for fault in result["faults"]:
+        print(f"FAILED {fault}")
+    return int(bool(result["faults"]))
+
+
+async def _run(idle: int | None, sessions: int, seconds: float) -> dict[str, Any]:
+    pinned = pin_load()
+    with tempfile.TemporaryDirectory(prefix="conductor-soak-") as folder:
+        file = Path(folder) / "observed"
+        async with AnthropicService(api_keys=None, keep_requests=0) as service:
+            service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
+            async with _observed(service.base_url, file, pinned=pinned) as server:
+                soak = _Soak(server, file, seconds)
+                faults = await (soak.idle(idle) if idle else soak.talk(sessions))
+                if server.tracebacks():
+                    faults.append(f"{server.tracebacks()} tracebacks in the log")
+        return {"pinned": pinned, "samples": soak.samples, **soak.notes, "faults": faults}
+
+
+def _observed(base_url: str, file: Path, *, pinned: bool) -> Process:
+    """Make a server that can be looked into."""
+    return Process(
+        [sys.executable, "-m", "benchmarks.observed"],
+        pinned=pinned,
+        PYTHONPATH=os.pathsep.join(sys.path[:2]),
+        OBSERVE_FILE=str(file),
+        ANTHROPIC_API_KEY="test-key",
+        ANTHROPIC_BASE_URL=base_url,
+        SESSION_RATE_LIMIT_PER_MIN="100000",
+    )
+
+
+class _Pinged(Phone):
+    """A phone that counts the server's pings."""
+
+    pings = 0
+
+    def text(self, data: bytes) -> None:
+        """Take an event."""
+        if b'"session.ping"' in data[:160]:
+            self.pings += 1
+        else:
+            super().text(data)
+
+
+class _Soak:
+    def __init__(self, server: Process, file: Path, seconds: float) -> None:
+        self._server = server
+        self._file = file
+        self._seconds = seconds
+        self._settled = min(SETTLED_S, seconds / 3)
+        self.samples: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
+
+    async def talk(self, count: int) -> list[str]:
+        """Have sessions talk without a pause."""
+        phones = await scenarios.connected(self._server, count, "soak")
+        talking = scenarios.Talking(phones)
+        figures, _ = await asyncio.gather(
+            talking.run(1.0, self._seconds, self._server), self._sample_until_end(phones)
+        )
+        self.notes["talk"] = figures
+        print(figures, flush=True)
+        faults = self._compare(count)
+        if talking.errors:
+            faults.append(f"{talking.errors} errors in turns")
+        faults += [f"{phone.session_id} lost its socket" for phone in phones if phone.closed]
+        for phone in phones:
+            phone.abort()
+        return faults
+
+    async def idle(self, count: int) -> list[str]:
+        """Have sessions that do nothing but answer pings, and a turn of some at the end."""
+        phones: list[_Pinged] = [_Pinged(f"idle-{number}") for number in range(count)]
+        for start in range(0, count, 50):
+            some = phones[start : start + 50]
+            await asyncio.gather(*(phone.connect(self._server.host, self._server.port) for phone in some))
+        for phone in phones:
+            phone.start()
+        await self._sample_until_end(phones)
+        faults = self._compare(count)
+        least = min(phone.pings for phone in phones)
+        self.notes["pings"] = {"least": least, "most": max(phone.pings for phone in phones)}
+        print(self.notes["pings"], flush=True)
+        if least < int(self._seconds / PING_S) - 1:
+            faults.append(f"a session got {least} pings in {self._seconds:.0f} s")
+        faults += [f"{phone.session_id} lost its socket" for phone in phones if phone.closed]
+        await asyncio.gather(
+            *(
+                scenarios.one_turn(phone)
+                for phone in phones[:: max(1, count // AT_THE_END)]
+                if not phone.closed
+            )
+        )
+        for phone in phones:
+            phone.abort()
+        return faults
+
+    async def _sample_until_end(self, phones: Sequence[Phone]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        times = {self._settled, self._seconds, *(n * EVERY_S for n in range(1, int(self._seconds / EVERY_S)))}
+        for when in sorted(times):
+            await asyncio.sleep(max(0.0, began + when - loop.time()))
+            sample = {
+                "s": round(when),
+                "rss_mb": round(self._server.rss() / 1024, 1),
+                "descriptors": self._server.descriptors(),
+                "cpu_s": round(self._server.cpu(), 1),
+                "open": sum(not phone.closed for phone in phones),
+                **await self._look_inside(),
+            }
+            self.samples.append(sample)
+            print(json.dumps(sample), flush=True)
+
+    async def _look_inside(self) -> dict[str, Any]:
+        before = self._size()
+        os.kill(self._server.pid, signal.SIGUSR1)
+        async with asyncio.timeout(30):
+            while self._size() == before:  # noqa: ASYNC110 -- another process: there is nothing to wait on
+                await asyncio.sleep(0.01)
+        found: dict[str, Any] = json.loads(self._file.read_text().splitlines()[-1])
+        return found
+
+    def _size(self) -> int:
+        return self._file.stat().st_size if self._file.exists() else 0
+
+    def _compare(self, sessions: int) -> list[str]:
+        """Compare the last sample with the one after the server had settled."""
+        first = next(sample for sample in self.samples if sample["s"] >= round(self._settled))
+        last = self.samples[-1]
+        faults = []
+        if last["rss_mb"] * 1024 > first["rss_mb"] * 1024 * GROWTH + SLACK_KB:
+            faults.append(f"memory grew from {first['rss_mb']} to {last['rss_mb']} MB")
+        for name in ("Session", "Connection"):
+            if last[name] != sessions:
+                faults.append(f"{last[name]} objects of class {name} for {sessions} sessions")
+        for name in ("tasks", "descriptors", "objects"):
+            if last[name] > first[name] * GROWTH + sessions:
+                faults.append(f"{name} grew from {first[name]} to {last[name]}")
+        return faults

@@ -1,0 +1,65 @@
+"""A client whose connection breaks again and again, against the real server with the demo model."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services, running
+from conductor.client import Reconnect, Reconnected, connect
+from conductor.messages import UserMessage
+from conductor.models.demo import DemoProvider
+from conductor.settings import load_settings
+
+LIMIT_S = 5.0
+TURNS = 12
+LOOK_UP = {
+    "name": "notes.find",
+    "description": "Find a note.",
+    "inputSchema": {"type": "object", "properties": {"number": {"type": "integer"}}},
+    "annotations": {"readOnlyHint": True},
+}
+
+
+@pytest.mark.parametrize("round_", range(3))
+async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}, round {round_}")  # noqa: T201 -- shown where the test fails
+    chance = random.Random(seed)
+    runs: list[int] = []
+    back: list[Reconnected] = []
+    left = chance.randint(1, 12)
+
+    def find(arguments: dict[str, Any]) -> dict[str, Any]:
+        runs.append(arguments["number"])
+        return {"note": f"number {arguments['number']}"}
+
+    def break_off(_event: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            left = chance.randint(3, 12)
+            client.drop()
+
+    settings = load_settings(None, port=0, model_provider="demo")
+    async with running(settings, make_services(settings, DemoProvider(0))) as listener:
+        async with connect(
+            f"ws://127.0.0.1:{listener.port}/ws",
+            tools=[LOOK_UP],
+            handlers={"notes.find": find},
+            reconnect=Reconnect(first_s=0, most_s=0),
+        ) as client:
+            client.on("*", break_off)
+            client.on(Reconnected, back.append)
+            for number in range(TURNS):
+                turn = await client.say(f'call notes.find with {{"number": {number}}}')
+                result = await turn.wait(LIMIT_S)
+                assert result.ok, result
+                assert result.text.endswith(f"number {number}.")
+            assert back
+        (session,) = listener.hub.sessions
+        said = [message for message in session.messages if isinstance(message, UserMessage)]
+    assert runs == list(range(TURNS))
+    assert len(said) == TURNS
