@@ -26,6 +26,8 @@ def repair(messages: Sequence[Message]) -> list[Message]:
     Missing results are made up honestly; results without a call, repeated results and whatever stands
     before the first user's message are left out.
     """
+    if _is_valid(messages):
+        return list(messages)
     repaired: list[Message] = []
     index = 0
     while index < len(messages):
@@ -41,6 +43,24 @@ def repair(messages: Sequence[Message]) -> list[Message]:
         if isinstance(message, AssistantMessage) and message.calls:
             repaired.extend(_results(message.calls, messages, index))
     return repaired
+
+
+def _is_valid(messages: Sequence[Message]) -> bool:
+    """Tell whether there is nothing to mend: what is repaired before each request nearly always is."""
+    expected = iter(messages)
+    first = True
+    for message in expected:
+        if isinstance(message, AssistantMessage):
+            if first or not (message.text or message.calls):
+                return False
+            for call in message.calls:
+                result = next(expected, None)
+                if not isinstance(result, ToolResult) or result.call_id != call.call_id:
+                    return False
+        elif isinstance(message, ToolResult):
+            return False
+        first = False
+    return True
 
 
 def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:

@@ -28,28 +28,22 @@ _THINKING = ("thinking", "redacted_thinking")
 
 def names_of(request: ModelRequest) -> NameMap:
     """Map the names of the tools offered and of the history's calls."""
-    tools = tuple(request.tools)
-    return _names(tools, tuple(_former(tools, request.messages)))
+    return _names(tuple(request.tools), frozenset(_called(request.messages)))
 
 
 @lru_cache(maxsize=256)
-def _names(tools: tuple[ToolDefinition, ...], former: tuple[str, ...]) -> NameMap:
-    return NameMap([*(tool.name for tool in tools), *former])
+def _names(tools: tuple[ToolDefinition, ...], called: frozenset[str]) -> NameMap:
+    return NameMap([*(tool.name for tool in tools), *sorted(called)])
 
 
 @lru_cache(maxsize=256)
-def _tools(tools: tuple[ToolDefinition, ...], former: tuple[str, ...], names: NameMap) -> list[Json]:
+def _tools(tools: tuple[ToolDefinition, ...], names: NameMap) -> list[Json]:
+    """Render the tools offered, and those that are in the history only."""
     rendered = [_tool(tool, names) for tool in tools]
-    rendered += [_former_tool(name, names) for name in former]
+    rendered += [_former_tool(name, names) for name in names.besides({tool.name for tool in tools})]
     if rendered:
         rendered[-1]["cache_control"] = _CACHE
     return rendered
-
-
-def _former(tools: tuple[ToolDefinition, ...], messages: Sequence[Message]) -> list[str]:
-    """List the tools that are in the history only, each once."""
-    offered = {tool.name for tool in tools}
-    return [name for name in dict.fromkeys(_called(messages)) if name not in offered]
 
 
 def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: int) -> Json:
@@ -62,7 +56,7 @@ def body_of(request: ModelRequest, names: NameMap, *, model: str, max_tokens: in
     may_call = bool(offered) and request.tool_choice == "auto"
     if may_call:
         max_tokens = max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS))
-    tools = _tools(offered, tuple(_former(offered, request.messages)), names)
+    tools = _tools(offered, names)
     body: Json = {
         "model": model,
         "max_tokens": max_tokens,

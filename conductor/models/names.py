@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 MAX_LENGTH = 64
 _ACCEPTED = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
@@ -58,6 +58,10 @@ class NameMap:
             self._to_service[name] = candidate
             taken.add(candidate)
         self._to_tool = {service: name for name, service in self._to_service.items()}
+
+    def besides(self, names: Container[str]) -> list[str]:
+        """List the names that the map was made from and that are not among ``names``."""
+        return [name for name in self._to_service if name not in names]
 
     def to_service(self, name: str) -> str:
         """Give the service's name of a tool. Raises KeyError for a name that the map was not made from."""
