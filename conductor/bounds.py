@@ -32,9 +32,9 @@ class TokenBucket:
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
     """Tell whether a browser's page may connect; other clients send no Origin.
 
-    ``allowed`` are the operator's. Pages of this machine may as well, and where ``tokens`` keep strangers
-    out, pages of the very ``host`` that is connected to: without tokens that proves nothing, since any page
-    can have its own name resolve to this machine.
+    ``allowed`` are the operator's; where there are none, pages of this machine may. Where ``tokens`` keep
+    strangers out, so may pages of the very ``host`` that is connected to: without tokens that proves nothing,
+    since any page can have its own name resolve to this machine.
     """
     if origin is None or origin in allowed:
         return True
@@ -45,4 +45,6 @@ def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str
         return False
     if parts.scheme not in ("http", "https"):
         return False
-    return name in ("localhost", "127.0.0.1", "::1") or (tokens and host is not None and parts.netloc == host)
+    if tokens and host is not None and parts.netloc == host:
+        return True
+    return not allowed and name in ("localhost", "127.0.0.1", "::1")

@@ -25,7 +25,15 @@ from benchmarks.process import Process, conductor, pin_load
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_service import AnthropicService
 
-COUNTS = {"never_reads": 100, "vanishes": 100, "floods": 50, "dribbles": 50, "shreds": 10, "pings": 10}
+COUNTS = {
+    "never_reads": 100,
+    "vanishes": 100,
+    "floods": 50,
+    "dribbles": 50,
+    "shreds": 10,
+    "pings": 10,
+    "burdens": 5,
+}
 PAUSE_S = 1.0
 """Between two turns of a talker: fifty of them take about a third of a core."""
 TURN_S = 30.0

@@ -143,9 +143,20 @@ async def pings(peer: Peer) -> None:
         await peer.send(many)
 
 
+async def burdens(peer: Peer) -> None:
+    """Send events that are dear to parse (`fuzz.dear_payloads`), as fast as the server takes them."""
+    reading = asyncio.create_task(peer.discard())
+    try:
+        await peer.send(peer.event("session.start", "{}"))
+        while True:
+            await peer.send(peer.event("app.telemetry", '{"x":[' + ",".join(["1e308"] * 10_000) + "]}"))
+    finally:
+        reading.cancel()
+
+
 Kind: TypeAlias = Callable[[Peer], Awaitable[None]]
 KINDS: dict[str, Kind] = {
-    kind.__name__: kind for kind in (never_reads, vanishes, floods, dribbles, shreds, pings)
+    kind.__name__: kind for kind in (never_reads, vanishes, floods, dribbles, shreds, pings, burdens)
 }
 
 
