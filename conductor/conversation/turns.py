@@ -143,8 +143,10 @@ class Turns:
 
     async def settled(self) -> None:
         """Wait until no turn is running or waiting."""
-        while self._runner is not None:
-            await asyncio.wait([self._runner])
+        while self.busy:
+            await self._begun.wait()
+            if self._runner is not None:
+                await asyncio.wait([self._runner])
 
     async def close(self) -> None:
         """Stop the running turn, and wait until it has ended."""
