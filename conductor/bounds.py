@@ -24,6 +24,15 @@ class TokenBucket:
             return 0.0
         return (min(tokens, self._burst) - self._tokens) / self._per_second
 
+    def spend(self, now: float, tokens: float = 1.0) -> None:
+        """Take tokens that are there or not: the one who takes them has waited long enough."""
+        if self.take(now, tokens):
+            self._tokens -= tokens
+
+    def is_full(self, now: float, share: float = 1.0) -> bool:
+        """Tell whether it is filled again to that share of its burst."""
+        return self._tokens + (now - self._at) * self._per_second >= share * self._burst
+
     def give_back(self, tokens: float = 1.0) -> None:
         """Give back what should not have been counted."""
         self._tokens = min(self._burst, self._tokens + tokens)

@@ -50,8 +50,8 @@ class Connection:
         self._close: tuple[int, str] | None = None
         self._cut = False
         self._ping: asyncio.TimerHandle | None = None
-        self._opened = self._now()
-        self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, self._opened)
+        self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, self._now())
+        socket.message_timeout = limits.message_timeout
         self._flooding_since: float | None = None
 
     # -- the life of a connection
@@ -150,10 +150,6 @@ class Connection:
         self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)
 
     def _send_ping(self) -> None:
-        since = self._socket.incomplete_since
-        if since is not None and self._now() - since > self._limits.message_timeout:
-            self.abort("message not completed")
-            return
         self.send(Frame(encode_event(_event_ids(), self._session_id, SessionPing())))
         self._arm_ping()
 
@@ -165,12 +161,12 @@ class Connection:
         while True:
             cost = self._cost(len(frame))
             wait = self._bucket.take(self._now(), cost)
-            if not wait:
+            if wait:
+                if not await self._slow_down(wait):
+                    return
+                self._bucket.spend(self._now(), cost)
+            elif self._flooding_since is not None and self._bucket.is_full(self._now(), share=0.5):
                 self._flooding_since = None
-            elif not await self._slow_down(wait):
-                return
-            else:
-                self._bucket.take(self._now(), cost)
             await self._take(frame)
             frame = await self._socket.recv(decode=False)
 

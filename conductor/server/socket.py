@@ -9,26 +9,55 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 from websockets.protocol import OPEN, Event
 
+from conductor.bounds import TokenBucket
 from conductor.events.codec import BINARY_MARK
+
+SLICE_BYTES = 4_096
+"""How much is parsed at once: a few milliseconds' worth of the smallest frames."""
+MAX_UNSENT_BYTES = 1_048_576
+"""The library answers each ping at once; a peer that takes so little of it does not read."""
+WIRE_FRAMES_PER_SECOND = 500
+WIRE_FRAMES_BURST = 4_000
+"""Frames of any kind, fragments and pings too: 1 MiB in pieces of 1 KiB is a thousand of them."""
 
 
 class Socket(ServerConnection):
-    """One connection; ``subject`` is who was authenticated."""
+    """One connection; ``subject`` is who was authenticated.
+
+    ``message_timeout`` is how many seconds a message in fragments may take.
+    """
 
     subject: str = ""
-    incomplete_since: float | None = None
+    message_timeout: float = 30.0
+    _frames: TokenBucket | None = None
+    _incomplete: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, a slice at a time: whoever sends nothing but tiny frames must not hold the loop."""
+        for start in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+                self.transport.abort()
+                return
+            super().data_received(data if len(data) <= SLICE_BYTES else data[start : start + SLICE_BYTES])
 
     def process_event(self, event: Event) -> None:
         """Take one frame. A binary message is to be answered, not to close the connection."""
         if isinstance(event, Frame):
+            if self._over_rate():
+                self.transport.abort()
+                return
             if event.opcode is Opcode.BINARY:
                 event = Frame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
             if event.opcode is Opcode.TEXT or event.opcode is Opcode.CONT:
-                if event.fin:
-                    self.incomplete_since = None
-                elif self.incomplete_since is None:
-                    self.incomplete_since = asyncio.get_running_loop().time()
+                self._watch(event.fin)
         super().process_event(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that it is gone."""
+        self._watch(complete=True)
+        super().connection_lost(exc)
 
     async def send_texts(self, texts: Iterable[bytes], seconds: float) -> None:
         """Send text messages in one write: ten times cheaper than a `send` each.
@@ -44,3 +73,17 @@ class Socket(ServerConnection):
         if self.paused:
             async with asyncio.timeout(seconds):
                 await self.drain()
+
+    def _over_rate(self) -> bool:
+        now = self.loop.time()
+        if self._frames is None:
+            self._frames = TokenBucket(WIRE_FRAMES_PER_SECOND, WIRE_FRAMES_BURST, now)
+        return self._frames.take(now) > 0
+
+    def _watch(self, complete: bool) -> None:
+        """Give a message in fragments its time."""
+        if complete and self._incomplete is not None:
+            self._incomplete.cancel()
+            self._incomplete = None
+        elif not complete and self._incomplete is None:
+            self._incomplete = self.loop.call_later(self.message_timeout, self.transport.abort)
