@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from conductor.app import check_exposure, is_loopback, make_services, running, serve
+from conductor.app import check_exposure, is_loopback, make_services, reload, running, serve
 from conductor.conversation.sentences import FAILURES
 from conductor.errors import SettingsError
+from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
 from conductor.models.demo import DemoProvider
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
-from tests.end_to_end.phone import Phone
+from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT
+from tests.test_cli import START, Announced, server
 
 
 class Watched:
@@ -199,3 +202,148 @@ async def test_limits_of_the_services_hold() -> None:
     async with running(values, services) as listener:
         async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             await phone.until(lambda e: e["type"] == "session.ping")
+
+
+# -- a prompt and a catalog that change while it runs
+
+
+class Files:
+    """The operator's two files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prompt = folder / "prompt.md"
+        self.catalog = folder / "tools.json"
+        self.write("You are a parrot.", "bird.feed")
+
+    def write(self, prompt: str, *tools: str) -> None:
+        self.prompt.write_text(prompt)
+        declarations = [{"name": name, "inputSchema": {"type": "object"}} for name in tools]
+        self.catalog.write_text(json.dumps({"tools": declarations}))
+
+    def damage(self, which: str, how: str) -> Path:
+        path = self.prompt if which == "prompt" else self.catalog
+        path.write_bytes(b"\xff" if how == "not UTF-8" else b"")
+        if how in ("gone", "a folder"):
+            path.unlink()
+        if how == "a folder":
+            path.mkdir()
+        return path
+
+    @property
+    def settings(self) -> Settings:
+        return settings(system_prompt_file=self.prompt, device_tools_file=self.catalog)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"SYSTEM_PROMPT_FILE": str(self.prompt), "DEVICE_TOOLS_FILE": str(self.catalog)}
+
+
+def device_tools(request: ModelRequest) -> set[str]:
+    return {tool.name for tool in request.tools if "." in tool.name}
+
+
+async def test_a_reload_is_used_by_the_next_turn_of_a_session_that_is_there(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
+    services = make_services(files.settings, provider)
+    async with running(files.settings, services) as listener:
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", start_fields={"locale": "de-DE"}) as phone:
+            await phone.ask("hi")
+            files.write("You are a goldfish.", "fish.feed", "fish.look")
+            await phone.ask("not yet")
+            reload(files.settings, services, listener)
+            await phone.ask("and now?")
+            async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-2") as other:
+                await other.ask("hi")
+    first, second, third, new = provider.requests
+    for request in (first, second):
+        assert request.system.startswith("You are a parrot.")
+        assert device_tools(request) == {"bird.feed"}
+    for request in (third, new):
+        assert request.system.startswith("You are a goldfish.")
+        assert device_tools(request) == {"fish.feed", "fish.look"}
+    assert "de-DE" in third.system, "what the session told of itself stays"
+    assert len(third.messages) == 5, "and so does the conversation"
+
+
+async def test_a_reload_leaves_a_session_the_tools_that_its_client_declared(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
+    services = make_services(files.settings, provider)
+    own = {"capabilities": ["tools"], "tools": [{"name": "own.tool", "inputSchema": {"type": "object"}}]}
+    async with running(files.settings, services) as listener:
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", start_fields=own) as phone:
+            files.write("You are a goldfish.", "fish.feed")
+            reload(files.settings, services, listener)
+            await phone.ask("hi")
+    (request,) = provider.requests
+    assert request.system.startswith("You are a goldfish.") and device_tools(request) == {"own.tool"}
+
+
+async def test_a_reload_takes_nothing_from_a_call_that_is_under_way(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    provider = ScriptedProvider([[ToolCall("c-1", "bird.feed", "{}")], [TextDelta("It has eaten.")]])
+    services = make_services(files.settings, provider)
+    async with running(files.settings, services) as listener:
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            await phone.say("feed it")
+            call = await phone.until(is_call("bird.feed"))
+            files.write("You are a goldfish.", "fish.feed")
+            reload(files.settings, services, listener)
+            await phone.result(call["payload"]["callId"], "crumbs")
+            await phone.idle()
+            assert phone.finals() == ["It has eaten."] and phone.errors() == []
+    result = provider.requests[1].messages[-1]
+    assert isinstance(result, ToolResult) and "crumbs" in result.content and not result.is_error
+
+
+@pytest.mark.parametrize("broken", ["prompt", "catalog"])
+@pytest.mark.parametrize("how", ["empty", "not UTF-8", "gone", "a folder"])
+async def test_a_reload_of_a_broken_file_changes_nothing_and_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: str, how: str
+) -> None:
+    files = Files(tmp_path)
+    provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
+    services = make_services(files.settings, provider)
+    async with running(files.settings, services) as listener:
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            files.write("You are a goldfish.", "fish.feed")  # the other file is good, and is not used either
+            path = files.damage(broken, how)
+            reload(files.settings, services, listener)
+            await phone.ask("hi")
+            said = capsys.readouterr().out
+            assert "not reloaded" in said and path.name in said and "Traceback" not in said
+    (request,) = provider.requests
+    assert request.system.startswith("You are a parrot.") and device_tools(request) == {"bird.feed"}
+
+
+async def log_line(served: Announced, event: str) -> dict[str, object]:
+    """Read a server's log until an event; give its fields."""
+    assert served.process.stderr is not None
+    while True:
+        line = await asyncio.wait_for(served.process.stderr.readline(), START)
+        assert line, f"it ended without {event!r}"
+        if line.startswith(b"{"):
+            fields: dict[str, object] = json.loads(line)
+            if fields.get("event") == event:
+                return fields
+
+
+async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    async with server(tmp_path, LOG_FORMAT="json", **files.environment) as served:
+        async with Phone(served.url) as phone:
+            await phone.ask("say hello")
+            files.write("You are a goldfish.", "fish.feed")
+            served.process.send_signal(signal.SIGHUP)
+            assert (await log_line(served, "reloaded"))["sessions"] == 1
+            files.catalog.write_text('{"tools": [')
+            served.process.send_signal(signal.SIGHUP)
+            refused = await log_line(served, "not reloaded")
+            assert refused["level"] == "error" and "tools.json is not valid JSON" in str(refused["why"])
+            await phone.ask("say hello")
+            assert len(phone.finals()) == 2 and not phone.closed.is_set()
+            files.write("You are a parrot again.", "bird.feed")
+            served.process.send_signal(signal.SIGHUP)
+            await log_line(served, "reloaded")
+        assert await served.end(signal.SIGTERM) == 0

@@ -90,9 +90,7 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     if frame.startswith(BINARY_MARK):
         _refuse("binary_frame", found)
     if len(frame) > max_bytes:
-        _read_head(frame, found)
-        if found.type != client.ToolResultEvent.TYPE:
-            _refuse(f"event_too_large:{len(frame)}", found)
+        return _decode_large(frame, max_bytes, found)
     value = _parse(frame, found)
     payload = _check_envelope(value, found)
     assert found.id is not None and found.type is not None and found.session_id is not None
@@ -103,6 +101,52 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
 
 def _refuse(message: str, found: _Found, code: ErrorCode = "invalid_event") -> NoReturn:
     raise InvalidFrame(code, message, found) from None
+
+
+class _Large(msgspec.Struct, rename="camel"):
+    """A large ``tool.result``: other fields are passed over without being built."""
+
+    id: str | None = None
+    type: str | None = None
+    timestamp: str | None = None
+    session_id: str | None = None
+    protocol_version: int = PROTOCOL_VERSION
+    payload: client.ToolResultEvent | None = None
+
+
+_decode_result = msgspec.json.Decoder(_Large).decode
+
+
+def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
+    """Read a frame above the soft limit: a ``tool.result``, of which only what is needed is looked at.
+
+    Building all values of a hostile megabyte would hold the loop for longer than everything else together.
+    """
+    _read_head(frame, found)
+    if found.type != client.ToolResultEvent.TYPE:
+        _refuse(f"event_too_large:{len(frame)}", found)
+    try:
+        large = _decode_result(frame)
+    except UnicodeDecodeError:
+        _refuse("invalid_utf8", found)
+    except msgspec.ValidationError as error:
+        _refuse(f"invalid_payload: {error}", found)
+    except (msgspec.MsgspecError, RecursionError):
+        _refuse("invalid_json", found)
+    envelope: dict[str, Any] = {
+        "id": large.id,
+        "type": large.type,
+        "timestamp": large.timestamp,
+        "sessionId": large.session_id,
+        "protocolVersion": large.protocol_version,
+        "payload": None if large.payload is None else {},
+    }
+    _check_envelope(envelope, found)
+    # Keys are looked at where the frame is large for its result, not for what surrounds it.
+    if len(frame) - len(_encode(large.payload)) <= max_bytes:
+        _check_keys(frame, found)
+    assert found.id is not None and found.session_id is not None
+    return Inbound(found.id, found.type, found.session_id, len(frame), large.payload)
 
 
 def _read_head(frame: bytes, found: _Found) -> None:

@@ -17,7 +17,9 @@ UPGRADE = (
     "GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-TEXT, CONTINUATION, PING, FIN = 0x1, 0x0, 0x9, 0x80
+TEXT, CONTINUATION, PING, PONG, FIN = 0x1, 0x0, 0x9, 0xA, 0x80
+PING_HEAD = bytes((FIN | PING, 4))
+"""How the library's own pings begin: four random bytes follow. No text of the server's has such bytes."""
 
 
 def frame(data: bytes, head: int = FIN | TEXT) -> bytes:
@@ -55,9 +57,12 @@ class Peer:
         await asyncio.sleep(0)  # `sock_sendall` does not let others run if there is room
 
     async def discard(self) -> None:
-        """Read all that comes and forget it."""
-        while await asyncio.get_running_loop().sock_recv(self._socket, 65_536):
-            pass
+        """Read all that comes and forget it, but answer pings: a peer is to be bad in one way only."""
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._socket, 65_536):
+            at = data.find(PING_HEAD)
+            if at >= 0:
+                await self.send(frame(data[at + 2 : at + 6], FIN | PONG))
 
 
 async def connect(name: str, host: str, port: int) -> Peer:

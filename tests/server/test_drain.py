@@ -1,0 +1,342 @@
+"""The end of a server that people talk to: every turn ends, and is heard, before anybody is sent away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services
+from conductor.messages import AssistantMessage, ToolCall, UserMessage
+from conductor.models.base import TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.server.auth import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from conductor.stores.base import Claim, Operation
+from tests.end_to_end.conftest import serving
+from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call
+from tests.server.wires import WAIT, WiredStore, until
+
+LONG = 60.0
+"""A time that no test waits for, in seconds."""
+
+
+def silent_about(*names: str) -> Callable[[str], bool]:
+    return lambda name: name not in names
+
+
+async def closed(phone: Phone) -> int | None:
+    """Wait until the server has sent a client away; give the code."""
+    await asyncio.wait_for(phone.closed.wait(), WAIT)
+    return phone.close_code
+
+
+async def still_open(phone: Phone) -> bool:
+    """Tell whether a client is still connected, after a round trip to the server."""
+    assert phone._socket is not None
+    await asyncio.wait_for(await phone._socket.ping(), WAIT)
+    return not phone.closed.is_set()
+
+
+async def speech_of(phone: Phone, since: int = 0) -> str:
+    call = await phone.until(is_call("tts.speak"), since=since)
+    return str(call["payload"]["callId"])
+
+
+def hi(_: object) -> Sequence[TextDelta]:
+    return [TextDelta("Hi.")]
+
+
+# -- when a connection is closed
+
+
+async def test_who_is_idle_goes_at_once_and_who_listens_once_the_speech_is_over() -> None:
+    async with serving(ScriptedProvider(hi)) as served:
+        listener = served.listener
+        quiet = served.phone("s-2")
+        talking = served.phone(acknowledge=silent_about("tts.speak"))
+        unbound = served.phone("s-3")
+        async with quiet, talking:
+            await unbound.open(start=False)
+            await quiet.ask("hi")
+            await talking.ask("hi")
+            speech = await speech_of(talking)
+            stopping = asyncio.create_task(listener.stop(drain_s=LONG))
+            assert [await closed(quiet), await closed(unbound)] == [1012, 1012]
+            assert await still_open(talking) and not stopping.done()
+            await talking.result(speech, '{"spoken":true}')
+            assert await closed(talking) == 1012
+            await asyncio.wait_for(stopping, WAIT)
+            await unbound.close()
+
+
+async def test_who_talks_goes_once_the_turn_has_ended_and_was_heard() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
+    async with serving(provider) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            since = len(phone.log)
+            await phone.say("count")
+            await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await still_open(phone)
+            go_on.set()
+            speech = await speech_of(phone)
+            assert await still_open(phone) and not stopping.done()
+            await phone.result(speech, '{"spoken":true}')
+            assert await closed(phone) == 1012
+            await asyncio.wait_for(stopping, WAIT)
+            assert phone.shape(since) == PLAIN_TURN and phone.finals() == ["One, two."]
+
+
+async def test_a_speech_that_is_never_acknowledged_holds_nothing_for_longer_than_its_time() -> None:
+    limits: dict[str, Any] = {"speech_timeout": 0.1, "speech_seconds_per_char": 0.0}
+    async with serving(ScriptedProvider(hi), **limits) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            await phone.ask("hi")
+            await asyncio.wait_for(served.listener.stop(drain_s=LONG), WAIT)
+            assert await closed(phone) == 1012
+
+
+async def test_a_client_that_answers_no_call_at_all_holds_nothing_for_longer_than_their_time() -> None:
+    limits: dict[str, Any] = {"ui_timeout": 0.02, "speech_timeout": 0.02, "speech_seconds_per_char": 0.0}
+    async with serving(ScriptedProvider(hi), **limits) as served:
+        async with served.phone(acknowledge=lambda _: False) as phone:
+            await phone.ask("hi")
+            await asyncio.wait_for(served.listener.stop(drain_s=LONG), WAIT)
+            assert await closed(phone) == 1012
+
+
+async def test_a_barge_in_ends_the_wait_for_its_speech() -> None:
+    async with serving(ScriptedProvider(hi)) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            await phone.ask("hi")
+            speech = await speech_of(phone)
+            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await still_open(phone)
+            await phone.interrupt()
+            await phone.result(speech, '{"spoken":true}')
+            assert await closed(phone) == 1012
+            await asyncio.wait_for(stopping, WAIT)
+
+
+async def test_a_call_of_the_device_is_waited_for_and_its_turn_ends() -> None:
+    provider = ScriptedProvider([[ToolCall("c-1", "agent.status", '{"id":"a"}')], [TextDelta("It runs.")]])
+    async with serving(provider) as served, served.phone() as phone:
+        await phone.say("how is it?")
+        call = await phone.until(is_call("agent.status"))
+        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        assert await still_open(phone)
+        await phone.result(call["payload"]["callId"], "runs")
+        assert await closed(phone) == 1012
+        await asyncio.wait_for(stopping, WAIT)
+        assert phone.spoken() == ["It runs."] and phone.shape()[-1] == "state idle"
+
+
+async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
+    async with serving(provider) as served:
+        phone = served.phone()
+        await phone.open()
+        await phone.say("count")
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        (session,) = served.listener.hub.sessions
+        await phone.cut()
+        await served.empty()
+        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        await asyncio.wait([stopping], timeout=0)
+        go_on.set()
+        await asyncio.wait_for(stopping, WAIT)
+        assert session.messages[-1] == AssistantMessage("One, two.", provider=provider.name)
+        assert not provider.record(0).closed_early
+
+
+async def test_a_parked_connection_goes_with_the_one_that_is_served() -> None:
+    async with serving(ScriptedProvider(hi)) as served:
+        older, newer = served.phone(), served.phone(acknowledge=silent_about("tts.speak"))
+        async with older, newer:
+            since = len(newer.log)
+            await newer.say("hi")
+            speech = await speech_of(newer, since)
+            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await still_open(newer)
+            await newer.result(speech, '{"spoken":true}')
+            assert [await closed(older), await closed(newer)] == [1012, 1012]
+            await asyncio.wait_for(stopping, WAIT)
+
+
+# -- the bound on all of it
+
+
+@pytest.mark.parametrize("waits_for", ["the model", "a speech", "a call"])
+async def test_the_drain_is_bounded_whatever_it_waits_for(waits_for: str) -> None:
+    scripts: dict[str, list[Script]] = {
+        "the model": [[TextDelta("One, "), asyncio.Event()]],
+        "a speech": [[TextDelta("Hi.")]],
+        "a call": [[ToolCall("c-1", "agent.status", '{"id":"a"}')], [TextDelta("It runs.")]],
+    }
+    provider = ScriptedProvider(scripts[waits_for])
+    async with serving(provider, close_timeout=1.0) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            await phone.say("go")
+            if waits_for == "the model":
+                await phone.until(lambda e: e["type"] == "assistant.speech.partial")
+            else:
+                await phone.until(is_call("tts.speak" if waits_for == "a speech" else "agent.status"))
+            await asyncio.wait_for(served.listener.stop(drain_s=0.05), WAIT)
+            assert await closed(phone) == 1012
+            await asyncio.wait_for(provider.record(0).closed.wait(), WAIT)
+            assert phone.shape()[-1] == "state idle", "the microphone is open again"
+        assert served.listener.connections == 0 and len(served.listener.hub) == 0
+
+
+# -- what is said meanwhile
+
+
+async def test_a_transcript_meanwhile_is_refused_with_a_time_to_wait_and_the_microphone_opens() -> None:
+    provider = ScriptedProvider(hi)
+    async with serving(provider) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            await phone.ask("hi")
+            speech = await speech_of(phone)
+            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await still_open(phone)
+            for number in range(3):
+                since = len(phone.log)
+                event_id = await phone.say(f"one more thing, {number}")
+                await phone.idle(since=since)
+                assert phone.shape(since) == ["error", "state idle"]
+                (error,) = phone.errors(since)
+                assert error["code"] == "rate_limited" and error["eventId"] == event_id
+                assert 0 < error["retryAfterMs"] <= 10_000
+            await phone.result(speech, '{"spoken":true}')
+            assert await closed(phone) == 1012
+            await asyncio.wait_for(stopping, WAIT)
+            assert len(provider.requests) == 1
+
+
+async def test_a_transcript_while_a_turn_runs_is_refused_and_the_turn_goes_on() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
+    async with serving(provider) as served, served.phone() as phone:
+        await phone.say("count")
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        assert await still_open(phone)
+        event_id = await phone.say("faster")
+        await phone.until(lambda e: e["payload"].get("eventId") == event_id)
+        go_on.set()
+        assert await closed(phone) == 1012
+        await asyncio.wait_for(stopping, WAIT)
+        assert phone.finals() == ["One, two."] and len(provider.requests) == 1
+        assert [error["code"] for error in phone.errors()] == ["rate_limited"]
+        assert phone.shape()[-1] == "state idle"
+
+
+async def test_a_transcript_that_waited_already_is_answered() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider([[go_on, TextDelta("One.")], [TextDelta("Two.")]])
+    async with serving(provider, mode="queue") as served, served.phone() as phone:
+        await phone.say("count")
+        await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
+        await phone.say("go on")
+        assert await still_open(phone)
+        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        assert await still_open(phone)
+        go_on.set()
+        assert await closed(phone) == 1012
+        await asyncio.wait_for(stopping, WAIT)
+        assert phone.finals() == ["One.", "Two."] and phone.errors() == []
+
+
+async def test_news_meanwhile_begins_no_turn() -> None:
+    provider = ScriptedProvider(hi)
+    async with serving(provider) as served:
+        async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
+            await phone.ask("hi")
+            speech = await speech_of(phone)
+            stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await still_open(phone)
+            await phone.send("agent.completed", {"agentId": "a", "status": "done", "summary": "Built."})
+            assert await still_open(phone)
+            await phone.result(speech, '{"spoken":true}')
+            assert await closed(phone) == 1012
+            await asyncio.wait_for(stopping, WAIT)
+            assert len(provider.requests) == 1
+
+
+# -- a store that takes its time
+
+
+class SlowStore(WiredStore):
+    """A store whose commits wait for a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committing = asyncio.Event()
+        self.commit_gate = asyncio.Event()
+        self.commit_gate.set()
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        self.committing.set()
+        await self.commit_gate.wait()
+        await super().commit(claim, commit_id, operations)
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_a_turn_that_was_just_being_recorded_is_answered(present: bool) -> None:
+    store = SlowStore()
+    services = replace(make_services(load_settings(None), ScriptedProvider(hi)), store=store)
+    listener = Listener(services, Authenticator([]))
+    await listener.start("127.0.0.1", 0)
+    phone = Phone(f"ws://127.0.0.1:{listener.port}/ws")
+    await phone.open()
+    (session,) = listener.hub.sessions
+    store.commit_gate.clear()
+    store.committing.clear()
+    await phone.say("hi")
+    await asyncio.wait_for(store.committing.wait(), WAIT)
+    if not present:
+        await phone.cut()
+    stopping = asyncio.create_task(listener.stop(drain_s=LONG))
+    if present:
+        assert await still_open(phone), "nobody is held up"
+    store.commit_gate.set()
+    await asyncio.wait_for(stopping, WAIT)
+    assert [type(message) for message in session.messages] == [UserMessage, AssistantMessage]
+    if present:
+        assert await closed(phone) == 1012 and phone.spoken() == ["Hi."]
+        await phone.close()
+
+
+# -- many
+
+
+async def test_a_hundred_that_are_talking_all_hear_their_turn_to_its_end() -> None:
+    go_on = asyncio.Event()
+    provider = ScriptedProvider(lambda _: [TextDelta("One, "), go_on, TextDelta("two.")])
+    async with serving(provider) as served:
+        phones = [served.phone(f"s-{number}") for number in range(100)]
+        for start in range(0, len(phones), 25):
+            await asyncio.gather(*(phone.open() for phone in phones[start : start + 25]))
+        sinces = [len(phone.log) for phone in phones]
+        for phone in phones:
+            await phone.say("count")
+        await until(lambda: len(provider.requests) == len(phones))
+        stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
+        assert await still_open(phones[0]) and not stopping.done()
+        go_on.set()
+        assert {await closed(phone) for phone in phones} == {1012}
+        await asyncio.wait_for(stopping, WAIT)
+        for phone, since in zip(phones, sinces, strict=True):
+            assert phone.shape(since) == PLAIN_TURN
+            assert phone.finals() == ["One, two."] and phone.spoken() == ["One, two."]
+        assert not any(provider.record(number).closed_early for number in range(len(phones)))
+        assert served.listener.connections == 0 and len(served.listener.hub) == 0
+        for phone in phones:
+            await phone.close()
