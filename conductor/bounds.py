@@ -17,17 +17,25 @@ class TokenBucket:
 
     def take(self, now: float, tokens: float = 1.0) -> float:
         """Take tokens; returns 0.0, or the seconds to wait until there are so many, and then takes none."""
+        wait = self.wait(now, tokens)
+        if not wait:
+            self._tokens -= min(tokens, self._burst)
+        return wait
+
+    def wait(self, now: float, tokens: float = 1.0) -> float:
+        """Say how many seconds it is until there are so many tokens; 0.0 if there are now.
+
+        What costs more than the burst costs the burst.
+        """
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
         self._at = now
-        if tokens <= self._tokens:
-            self._tokens -= tokens
-            return 0.0
-        return (min(tokens, self._burst) - self._tokens) / self._per_second
+        missing = min(tokens, self._burst) - self._tokens
+        return missing / self._per_second if missing > 0 else 0.0
 
     def spend(self, now: float, tokens: float = 1.0) -> None:
         """Take tokens that are there or not: the one who takes them has waited long enough."""
         if self.take(now, tokens):
-            self._tokens -= tokens
+            self._tokens -= min(tokens, self._burst)
 
     def is_full(self, now: float, share: float = 1.0) -> bool:
         """Tell whether it is filled again to that share of its burst."""
@@ -35,7 +43,7 @@ class TokenBucket:
 
     def give_back(self, tokens: float = 1.0) -> None:
         """Give back what should not have been counted."""
-        self._tokens = min(self._burst, self._tokens + tokens)
+        self._tokens = min(self._burst, self._tokens + min(tokens, self._burst))
 
 
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:

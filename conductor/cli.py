@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from conductor import __version__
 from conductor.commands import check, protocol
@@ -42,8 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        self.exit(2, f"conductor: {message}; --help says more.\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="conductor",
         description="A WebSocket server between a voice app and a language model.",
         epilog="Without a command it serves. Settings come from the environment and .env; see .env.example.",
@@ -78,22 +86,23 @@ def _serve(options: argparse.Namespace) -> int:
     from conductor.logs import configure_logs
     from conductor.settings import load_settings
 
-    host, tokens = options.host, None
+    host, token = options.host, None
     if options.lan:
         from conductor.commands import lan
 
-        host, tokens = host or lan.lan_address(), lan.new_token()
+        host, token = lan.lan_address() if host is None else lan.private(host), lan.new_token()
     settings = load_settings(
         host=host,
-        auth_tokens=tokens,
         port=options.port,
         model_provider=options.model_provider,
         anthropic_model=options.anthropic_model,
         log_level=options.log_level,
     )
+    if token is not None:
+        settings = settings.model_copy(update={"auth_tokens": (*settings.auth_tokens, token)})
     check_exposure(settings, insecure=options.insecure_no_auth)
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
-    _run(serve(settings, lambda listener: _announce(settings, listener, lan_token=tokens)))
+    _run(serve(settings, lambda listener: _announce(settings, listener, lan_token=token)))
     return 0
 
 

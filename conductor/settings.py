@@ -75,8 +75,8 @@ class Settings(BaseSettings):
     anthropic_base_url: str | None = None
     anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-4-5"
     anthropic_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
-    max_event_bytes: Annotated[int, Field(ge=1_024, le=1_048_576)] = 65_536
-    max_turns: Annotated[int, Field(ge=2, le=1_000)] = 20
+    max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536
+    max_turns: Annotated[int, Field(ge=1, le=1_000)] = 20
     partial_interval_ms: Annotated[int, Field(ge=0, le=10_000)] = 50
     max_tool_rounds: Annotated[int, Field(ge=0, le=100)] = 8
     max_tool_calls_per_round: Annotated[int, Field(ge=1, le=100)] = 15
@@ -143,6 +143,7 @@ class Settings(BaseSettings):
             max_calls_per_round=self.max_tool_calls_per_round,
             tool_timeout=tool_timeout,
             ui_timeout=min(Limits().ui_timeout, tool_timeout),
+            speech_timeout=min(Limits().speech_timeout, max(1.0, tool_timeout)),
             model_silence=self.model_timeout_ms / 1000,
             turn_timeout=self.turn_timeout_ms / 1000,
             turns_per_minute=self.session_rate_limit_per_min,

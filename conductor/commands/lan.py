@@ -26,7 +26,10 @@ def lan_address() -> str:
 
 def private(address: str) -> str:
     """Give the address back if only a local network can reach it. Raises `SettingsError`."""
-    parsed = ipaddress.ip_address(address)
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        raise SettingsError(f"--lan: {address!r} is no address.") from None
     if not parsed.is_private or parsed.is_loopback or parsed.is_unspecified:
         raise SettingsError(f"--lan: {address} is no address of a local network; use --host and AUTH_TOKENS.")
     return address

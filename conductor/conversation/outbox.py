@@ -141,7 +141,11 @@ class Outbox:
 
     def expect_no_acknowledgements(self) -> None:
         """Stop waiting for a client that has acknowledged nothing of a whole turn, and now starts another."""
-        if self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
+        if self._client_acknowledges is False:
+            for entry in list(self._entries.values()):
+                if entry.record.kind == "speak" and entry.frame.written:
+                    self._lose(entry)
+        elif self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
             for entry in list(self._lane.values()):
                 if entry.record.kind == "speak":
@@ -182,11 +186,12 @@ class Outbox:
             if entry.record.event_id not in self._lane:
                 del self._by_call[call_id]
 
-    def attach(self, transport: Transport) -> None:
+    def attach(self, transport: Transport, *, states: bool = True) -> None:
         """Serve this transport from now on, and replay to it what was not acknowledged.
 
-        Of all states only the latest one; no speech that is stale; no write call that a socket ever had,
-        since an app that was relaunched would run it again (protocol, the same section).
+        Of all states only the latest one, and none without ``states``: a fresh one follows then. No speech
+        that is stale; no write call that a socket ever had, since an app that was relaunched would run it
+        again (protocol, the same section).
         """
         self._transport = transport
         self._held.clear()
@@ -195,11 +200,11 @@ class Outbox:
         self._lane = OrderedDict(
             (key, entry) for key, entry in self._lane.items() if key not in self._entries
         )
-        states = [e for e in self._entries.values() if e.record.kind == "state"]
+        latest = next((e for e in reversed(self._entries.values()) if e.record.kind == "state"), None)
         for entry in list(self._entries.values()):
             kind = entry.record.kind
             entry.replayed = entry.frame.written
-            if kind == "state" and entry is not states[-1]:
+            if kind == "state" and (entry is not latest or not states):
                 self._remove(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)

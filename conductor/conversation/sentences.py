@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 from conductor.errors import ErrorCode
 from conductor.events.client import AgentCompleted
+from conductor.tools.shorten import shorten
 
 FAILURES: Mapping[ErrorCode, str] = MappingProxyType(
     {
-        "model_provider_failed": "Sorry, I can't reach my language model right now. Please try again.",
+        "model_provider_failed": "Sorry, I could not get an answer just now. Please try again.",
         "turn_timeout": "Sorry, that took too long, so I stopped. Please try again.",
         "store_unavailable": "Sorry, I can't save our conversation right now. Please try again.",
         "internal_error": "Sorry, something went wrong on my side. Please try again.",
@@ -28,6 +29,9 @@ MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
 )
 """The messages of error events: for people, with nothing of a service's answer in them."""
 
+MAX_NEWS_BYTES = 4_096
+"""How much of each text about an agent the model is told: news must not fill its window."""
+
 CUT_OFF = "[The reply broke off here.]"
 
 
@@ -36,7 +40,7 @@ def agent_news(event: AgentCompleted) -> str:
     parts = [f"The coding agent {event.agent_id} has ended with status {event.status!r}."]
     for label, value in (("Name", event.name), ("Task", event.prompt), ("Summary", event.summary)):
         if value:
-            parts.append(f"{label}: {value}")
+            parts.append(f"{label}: {shorten(value, MAX_NEWS_BYTES)}")
     return "\n".join(parts)
 
 

@@ -34,6 +34,8 @@ from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
 
+_QUEUE_RETRY_S = 2.0
+"""When to say again what found too many transcripts waiting."""
 _DRAIN_RETRY_S = 2.0
 """When a client whose server restarts should say it again."""
 
@@ -60,6 +62,7 @@ class Session:
             self._device,
             self._tasks,
             self._floor_is_free,
+            self._count_news,
         )
         self._bucket = TokenBucket(
             self._limits.turns_per_minute / 60, self._limits.turns_per_minute, self._now()
@@ -88,12 +91,12 @@ class Session:
     def attach(self, transport: Transport, *, resumed: bool) -> None:
         """Serve this connection from now on; any other one of this session falls silent."""
         previous = self._outbox.transport
-        if previous is transport:
-            return
-        if previous is not None:
-            previous.park()
-        self._outbox.attach(transport)
-        if resumed and not self.busy:
+        reopens = resumed and not self.busy
+        if previous is not transport:
+            if previous is not None:
+                previous.park()
+            self._outbox.attach(transport, states=not reopens)
+        if reopens:
             # A transcript that was lost with the old socket has left the app waiting for this.
             self._tasks.spawn(self.reopen_microphone())
         self._turns.tell_news()
@@ -110,6 +113,7 @@ class Session:
     def drain(self) -> None:
         """Begin no more turns: the server is about to stop."""
         self._draining = True
+        self._outbox.expect_no_acknowledgements()
 
     async def turns_ended(self) -> None:
         """Wait until no turn is running or waiting."""
@@ -213,9 +217,10 @@ class Session:
 
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> None:
         self._floor_until = 0.0
+        text = text.strip()
         if event_id in self._ledger.state.seen or self._turns.knows(event_id):
             raise Duplicate(event_id)
-        if not text.strip():
+        if not text:
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
             return
         wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
@@ -225,8 +230,9 @@ class Session:
             return
         self._outbox.expect_no_acknowledgements()
         if not await self._turns.answer(text, event_id):
+            self._bucket.give_back()
             message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
-            await self.refuse("rate_limited", message, event_id, transport)
+            await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
 
     async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
         """Barge-in: it concerns the oldest speech that is not over (protocol, "Base: client to server")."""
@@ -235,7 +241,8 @@ class Session:
         operations: list[Operation] = [RememberInbound(event_id)]
         speech = self._turns.speeches.interrupt(self._now())
         # The running turn goes on only if the speech is another's, and was still to be heard.
-        self._turns.interrupt(speech if speech is not None and speech.over_at is None else None)
+        other = speech if speech is not None and speech.over_at is None else None
+        self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
         if speech is not None:
             self._outbox.end_speech(speech.call_id)
             operations += self._turns.speeches.amend(speech, event.spoken_text, event.played_ms)
@@ -244,6 +251,7 @@ class Session:
 
     async def _take_news(self, event_id: str, text: str) -> None:
         await self._ledger.commit([RememberInbound(event_id)])
+        self._outbox.expect_no_acknowledgements()
         self._turns.waiting.add_news(News(text, self._now() + self._limits.note_expiry))
         self._turns.tell_news()
 
@@ -257,13 +265,18 @@ class Session:
         """Whether the server may speak unasked: somebody listens, nothing is playing, nobody is talking."""
         if self._draining or self._outbox.transport is None or self._outbox.speaking:
             return False  # asked again on attaching, and when the speech is over
-        if self._now() >= self._floor_until:
+        now = self._now()
+        wait = max(self._floor_until - now, self._bucket.wait(now))
+        if wait <= 0:
             return True
         if self._floor_timer is not None:
             self._floor_timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._floor_timer = loop.call_at(self._floor_until, self._turns.tell_news)
+        self._floor_timer = asyncio.get_running_loop().call_later(wait, self._turns.tell_news)
         return False
+
+    def _count_news(self) -> None:
+        """Count a turn that nobody asked for as one of the session's."""
+        self._bucket.take(self._now())
 
     # -- inside
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from conductor.conversation.clock import TurnClock
-from conductor.conversation.heard import CUT_BEFORE_SPEECH
+from conductor.conversation.heard import CUT_BEFORE_SPEECH, marked
 from conductor.conversation.history import repair
 from conductor.conversation.partials import Reply
 from conductor.conversation.round import Round, prepare_round
@@ -137,14 +137,19 @@ class Turn:
         self._clock = TurnClock(host.limits.turn_timeout, lambda: self.stop("timed_out"))
         self._task: asyncio.Task[object] | None = None
         self._stop: EndReason | None = None
+        self._heard: str | None = None
         self._waiting = False
         self._reply = Reply()
         self._round: Round | None = None
         self._calls_made = 0
 
-    def stop(self, reason: EndReason) -> None:
-        """Ask the turn to end: at once where it waits, else after the commit that it is in."""
+    def stop(self, reason: EndReason, heard: str | None = None) -> None:
+        """Ask the turn to end: at once where it waits, else after the commit that it is in.
+
+        ``heard`` is what the client says was spoken of a reply that was still arriving.
+        """
         if self._stop is None:
+            self._heard = heard
             self._stop = reason
             if self._waiting and self._task is not None:
                 self._task.cancel()
@@ -331,7 +336,8 @@ class Turn:
             operations += prepared.close()
         cut = self.unspoken
         if cut and reason in ("interrupted", "session_end"):
-            operations.append(AppendLog(AssistantMessage(f"{cut} {CUT_BEFORE_SPEECH}")))
+            kept = f"{cut} {CUT_BEFORE_SPEECH}" if self._heard is None else marked(self._heard[: len(cut)])
+            operations.append(AppendLog(AssistantMessage(kept)))
             self._reply = Reply()
         self.figures.trace.append(reason if self.error is None else f"error:{self.error}")
         if not operations:

@@ -40,6 +40,7 @@ from conductor.stores.base import AppendLog, CallRecord, ForgetCall, Operation, 
 from conductor.tools.base import CallContext
 from conductor.tools.executor import ToolExecutor
 from conductor.tools.pending import Pending
+from conductor.tools.shorten import shorten
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +54,8 @@ _new_turn_id = IdSource("turn")
 class Turns:
     """Runs the turns of one session; it is their `TurnHost`.
 
-    ``may_tell_news`` says whether the session is idle enough for a turn that nobody asked for.
+    ``may_tell_news`` says whether the session is idle enough for a turn that nobody asked for, ``on_news``
+    is told when one begins.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Turns:
         device: DeviceCalls,
         tasks: Tasks,
         may_tell_news: Callable[[], bool],
+        on_news: Callable[[], None],
     ) -> None:
         self.limits = services.limits
         self.provider = services.provider
@@ -80,6 +83,7 @@ class Turns:
         self._device = device
         self._tasks = tasks
         self._may_tell_news = may_tell_news
+        self._on_news = on_news
         self._partials = Partials(self._send_partial, self.limits.partial_interval)
         self._turn: Turn | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -120,15 +124,15 @@ class Turns:
         """Tell whether a transcript was taken already, although it may not be recorded yet."""
         return event_id == self._beginning or self.waiting.knows(event_id)
 
-    def interrupt(self, speech: Speech | None = None) -> None:
+    def interrupt(self, speech: Speech | None = None, heard: str | None = None) -> None:
         """Stop the running turn for a barge-in, if the interrupted speech is its own, or is none.
 
-        Nothing more of its answer is shown.
+        Nothing more of its answer is shown. ``heard`` is what the client says was spoken of it.
         """
         turn = self._turn
         if turn is None or (speech is not None and speech.turn_id != turn.id):
             return
-        turn.stop("interrupted")
+        turn.stop("interrupted", heard)
         self._partials.stop()
         if self._delivery.outbox.transport is not None:
             self._delivery.outbox.transport.drop_partials()
@@ -206,6 +210,7 @@ class Turns:
         now = asyncio.get_running_loop().time()
         if not self.waiting.has_news(now) or not self._may_tell_news():
             return None
+        self._on_news()
         return await self._begin("news", None)
 
     async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
@@ -224,7 +229,8 @@ class Turns:
             operations.append(RememberInbound(event_id))
         operations += [AppendLog(Note(text)) for text in told]
         if news:
-            operations.append(AppendLog(Note("\n\n".join(one.text for one in news))))
+            text = shorten("\n\n".join(one.text for one in news), self.limits.max_observation_bytes)
+            operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
             operations.append(AppendLog(message))

@@ -235,7 +235,8 @@ def _check_keys(frame: bytes, found: _Found) -> None:
 def _check_envelope(value: dict[str, Any], found: _Found) -> dict[str, Any]:
     """Check the envelope's fields in the protocol's order; return the payload."""
     for key, name in _REQUIRED:
-        if value.get(key) is None:
+        given = value.get(key)
+        if given is None or (given == "" and key in ("id", "sessionId")):
             _refuse(f"missing_{name}", found)
     if found.id is None:
         _refuse("invalid_id", found)
@@ -248,7 +249,8 @@ def _check_envelope(value: dict[str, Any], found: _Found) -> dict[str, Any]:
     payload = value["payload"]
     if not isinstance(payload, dict):
         _refuse("invalid_payload", found)
-    version = value.get("protocolVersion", PROTOCOL_VERSION)
+    version = value.get("protocolVersion")
+    version = PROTOCOL_VERSION if version is None else version
     if type(version) is not int or version < 1:
         _refuse("invalid_protocol_version", found)
     if version > PROTOCOL_VERSION:

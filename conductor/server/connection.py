@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from math import ceil
 
 import structlog
 from websockets.exceptions import ConnectionClosed
@@ -156,9 +157,10 @@ class Connection:
     # -- reading
 
     async def _read(self) -> None:
-        async with asyncio.timeout(self._limits.first_event_timeout):
-            frame = await self._socket.recv(decode=False)
+        deadline = self._now() + self._limits.first_event_timeout
         while True:
+            async with asyncio.timeout_at(deadline if self._session is None else None):
+                frame = await self._socket.recv(decode=False)
             cost = self._cost(len(frame))
             wait = self._bucket.take(self._now(), cost)
             if wait:
@@ -168,7 +170,6 @@ class Connection:
             elif self._flooding_since is not None and self._bucket.is_full(self._now(), share=0.5):
                 self._flooding_since = None
             await self._take(frame)
-            frame = await self._socket.recv(decode=False)
 
     async def _slow_down(self, wait: float) -> bool:
         """Read no more for a while, so that nothing is lost; False if this client only ever floods."""
@@ -176,9 +177,7 @@ class Connection:
         if self._flooding_since is None:
             self._flooding_since = now
             log.warning("events too fast", session=self._session_id)
-            self._send_error(
-                "rate_limited", "Too many events; wait.", None, retry_after_ms=round(wait * 1000)
-            )
+            self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
         elif now - self._flooding_since > self._limits.flood_timeout:
             self.close(POLICY_VIOLATION, "too many events")
             return False
@@ -191,7 +190,7 @@ class Connection:
         except InvalidFrame as error:
             self._send_error(error.code, str(error), error.event_id, error.session_id)
             log.debug("event refused", code=error.code, session=self._session_id)
-            if error.event_type == client.TranscriptFinal.TYPE:
+            if error.event_type in (client.TranscriptFinal.TYPE, None):
                 await self._reopen_microphone(error.session_id)
             return
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
@@ -212,6 +211,8 @@ class Connection:
         event = inbound.event
         if self._session is not None and inbound.session_id != self._session_id:
             self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
+            if isinstance(event, client.TranscriptFinal):
+                await self._reopen_microphone(None)
             return
         if isinstance(event, client.SessionStart) and event.session_id not in (None, inbound.session_id):
             message = "The payload's sessionId is not the envelope's."
@@ -250,8 +251,11 @@ class Connection:
                 (await self._bind(session_id)).attach(self, resumed=False)
             except StoreError:
                 self._say_idle(session_id)
-        if self._session is not None and self._session.transport is self:
-            await self._session.reopen_microphone()
+        if self._session is not None:
+            if self._session.transport is self:
+                await self._session.reopen_microphone()
+            else:
+                self._say_idle(self._session_id)
 
     def _say_idle(self, session_id: str) -> None:
         """Say ``idle`` without a session: there is none, since the store is away."""

@@ -95,7 +95,8 @@ class Hub:
             await asyncio.wait(self._closing)
 
     async def _open(self, key: SessionKey) -> Session:
-        return Session(self._services, await self._services.store.claim(key))
+        claim = await self._services.store.claim(key)
+        return Session(self._services, claim)  # the services of now: they may have been reloaded meanwhile
 
     def _arm(self, key: SessionKey, place: _Place, seconds: float) -> None:
         place.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, place)

@@ -148,10 +148,11 @@ class Listener:
         subject = self._authenticator.subject(request)
         if subject is None:
             return _text(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is needed.\n")
-        host = request.headers.get("Host")
-        if not origin_allowed(
-            request.headers.get("Origin"), host, self._origins, tokens=self._authenticator.required
-        ):
+        origins, hosts = request.headers.get_all("Origin"), request.headers.get_all("Host")
+        if len(origins) > 1 or len(hosts) > 1:
+            return _text(http.HTTPStatus.BAD_REQUEST, "A header that may come once came twice.\n")
+        origin, host = next(iter(origins), None), next(iter(hosts), None)
+        if not origin_allowed(origin, host, self._origins, tokens=self._authenticator.required):
             return _text(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.\n")
         limits = self._services.limits
         if len(self._connections) >= limits.max_connections:

@@ -207,26 +207,29 @@ class SessionState:
     def duplicate(self, operations: Sequence[Operation]) -> str | None:
         """Name what makes a commit a duplicate, if anything does; an operation counts for those after it."""
         seen: set[str] = set()
-        is_open: dict[str, bool] = {}  # the calls that this commit itself opened or finished
+        is_open: dict[str, bool | None] = {}  # what this commit itself did to calls; None: forgot them
         for operation in operations:
             match operation:
                 case OpenCall(call=call):
-                    if call.call_id in is_open or call.call_id in self.calls:
+                    if is_open.get(call.call_id, self._is_open(call.call_id)) is not None:
                         return call.call_id
                     is_open[call.call_id] = call.result is None
                 case FinishCall(call_id=call_id):
                     if not is_open.get(call_id, self._is_open(call_id)):
                         return call_id
                     is_open[call_id] = False
+                case ForgetCall(call_id=call_id):
+                    is_open[call_id] = None
                 case RememberInbound(event_id=event_id):
                     if event_id in seen or event_id in self.seen:
                         return event_id
                     seen.add(event_id)
         return None
 
-    def _is_open(self, call_id: str) -> bool:
+    def _is_open(self, call_id: str) -> bool | None:
+        """Whether a call waits for its result; None where it is not known."""
         known = self.calls.get(call_id)
-        return known is not None and known.result is None
+        return None if known is None else known.result is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ async def test_a_fresh_folder_passes_and_everything_was_looked_at() -> None:
 
 async def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_2(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
-        "HOST=0.0.0.0\nMAX_TURNS=1\nLOG_LEVEL=loud\nSYSTEM_PROMPT_FILE=none.md\nDEVICE_TOOLS_FILE=none.json\n"
+        "HOST=0.0.0.0\nMAX_TURNS=0\nLOG_LEVEL=loud\nSYSTEM_PROMPT_FILE=none.md\nDEVICE_TOOLS_FILE=none.json\n"
         f"MODEL_PROVIDER=anthropic\nANTROPIC_API_KEY={SECRET}\n"
     )
     code, output = await checked()
@@ -91,7 +91,7 @@ async def test_a_settings_file_that_is_not_text_is_the_only_item(tmp_path: Path)
 
 async def test_another_file_or_none_can_be_read(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("LOG_LEVEL=loud\n")
-    (tmp_path / "other").write_text("MAX_TURNS=1\n")
+    (tmp_path / "other").write_text("MAX_TURNS=0\n")
     assert (await checked(env_file=None))[0] == 0
     code, output = await checked(env_file=tmp_path / "other")
     assert code == 2 and "MAX_TURNS" in output and "LOG_LEVEL" not in output

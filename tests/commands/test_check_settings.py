@@ -42,7 +42,7 @@ def test_all_that_is_wrong_is_named_and_not_only_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG_FORMAT", "xml")
-    failed = lines_of("PORT=eighty\nMAX_TURNS=1\nLOG_LEVEL=loud\n", tmp_path, "fail")
+    failed = lines_of("PORT=eighty\nMAX_TURNS=0\nLOG_LEVEL=loud\n", tmp_path, "fail")
     assert [line.split(":")[0] for line in failed] == [
         "fail  PORT",
         "fail  MAX_TURNS",
