@@ -49,7 +49,7 @@ def test_all_that_is_wrong_is_named_and_not_only_the_first(
         "fail  LOG_LEVEL",
         "fail  LOG_FORMAT",
     ]
-    assert "greater than or equal to 2" in failed[1]
+    assert "greater than or equal to 1" in failed[1]
 
 
 def test_defaults_stand_in_for_what_is_wrong_and_the_rest_is_kept(tmp_path: Path) -> None:
