@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import structlog
 
@@ -33,6 +34,9 @@ from conductor.stores.base import Claim, Operation, OutboundRecord, RememberInbo
 from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
+
+Reception: TypeAlias = Literal["ordinary", "expected", "refused"]
+"""What an event was: ``expected`` answers a call, ``refused`` is a transcript that starts no turn."""
 
 _QUEUE_RETRY_S = 2.0
 """When to say again what found too many transcripts waiting."""
@@ -149,34 +153,10 @@ class Session:
         transport.send(self._delivery.frame(started))
         self.attach(transport, resumed=resumed)
 
-    async def receive(self, inbound: Inbound, transport: Transport) -> bool:
-        """Take one event from a connection that is bound to this session. Never waits for a turn.
-
-        Returns whether the event was asked for: it answers an outstanding call.
-        """
-        event = inbound.event
-        asked_for = False
+    async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
+        """Take one event from a connection that is bound to this session. Never waits for a turn."""
         try:
-            match event:
-                case client.ToolResultEvent():
-                    self._turns.speeches.over(event.call_id, self._now())
-                    asked_for = await self._device.take(event)
-                    self._turns.tell_news()
-                case client.TranscriptFinal():
-                    await self._take_transcript(inbound.id, event.text, transport)
-                case client.TranscriptPartial():
-                    self._hold_floor()
-                case client.OutputInterrupted():
-                    await self._take_interruption(inbound.id, event)
-                case client.AgentCompleted():
-                    await self._take_news(inbound.id, agent_news(event))
-                case client.SessionUpdate() if "tools" in self._profile.capabilities:
-                    rejected = self._profile.declare(event.tools)
-                    transport.send(self._delivery.frame(ToolsChanged(self._profile.declared, rejected)))
-                case client.SessionStart():
-                    raise AssertionError("the connection starts the session")
-                case _:
-                    log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
+            return await self._take(inbound, transport)
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
         except Fenced:
@@ -184,7 +164,32 @@ class Session:
             log.warning("session taken over", session=self.key.session_id)
         except StoreError as error:
             await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
-        return asked_for
+        return "ordinary"
+
+    async def _take(self, inbound: Inbound, transport: Transport) -> Reception:
+        match event := inbound.event:
+            case client.ToolResultEvent():
+                self._turns.speeches.over(event.call_id, self._now())
+                expected = await self._device.take(event)
+                self._turns.tell_news()
+                return "expected" if expected else "ordinary"
+            case client.TranscriptFinal():
+                taken = await self._take_transcript(inbound.id, event.text, transport)
+                return "ordinary" if taken else "refused"
+            case client.TranscriptPartial():
+                self._hold_floor()
+            case client.OutputInterrupted():
+                await self._take_interruption(inbound.id, event)
+            case client.AgentCompleted():
+                await self._take_news(inbound.id, agent_news(event))
+            case client.SessionUpdate() if "tools" in self._profile.capabilities:
+                rejected = self._profile.declare(event.tools)
+                transport.send(self._delivery.frame(ToolsChanged(self._profile.declared, rejected)))
+            case client.SessionStart():
+                raise AssertionError("the connection starts the session")
+            case _:
+                log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
+        return "ordinary"
 
     async def refuse(
         self,
@@ -215,24 +220,26 @@ class Session:
         except StoreError:
             self._outbox.send(self._delivery.frame(idle))
 
-    async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> None:
+    async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
         self._floor_until = 0.0
         text = text.strip()
         if event_id in self._ledger.state.seen or self._turns.knows(event_id):
             raise Duplicate(event_id)
         if not text:
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
-            return
+            return False
         wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
         if wait:
             message = "The server restarts." if self._draining else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
-            return
+            return False
         self._outbox.expect_no_acknowledgements()
-        if not await self._turns.answer(text, event_id):
-            self._bucket.give_back()
-            message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
-            await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
+        if await self._turns.answer(text, event_id):
+            return True
+        self._bucket.give_back()
+        message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
+        await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
+        return False
 
     async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
         """Barge-in: it concerns the oldest speech that is not over (protocol, "Base: client to server")."""

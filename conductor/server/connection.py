@@ -31,6 +31,8 @@ MAX_BATCH = 64
 """Frames in one write: more would only make the last of them late."""
 FRAME_BYTES = 20_480
 """A frame counts once more against the rate for each so many bytes."""
+REFUSED_COST = 20
+"""A transcript that is refused counts for so many events: it is answered by two, one of them recorded."""
 POLICY_VIOLATION = 1008
 
 _event_ids = IdSource("evt")
@@ -227,7 +229,7 @@ class Connection:
         served = session.transport is self
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: what it answers need not be replayed.
-            if await session.receive(inbound, self):
+            if await session.receive(inbound, self) == "expected":
                 self._bucket.give_back(self._cost(inbound.size))  # the server asked for it
             if new:
                 session.attach(self, resumed=self._resumed)
@@ -237,7 +239,8 @@ class Connection:
             if not (new or starts_turn):
                 return  # parked: another connection serves the session
             session.attach(self, resumed=self._resumed and not starts_turn)
-        await session.receive(inbound, self)
+        if await session.receive(inbound, self) == "refused":
+            self._bucket.spend(self._now(), REFUSED_COST)
 
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.subject, session_id)
