@@ -40,6 +40,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         system_prompt=load_system_prompt(settings.system_prompt_file),
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
+        log_content=settings.log_content,
         failures=FAILURES if settings.speak_errors else {},
     )
 

@@ -19,7 +19,8 @@ class Services:
     """What all sessions of a server share.
 
     ``catalog`` is the device's tools for clients that do not declare theirs. ``failures`` are the sentences
-    that a failed turn speaks, by error code; an empty mapping switches them off.
+    that a failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` puts what
+    was said and answered into the log.
     """
 
     store: SessionStore
@@ -29,4 +30,5 @@ class Services:
     system_prompt: str
     limits: Limits = field(default_factory=Limits)
     interruption_mode: Literal["cancel", "queue"] = "cancel"
+    log_content: bool = False
     failures: Mapping[ErrorCode, str] = field(default_factory=lambda: FAILURES)

@@ -101,9 +101,11 @@ class TurnHost(Protocol):
 
 @dataclass(slots=True)
 class TurnFigures:
-    """What the log line of a turn says."""
+    """What the log line of a turn says; ``said`` and ``answered`` only where content may be logged."""
 
     trace: list[str] = field(default_factory=list)
+    said: str = ""
+    answered: str = ""
     rounds: int = 0
     usage: Usage = field(default_factory=Usage)
     first_token_s: float | None = None

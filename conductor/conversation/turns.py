@@ -76,6 +76,7 @@ class Turns:
         self.speeches = Speeches(self.limits.heard_window)
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
+        self._log_content = services.log_content
         self._profile = profile
         self._pending = pending
         self._ledger = ledger
@@ -233,6 +234,7 @@ class Turns:
             operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
+            turn.figures.said = message.text
             operations.append(AppendLog(message))
             # A turn of the server's own leaves "thinking" out: it would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
@@ -301,6 +303,7 @@ class Turns:
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
         figures = turn.figures
         first = figures.first_token_s
+        content = {"said": figures.said, "answered": figures.answered} if self._log_content else {}
         log.info(
             "turn",
             session=self._ledger.key.session_id,
@@ -313,6 +316,7 @@ class Turns:
             input_tokens=figures.usage.input_tokens,
             output_tokens=figures.usage.output_tokens,
             trace=" -> ".join(figures.trace),
+            **content,
         )
 
     # -- what a turn needs (`TurnHost`)
@@ -357,6 +361,7 @@ class Turns:
                 events.append(ToolCallEvent(ready.call.call_id, ready.spec.name, arguments))
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
+        turn.figures.answered = message.text or turn.figures.answered
         await self._ledger.commit(operations, events, turn.id)
         self.speeches.add(speech)
 
