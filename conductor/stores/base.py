@@ -16,8 +16,8 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult
 
-MAX_SEEN = 2_000
-"""Inbound event ids remembered a session: as many as the shipped app remembers of ours."""
+MAX_SEEN = 512
+"""Inbound event ids remembered a session: transcripts and news only, so that this is hours of talk."""
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
