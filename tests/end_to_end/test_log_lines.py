@@ -19,7 +19,10 @@ from tests.end_to_end.phone import Phone
 
 async def lines_of_a_turn(log_content: bool) -> tuple[dict[str, Any], str]:
     """Hold a turn with a tool; returns its line, and everything that was logged."""
-    scripts: list[Script] = [[ToolCall("", "agent.status", '{"id":"secret-id"}')], [TextDelta("The secret answer.")]]
+    scripts: list[Script] = [
+        [ToolCall("", "agent.status", '{"id":"secret-id"}')],
+        [TextDelta("The secret answer.")],
+    ]
     services = make_services(load_settings(None, log_content=log_content), ScriptedProvider(scripts))
     listener = Listener(services, Authenticator(()))
     with capture_logs() as captured:
