@@ -37,9 +37,18 @@ class TokenBucket:
         if self.take(now, tokens):
             self._tokens -= min(tokens, self._burst)
 
-    def is_full(self, now: float, share: float = 1.0) -> bool:
-        """Tell whether it is filled again to that share of its burst."""
-        return self._tokens + (now - self._at) * self._per_second >= share * self._burst
+    def reserve(self, now: float, tokens: float = 1.0) -> float:
+        """Take tokens at once; returns in how many seconds they are there, which is to be waited for.
+
+        Whoever reserves first has them first, however many wait.
+        """
+        wait = self.wait(now, tokens)
+        self._tokens -= min(tokens, self._burst)
+        return wait
+
+    def used(self, now: float) -> float:
+        """Say how many tokens it is short of its burst."""
+        return max(0.0, self._burst - self._tokens - (now - self._at) * self._per_second)
 
     def give_back(self, tokens: float = 1.0) -> None:
         """Give back what should not have been counted."""

@@ -76,14 +76,20 @@ def test_what_is_spent_is_gone_whether_it_was_there_or_not() -> None:
     assert bucket.take(2.0, 1.0) == 0.0
 
 
-def test_a_bucket_tells_how_full_it_is_without_a_taking() -> None:
+def test_a_bucket_tells_how_much_of_it_is_used_without_a_taking() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
-    assert bucket.is_full(0.0)
+    assert bucket.used(0.0) == 0.0
     bucket.spend(0.0, 4.0)
-    assert not bucket.is_full(0.5, share=0.5)
-    assert bucket.is_full(1.0, share=0.5) and not bucket.is_full(1.0)
-    assert bucket.is_full(2.0) and bucket.is_full(100.0)
+    assert bucket.used(0.5) == 3.0 and bucket.used(1.0) == 2.0
+    assert bucket.used(2.0) == 0.0 and bucket.used(100.0) == 0.0
     assert bucket.take(2.0, 4.0) == 0.0
+
+
+def test_reservations_follow_each_other_in_the_order_in_which_they_were_made() -> None:
+    bucket = TokenBucket(2.0, 4.0, now=0.0)
+    assert [bucket.reserve(0.0) for _ in range(4)] == [0.0] * 4, "the burst"
+    assert [bucket.reserve(0.0) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert bucket.reserve(1.0, 2.0) == 2.0, "behind all of them"
 
 
 @given(RATES, BURSTS, TAKES)

@@ -31,6 +31,10 @@ MAX_BATCH = 64
 """Frames in one write: more would only make the last of them late."""
 FRAME_BYTES = 20_480
 """A frame counts once more against the rate for each so many bytes."""
+IN_A_ROW = 5
+"""So many events of a burst are taken in a row; between any more all others have their turn."""
+AT_ONCE = 40
+"""So many are taken as they come, more than a phone that reconnects says; the rest share `Hub.rush`."""
 REFUSED_COST = 20
 """A transcript that is refused counts for so many events: it is answered by two, one of them recorded."""
 POLICY_VIOLATION = 1008
@@ -164,18 +168,28 @@ class Connection:
             async with asyncio.timeout_at(deadline if self._session is None else None):
                 frame = await self._socket.recv(decode=False)
             cost = self._cost(len(frame))
-            wait = self._bucket.take(self._now(), cost)
-            if wait:
-                if not await self._slow_down(wait):
-                    return
-                self._bucket.spend(self._now(), cost)
-            elif self._flooding_since is not None and self._bucket.is_full(self._now(), share=0.5):
-                self._flooding_since = None
+            if not await self._in_turn(cost):
+                return
             await self._take(frame)
 
-    async def _slow_down(self, wait: float) -> bool:
-        """Read no more for a while, so that nothing is lost; False if this client only ever floods."""
+    async def _in_turn(self, cost: float) -> bool:
+        """Wait until an event may be taken, so that none is lost; False if this client only ever floods."""
         now = self._now()
+        used = self._bucket.used(now)
+        wait = self._bucket.take(now, cost)
+        if wait:
+            self._bucket.spend(now, cost)
+        elif used > AT_ONCE:
+            wait = self._hub.rush.reserve(now, cost)
+        elif used <= IN_A_ROW:
+            self._flooding_since = None
+            return True
+        if wait and not self._may_wait(now, wait):
+            return False
+        await asyncio.sleep(wait)
+        return True
+
+    def _may_wait(self, now: float, wait: float) -> bool:
         if self._flooding_since is None:
             self._flooding_since = now
             log.warning("events too fast", session=self._session_id)
@@ -183,7 +197,6 @@ class Connection:
         elif now - self._flooding_since > self._limits.flood_timeout:
             self.close(POLICY_VIOLATION, "too many events")
             return False
-        await asyncio.sleep(wait)
         return True
 
     async def _take(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from conductor.bounds import TokenBucket
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
@@ -14,6 +15,9 @@ from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)
 
+RUSH_PER_SECOND = 500
+RUSH_AT_ONCE = 1_000
+"""Events of long bursts that a node takes, for all connections together: a thirtieth of a core."""
 BUSY_RECHECK_S = 1.0
 """How long a session whose grace is over waits for its running turn before it is asked again."""
 
@@ -34,6 +38,7 @@ class Hub:
         self._services = services
         self._places: dict[SessionKey, _Place] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.rush = TokenBucket(RUSH_PER_SECOND, RUSH_AT_ONCE, asyncio.get_running_loop().time())
 
     def __len__(self) -> int:
         return len(self._places)

@@ -12,8 +12,10 @@ from websockets.protocol import OPEN, Event
 from conductor.bounds import TokenBucket
 from conductor.events.codec import BINARY_MARK
 
-SLICE_BYTES = 4_096
-"""How much is parsed at once: a few milliseconds' worth of the smallest frames."""
+SLICE_BYTES = 512
+MAX_SLICE_BYTES = 65_536
+"""How much of one connection is parsed before others have their turn; more where the frames are large."""
+SLICE_FRAMES = 32
 MAX_UNSENT_BYTES = 1_048_576
 """The library answers each ping at once; a peer that takes so little of it does not read."""
 WIRE_FRAMES_PER_SECOND = 500
@@ -30,21 +32,66 @@ class Socket(ServerConnection):
     subject: str = ""
     message_timeout: float = 30.0
     _frames: TokenBucket | None = None
+    _frame_count = 0
+    _slice = SLICE_BYTES
+    _feeding: asyncio.Handle | None = None
     _incomplete: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin. What is not parsed yet belongs to this class, so it decides when the transport reads."""
+        super().connection_made(transport)
+        self._backlog = bytearray()
+        self.recv_messages.pause = self.transport.pause_reading
+        self.recv_messages.resume = self._continue
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, a slice at a time: whoever sends nothing but tiny frames must not hold the loop."""
-        for start in range(0, len(data), SLICE_BYTES):
-            if self.transport.is_closing():
-                return
-            if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-                self.transport.abort()
-                return
-            super().data_received(data if len(data) <= SLICE_BYTES else data[start : start + SLICE_BYTES])
+        if not self._backlog and len(data) <= SLICE_BYTES:
+            self._parse(data)
+            return
+        self._backlog += data
+        self.transport.pause_reading()
+        self._continue()
+
+    def eof_received(self) -> None:
+        """Take the end of what the peer sends, after all that came before it."""
+        self._parse(bytes(self._backlog))
+        self._backlog.clear()
+        super().eof_received()
+
+    def _continue(self) -> None:
+        """Go on with what is not parsed yet, after everybody else had a turn."""
+        if self._backlog:
+            if self._feeding is None:
+                self._feeding = self.loop.call_soon(self._feed)
+        elif not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _feed(self) -> None:
+        self._feeding = None
+        if self.transport.is_closing() or self.recv_messages.paused:
+            return
+        before = self._frame_count
+        data = bytes(self._backlog[: self._slice])
+        del self._backlog[: self._slice]
+        self._parse(data)
+        if self._frame_count - before > SLICE_FRAMES:
+            self._slice = max(self._slice // 2, SLICE_BYTES)
+        else:
+            self._slice = min(self._slice * 2, MAX_SLICE_BYTES)
+        if not self.recv_messages.paused:
+            self._continue()
+
+    def _parse(self, data: bytes) -> None:
+        if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            super().data_received(data)
 
     def process_event(self, event: Event) -> None:
         """Take one frame. A binary message is to be answered, not to close the connection."""
         if isinstance(event, Frame):
+            self._frame_count += 1
             if self._over_rate():
                 self.transport.abort()
                 return
@@ -57,6 +104,7 @@ class Socket(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that it is gone."""
         self._watch(complete=True)
+        self._backlog.clear()
         super().connection_lost(exc)
 
     async def send_texts(self, texts: Iterable[bytes], seconds: float) -> None:

@@ -281,3 +281,36 @@ async def test_a_message_that_is_completed_in_time_cuts_nothing() -> None:
             await phone.idle()
             await ping(phone, 8)  # longer than the limit
             assert phone.finals() == ["Hi."] and not phone.closed.is_set()
+
+
+async def test_many_small_messages_in_one_write_arrive_in_order_and_are_parsed_a_few_at_a_time() -> None:
+    async with connected() as ends:
+        for number in range(3_000):
+            ends.client.protocol.send_text(b"%d" % number)
+        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
+        waiting = 0
+        for number in range(3_000):
+            assert await ends.taken() == b"%d" % number
+            waiting = max(waiting, len(ends.server.recv_messages.frames))
+        assert waiting <= 200, "a slice of 512 bytes, not the whole write"
+
+
+async def test_a_message_of_many_slices_arrives_whole_and_what_follows_it_too() -> None:
+    async with connected() as ends:
+        ends.client.protocol.send_text(BIG)
+        ends.client.protocol.send_text(b"after")
+        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
+        assert await ends.taken() == BIG
+        assert await ends.taken() == b"after"
+
+
+async def test_what_was_sent_before_a_clean_end_is_read_to_its_end() -> None:
+    async with connected() as ends:
+        for number in range(1_000):
+            ends.client.protocol.send_text(b"%d" % number)
+        ends.client.protocol.send_close(1000)
+        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
+        for number in range(1_000):
+            assert await ends.taken() == b"%d" % number
+        with pytest.raises(ConnectionClosed):
+            await ends.taken()
