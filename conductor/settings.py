@@ -60,6 +60,8 @@ class Limits:
     max_connections: int = 10_000
     max_connections_per_subject: int = 50
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
+    approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
+    calls_per_minute: float = 60.0  # of one tool in one session: more is a model that goes round in circles
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size
 
 
@@ -94,6 +96,14 @@ class Settings(BaseSettings):
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     allowed_origins: _List = ()
     session_store_url: str = "memory://"
+    allowed_tools: _List = ()
+    policies_file: Path | None = None
+    deny_irreversible: bool = False
+    dry_run: bool = False
+    local_only: bool = False
+    redact_paths: bool = False
+    file_roots: _List = ()
+    admin_token: SecretStr | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "console"
     log_content: bool = False
@@ -106,7 +116,7 @@ class Settings(BaseSettings):
             return cls.model_fields[info.field_name].get_default()
         return value.strip() if isinstance(value, str) else value
 
-    @field_validator("auth_tokens", "allowed_origins", mode="before")
+    @field_validator("auth_tokens", "allowed_origins", "allowed_tools", "file_roots", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
@@ -45,6 +45,8 @@ class ToolSpec:
     ``mcp:<server>``. ``timeout_s`` is the tool's own time limit in seconds, or None for the setting's.
     ``interactive`` means that a person acts in it, so that its limit is minutes and the turn's clock stops.
     ``approval`` is the declarer's wish: ``never`` skips the risk's default, ``ask`` always asks.
+    ``open_world`` means that it reaches beyond this machine and the device: the web, a cloud. ``untrusted``
+    means that strangers write what it returns, so that instructions may hide in it.
     """
 
     name: str
@@ -58,6 +60,8 @@ class ToolSpec:
     mode: Literal["sync", "async"] = "sync"
     on_interrupt: OnInterrupt = "keep"
     approval: Literal["never", "ask"] | None = None
+    open_world: bool = False
+    untrusted: bool = False
 
     @cached_property
     def definition(self) -> ToolDefinition:
@@ -116,14 +120,30 @@ def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> To
     return ToolMetadata(round(took_s * 1000), size, time.time_ns() // 1_000_000, reason, tuple(notes))
 
 
+class SessionFields(Protocol):
+    """Small texts that are kept with the session, by name."""
+
+    def get(self, name: str) -> str | None:
+        """Read a field."""
+        ...
+
+    async def update(self, name: str, change: Callable[[str | None], str]) -> None:
+        """Replace a field by what ``change`` makes of it; an empty text drops it.
+
+        No other update comes between reading and writing. Raises `StoreError`, and whatever ``change`` does.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know about the session that calls it."""
+    """What a tool may know about the session that calls it; ``fields`` is what it may keep there."""
 
     session_id: str
     call_id: str
     time_zone: str | None = None
     locale: str | None = None
+    fields: SessionFields | None = None
 
 
 class Toolset(Protocol):

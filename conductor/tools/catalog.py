@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
         raise SettingsError(
             f"the tool catalog {name} has a tool that is not accepted, {tool or '?'}: {reason}"
         )
-    return tuple(accepted)
+    # The operator's own choice of tools is trusted; what a client declares is not.
+    return tuple(replace(spec, untrusted=False) for spec in accepted)
 
 
 def _read(path: Path | None, name: str) -> Any:

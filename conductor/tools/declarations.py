@@ -81,7 +81,8 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
     if "inputSchema" not in declaration:
         raise _Refused("inputSchema is missing")
     check_schema(declaration["inputSchema"])
-    effect = _effect(_object(declaration, "annotations"))
+    annotations = _object(declaration, "annotations")
+    effect = _effect(annotations)
     wishes = _object(_object(declaration, "_meta"), "conductor")
     default: OnInterrupt = "cancel" if effect == "read" else "keep"
     return ToolSpec(
@@ -96,6 +97,8 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
         mode=cast(Literal["sync", "async"], _choice(wishes, "mode", ("sync", "async")) or "sync"),
         on_interrupt=cast(OnInterrupt, _choice(wishes, "onInterrupt", ("cancel", "keep")) or default),
         approval=cast(Literal["never", "ask"] | None, _choice(wishes, "approval", ("never", "ask"))),
+        open_world=_flag(annotations, "openWorldHint"),
+        untrusted=_flag(annotations, "openWorldHint"),
     )
 
 
