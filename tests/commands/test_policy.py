@@ -1,0 +1,234 @@
+"""``conductor policy``: rules listed, added, taken out and explained."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.commands import policy
+from conductor.errors import SettingsError
+from conductor.tools.policies import load
+from conductor.tools.rules import Rule
+
+NOW = 1_800_000_000.0
+FILE = Path("policies.json")
+
+
+def ran(*arguments: str) -> str:
+    parser = argparse.ArgumentParser()
+    policy.add_arguments(parser)
+    out = io.StringIO()
+    assert policy.run(parser.parse_args(arguments), out, lambda: NOW) == 0
+    return out.getvalue()
+
+
+def mistake(*arguments: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        ran(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def explained(*arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(ran("explain", *arguments, "--json"))
+    return answer
+
+
+# -- list, add, remove
+
+
+def test_without_a_file_there_are_no_rules() -> None:
+    assert ran("list") == "There are no rules: each tool's risk decides.\n"
+    assert json.loads(ran("list", "--json")) == {"rules": [], "askAll": False, "notes": [], "findings": []}
+    assert not FILE.exists()
+
+
+def test_what_is_added_is_listed_with_its_number_and_can_be_taken_out() -> None:
+    ran("add", "deny", "agent.cancel")
+    said = ran("add", "ask", "agent.*", "--source", "device", "--arg", "limit:eq=3")
+    assert said == "Rule 2 is now: ask agent.* from device where limit is 3.\n"
+    assert [line.split() for line in ran("list").splitlines()] == [
+        ["effect", "tool", "source", "when"],
+        ["1", "deny", "agent.cancel", "any", "always"],
+        ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
+    ]
+    assert ran("remove", "1") == "Rule 1 is gone: deny agent.cancel.\n"
+    assert json.loads(ran("list", "--json"))["rules"] == [
+        {"number": 1, "effect": "ask", "tool": "agent.*", "source": "device", "args": {"limit": {"eq": 3}}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "args"),
+    [
+        (["a:eq=3"], {"a": {"eq": 3}}),
+        (["a:eq=true"], {"a": {"eq": True}}),
+        (["a:eq=x=y:z"], {"a": {"eq": "x=y:z"}}),
+        (['a:eq="3"'], {"a": {"eq": "3"}}),
+        (["a:eq="], {"a": {"eq": ""}}),
+        (["a:in=x, 3,y"], {"a": {"in": ["x", 3, "y"]}}),
+        (['a:in=["x,y"]'], {"a": {"in": ["x,y"]}}),
+        (["a:in="], {"a": {"in": []}}),
+        (["a:glob=3"], {"a": {"glob": "3"}}),
+        (
+            ["a:under=/srv", "a:glob=*.md", "b:max=1.5"],
+            {"a": {"under": "/srv", "glob": "*.md"}, "b": {"max": 1.5}},
+        ),
+        (["a:host=example.org"], {"a": {"host": "example.org"}}),
+    ],
+)
+def test_predicates_are_read_from_options(given: list[str], args: dict[str, Any]) -> None:
+    ran("add", "deny", "x", *(part for each in given for part in ("--arg", each)))
+    assert load(FILE).rules == (Rule("deny", "x", args=args),)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--arg", "path"], "--arg 'path' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
+        (["--arg", ":eq=1"], "--arg ':eq=1' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
+        (["--arg", "a:undr=/x"], "--arg 'a:undr=/x' has the unknown predicate 'undr'; did you mean under?"),
+        (["--arg", "a:eq=1", "--arg", "a:eq=2"], "--arg a:eq is given twice."),
+        (["--arg", "a:max=x"], "The rule is not valid: args.a.max must be a number."),
+        (
+            ["--expires", "2030-01-01"],
+            "The rule is not valid: expires needs its offset, as in 2030-01-31T18:00:00Z.",
+        ),
+    ],
+)
+def test_a_mistake_in_an_option_is_one_sentence_and_changes_nothing(given: list[str], sentence: str) -> None:
+    assert mistake("add", "deny", "x", *given) == sentence
+    assert not FILE.exists()
+
+
+def test_a_rule_that_is_not_there_cannot_be_taken_out() -> None:
+    assert mistake("remove", "1") == "There is no rule 1: policies.json has no rules."
+
+
+def test_a_rule_that_makes_no_sense_is_warned_about() -> None:
+    said = ran("add", "allow", "agent.status", "--arg", "nme:eq=x")
+    assert "warn  Rule 1 (" in said and "takes the argument nme" in said
+    assert "warn  Rule 1 (" in ran("list")
+    assert len(json.loads(ran("list", "--json"))["findings"]) == 1
+
+
+def test_a_rule_about_a_tool_that_a_client_may_yet_declare_is_not_warned_about() -> None:
+    assert "warn" not in ran("add", "deny", "lamp.*")
+    assert "covers no tool" in ran("add", "deny", "calculater", "--source", "builtin")
+
+
+def test_the_file_is_where_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICIES_FILE", "other.json")
+    ran("add", "deny", "x")
+    assert Path("other.json").exists() and not FILE.exists()
+
+
+def test_a_damaged_file_is_told_where_it_is_listed() -> None:
+    FILE.write_text("{")
+    said = ran("list")
+    assert "ask     *" in said
+    assert "warn  policies.json was damaged and is now policies.json.corrupt-20270115T080000Z" in said
+
+
+# -- explain
+
+
+def test_a_call_is_explained_by_the_risk_where_there_are_no_rules() -> None:
+    answer = explained("calculator", '{"expression": "1+1"}')
+    assert (answer["verdict"], answer["risk"], answer["effect"]) == ("allow", "safe", "read")
+    assert (answer["ruleNumber"], answer["rule"], answer["notes"]) == (None, None, [])
+    assert [(step["step"], step["verdict"]) for step in answer["steps"]] == [
+        ("deny", None),
+        ("ask", None),
+        ("allow", None),
+        ("default", "allow"),
+    ]
+    assert answer["reasons"] == ["Its risk is safe."]
+
+
+def test_the_rule_that_decides_is_named_with_its_number_and_each_step_with_its_own() -> None:
+    ran("add", "allow", "agent.*")
+    ran("add", "ask", "agent.spawn")
+    ran("add", "deny", "agent.spawn", "--arg", "repository:glob=octocat/*")
+    answer = explained("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
+    assert (answer["verdict"], answer["ruleNumber"], answer["rule"]["effect"]) == ("deny", 3, "deny")
+    assert [(step["verdict"], step["ruleNumber"]) for step in answer["steps"]] == [
+        ("deny", 3),
+        ("ask", 2),
+        ("allow", 1),
+        ("allow", None),
+    ]
+    answer = explained("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert (answer["verdict"], answer["ruleNumber"]) == ("ask", 2)
+
+
+def test_an_explanation_in_words() -> None:
+    ran("add", "ask", "agent.spawn")
+    assert ran("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}') == (
+        "agent.spawn: ask (rule 1)\n"
+        "  A rule asks first: ask agent.spawn.\n"
+        "\n"
+        "risk medium, effect write, source device\n"
+        "\n"
+        "deny     -      No rule is to deny it.\n"
+        "ask      ask    A rule asks first: ask agent.spawn. (rule 1)\n"
+        "allow    -      No rule is to allow it.\n"
+        "default  allow  The tool is declared to need no approval.\n"
+        "\n"
+        "What people decided in their sessions is not looked at here.\n"
+    )
+
+
+def test_text_of_strangers_makes_a_write_ask() -> None:
+    call = ("agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert explained(*call)["verdict"] == "allow"
+    answer = explained(*call, "--tainted")
+    assert (answer["verdict"], answer["tainted"]) == ("ask", True)
+    assert "strangers" in answer["reasons"][0]
+
+
+def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLOWED_TOOLS", "agent.*")
+    monkeypatch.setenv("DRY_RUN", "true")
+    answer = explained("calculator", '{"expression": "1"}')
+    assert (answer["verdict"], answer["offered"], answer["dryRun"]) == ("deny", False, False)
+    assert "ALLOWED_TOOLS" in answer["reasons"][0]
+    said = ran("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}')
+    assert "DRY_RUN is set" in said and "does not get to see" not in said
+
+
+def test_an_unknown_tool_is_said_with_the_one_that_is_meant() -> None:
+    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'; did you mean agent.spawn?"
+    assert mistake("explain", "zzz").startswith(
+        "There is no tool 'zzz'; there are get_current_time, calculator"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "nope", '{"a":1,"a":2}', "[" * 100_000])
+def test_arguments_that_are_no_json_are_said(text: str) -> None:
+    assert mistake("explain", "calculator", text).startswith("The arguments are not valid JSON: ")
+
+
+def test_arguments_that_are_no_object_are_said() -> None:
+    assert mistake("explain", "calculator", "[]").startswith("The arguments must be a JSON object")
+
+
+def test_arguments_that_the_tool_refuses_are_said_and_explained_all_the_same() -> None:
+    answer = explained("calculator", '{"expresion": "\\ud800"}')
+    assert answer["verdict"] == "allow"
+    assert answer["notes"][0].startswith("The call would be refused before that. Invalid arguments")
+    assert "warn  The call would be refused" in ran("explain", "calculator", '{"expresion": "1"}')
+
+
+def test_a_device_catalogue_of_the_operators_own_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    lamp = {"name": "lamp.on", "inputSchema": {"type": "object"}, "annotations": {"destructiveHint": True}}
+    Path("tools.json").write_text(json.dumps({"tools": [lamp]}))
+    monkeypatch.setenv("DEVICE_TOOLS_FILE", "tools.json")
+    answer = explained("lamp.on")
+    assert (answer["verdict"], answer["warn"], answer["risk"]) == ("ask", True, "high")
+    assert "lamp.on: ask, with a warning\n" in ran("explain", "lamp.on")

@@ -1,0 +1,370 @@
+"""The gate: what decides on a call, in which order, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.settings import Settings
+from conductor.tools.base import ToolSpec
+from conductor.tools.permissions import GateOptions, Verdict, decide, grant, is_dry, offered, steps
+from conductor.tools.rules import Rule, RuleError, decode_rules, encode_rules
+
+NOW = 1_800_000_000.0
+ALL = GateOptions()
+
+
+def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
+    return ToolSpec(name, "Does it", {"type": "object"}, **fields)
+
+
+def verdict(
+    tool: ToolSpec,
+    *rules: Rule,
+    arguments: dict[str, Any] | None = None,
+    tainted: bool = False,
+    options: GateOptions = ALL,
+) -> Verdict:
+    return decide(tool, arguments or {}, rules, now=NOW, tainted=tainted, options=options)
+
+
+@pytest.mark.parametrize(
+    ("risk", "approval", "effect", "warn"),
+    [
+        ("safe", None, "allow", False),
+        ("medium", None, "ask", False),
+        ("high", None, "ask", True),
+        ("safe", "never", "allow", False),
+        ("medium", "never", "allow", False),
+        ("high", "never", "allow", False),
+        ("safe", "ask", "ask", False),
+        ("medium", "ask", "ask", False),
+        ("high", "ask", "ask", True),
+    ],
+)
+def test_without_rules_the_risk_and_the_declaration_decide(
+    risk: str, approval: str | None, effect: str, warn: bool
+) -> None:
+    found = verdict(spec(risk=risk, approval=approval))
+    assert (found.effect, found.warn, found.rule) == (effect, warn, None)
+    assert found.reasons
+
+
+DENY, ASK, ALLOW = (Rule("deny", "file.*"), Rule("ask", "file.*"), Rule("allow", "file.*"))
+
+
+@pytest.mark.parametrize("approval", [None, "never", "ask"])
+@pytest.mark.parametrize("risk", ["safe", "medium", "high"])
+@pytest.mark.parametrize(
+    ("rules", "effect"),
+    [
+        ((ALLOW, ASK, DENY), "deny"),
+        ((Rule("allow", "file.write"), Rule("ask", "file.write"), Rule("deny", "*")), "deny"),
+        ((ALLOW, ASK), "ask"),
+        ((Rule("allow", "file.write"), Rule("ask", "*")), "ask"),
+        ((ALLOW,), "allow"),
+    ],
+)
+def test_deny_comes_before_ask_before_allow_however_specific_they_are(
+    rules: tuple[Rule, ...], effect: str, risk: str, approval: str | None
+) -> None:
+    for order in (rules, rules[::-1]):
+        found = verdict(spec(risk=risk, approval=approval), *order)
+        assert found.effect == effect
+        assert found.rule is not None and found.rule.effect == effect
+        assert found.warn == (effect == "ask" and risk == "high")
+
+
+def test_the_rule_that_is_named_is_the_first_that_matches() -> None:
+    first, second = Rule("deny", "file.*"), Rule("deny", "*")
+    assert verdict(spec(), Rule("deny", "x"), first, second).rule is first
+
+
+@pytest.mark.parametrize("rules", [(), (ALLOW,)])
+@pytest.mark.parametrize("approval", [None, "never"])
+@pytest.mark.parametrize("risk", ["safe", "medium", "high"])
+@pytest.mark.parametrize("effect", ["write", "irreversible"])
+def test_with_strangers_text_about_what_changes_something_asks(
+    effect: str, risk: str, approval: str | None, rules: tuple[Rule, ...]
+) -> None:
+    found = verdict(spec(effect=effect, risk=risk, approval=approval), *rules, tainted=True)
+    assert found.effect == "ask"
+    assert "strangers" in found.reasons[0]
+
+
+def test_with_strangers_text_about_a_grant_does_not_help_and_a_read_goes_on() -> None:
+    tool = spec()
+    given_before = grant(tool, {}, scope="always")
+    assert verdict(tool, given_before).effect == "allow"
+    assert verdict(tool, given_before, tainted=True).effect == "ask"
+    assert verdict(spec(effect="read", risk="safe"), tainted=True).effect == "allow"
+
+
+def test_strangers_text_does_not_soften_a_deny_rule_and_both_reasons_to_ask_are_told() -> None:
+    assert verdict(spec(), DENY, tainted=True).effect == "deny"
+    found = verdict(spec(), ASK, tainted=True)
+    assert (found.rule, len(found.reasons)) == (ASK, 2)
+
+
+SETTINGS = [
+    (GateOptions(allowed_tools=("agent.*", "calculator")), "ALLOWED_TOOLS"),
+    (GateOptions(deny_irreversible=True), "DENY_IRREVERSIBLE"),
+    (GateOptions(local_only=True), "LOCAL_ONLY"),
+]
+
+
+@pytest.mark.parametrize(("options", "name"), SETTINGS)
+def test_a_setting_denies_whatever_the_rules_allow(options: GateOptions, name: str) -> None:
+    tool = spec(effect="irreversible", risk="high", open_world=True, approval="never")
+    found = verdict(tool, ALLOW, grant(tool, {}, scope="always"), options=options)
+    assert (found.effect, found.rule, found.warn) == ("deny", None, False)
+    assert name in found.reasons[0]
+
+
+@pytest.mark.parametrize(("options", "name"), SETTINGS)
+def test_a_setting_leaves_other_tools_alone(options: GateOptions, name: str) -> None:
+    assert verdict(spec("agent.list", effect="read", risk="safe"), options=options).effect == "allow"
+    assert verdict(spec("agent.spawn"), ALLOW, options=options).effect == "ask"
+
+
+def test_all_reasons_to_deny_are_told() -> None:
+    tool = spec(effect="irreversible", open_world=True)
+    options = GateOptions(("a",), True, False, True)
+    assert len(verdict(tool, DENY, options=options).reasons) == 4
+
+
+def test_a_rule_that_matched_because_a_value_cannot_be_told_says_so() -> None:
+    rule = Rule("deny", "*", args={"path": {"under": "/etc"}})
+    found = verdict(spec(), rule, arguments={"path": "/srv/..\\etc"})
+    assert found.effect == "deny"
+    assert "more ways than one" in found.reasons[0]
+    assert "more ways" not in verdict(spec(), rule, arguments={"path": "/etc/x"}).reasons[0]
+
+
+def test_an_expired_rule_decides_nothing() -> None:
+    assert verdict(spec(risk="safe"), Rule("deny", "*", expires="2020-01-01T00:00:00Z")).effect == "allow"
+
+
+# -- every path is explained
+
+effects = st.sampled_from(["allow", "ask", "deny"])
+some_rules = st.lists(
+    st.builds(
+        Rule,
+        effects,
+        st.sampled_from(["*", "file.*", "file.write", "agent.*"]),
+        source=st.sampled_from([None, "device", "mcp:*"]),
+        args=st.dictionaries(
+            st.sampled_from(["path", "limit", "mode"]),
+            st.sampled_from([{"under": "/srv"}, {"max": 3}, {"eq": "a"}, {"glob": "*"}, {"in": []}]),
+            max_size=2,
+        ),
+        expires=st.sampled_from([None, "2020-01-01T00:00:00Z", "2090-01-01T00:00:00Z"]),
+    ),
+    max_size=5,
+)
+specs = st.builds(
+    spec,
+    st.sampled_from(["file.write", "agent.spawn"]),
+    risk=st.sampled_from(["safe", "medium", "high"]),
+    effect=st.sampled_from(["read", "write", "irreversible"]),
+    approval=st.sampled_from([None, "never", "ask"]),
+    open_world=st.booleans(),
+)
+arguments: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(["path", "limit", "mode", "other"]),
+    st.sampled_from(["/srv/a", "/etc", "a", 3, 4.5, True, None, [], "x\\y"]),
+)
+gates = st.builds(
+    GateOptions,
+    st.sampled_from([(), ("file.*",), ("agent.*",)]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+calls = st.tuples(specs, arguments, some_rules, st.booleans(), gates)
+ORDER = {"deny": 0, "ask": 1, "allow": 2}
+
+
+def decided(call: Any, *more: Rule) -> Verdict:
+    tool, given_arguments, rules, tainted, options = call
+    return decide(tool, given_arguments, [*rules, *more], now=NOW, tainted=tainted, options=options)
+
+
+@given(calls)
+def test_a_deny_rule_always_wins(call: Any) -> None:
+    assert decided(call, Rule("deny", "*")).effect == "deny"
+
+
+@given(calls)
+def test_an_ask_rule_is_never_overruled_by_what_allows(call: Any) -> None:
+    assert decided(call, Rule("ask", "*"), Rule("allow", "*")).effect in ("ask", "deny")
+
+
+@given(calls, some_rules)
+def test_another_allow_rule_changes_nothing_that_a_rule_denied_or_asks(call: Any, more: list[Rule]) -> None:
+    before = decided(call)
+    after = decided(call, *(each for each in more if each.effect == "allow"))
+    if before.effect == "deny" or before.rule is not None:
+        assert after == before
+    else:
+        assert ORDER[after.effect] >= ORDER[before.effect]
+
+
+@given(calls, some_rules)
+def test_another_deny_or_ask_rule_never_makes_a_verdict_milder(call: Any, more: list[Rule]) -> None:
+    stricter = [each for each in more if each.effect != "allow"]
+    assert ORDER[decided(call, *stricter).effect] <= ORDER[decided(call).effect]
+
+
+@given(calls)
+def test_strangers_text_never_makes_a_verdict_milder(call: Any) -> None:
+    tool, given_arguments, rules, _, options = call
+    clean, tainted = (decided((tool, given_arguments, rules, each, options)) for each in (False, True))
+    assert ORDER[tainted.effect] <= ORDER[clean.effect]
+    if tool.effect == "read":
+        assert tainted == clean
+
+
+@given(calls)
+def test_an_allow_rule_with_predicates_never_lets_an_argument_through_that_it_does_not_mention(
+    call: Any,
+) -> None:
+    found = decided(call)
+    if found.effect == "allow" and found.rule is not None and found.rule.args:
+        assert call[1].keys() <= found.rule.args.keys()
+
+
+@given(calls)
+def test_each_step_has_its_reasons_and_the_first_that_says_anything_decides(call: Any) -> None:
+    tool, given_arguments, rules, tainted, options = call
+    found = steps(tool, given_arguments, rules, now=NOW, tainted=tainted, options=options)
+    assert [step.name for step in found] == ["deny", "ask", "allow", "default"]
+    assert all(step.reasons and all(reason.endswith(".") for reason in step.reasons) for step in found)
+    deciding = next(step for step in found if step.effect)
+    verdict = decided(call)
+    assert (verdict.effect, verdict.reasons, verdict.rule) == (
+        deciding.effect,
+        deciding.reasons,
+        deciding.rule,
+    )
+    assert verdict.warn == (verdict.effect == "ask" and tool.risk == "high")
+
+
+# -- grants
+
+
+def test_a_grant_at_medium_risk_is_for_any_arguments() -> None:
+    tool = spec()
+    found = verdict(tool, grant(tool, {"path": "/a"}, scope="session"), arguments={"path": "/b"})
+    assert found.effect == "allow"
+    assert found.rule is not None and found.rule.scope == "session"
+
+
+def test_a_grant_at_high_risk_is_for_exactly_these_arguments() -> None:
+    tool = spec(risk="high", effect="irreversible")
+    given_before = grant(tool, {"path": "/a", "n": 1}, scope="always")
+    assert verdict(tool, given_before, arguments={"n": 1, "path": "/a"}).effect == "allow"
+    others: list[dict[str, Any]] = [
+        {"path": "/a", "n": 1.0},
+        {"path": "/a"},
+        {"path": "/a", "n": 1, "x": None},
+    ]
+    for other in others:
+        assert verdict(tool, given_before, arguments=other).effect == "ask"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"risk": "safe", "approval": "ask"}, {"effect": "irreversible"}, {"source": "mcp:x"}, {"name": "other"}],
+)
+def test_a_grant_is_for_this_very_definition(changed: dict[str, Any]) -> None:
+    given_before = grant(spec(), {}, scope="always")
+    assert verdict(spec(), given_before).effect == "allow"
+    assert verdict(spec(**changed), given_before).effect == "ask"
+
+
+def test_a_grant_takes_signs_in_a_name_literally() -> None:
+    tool, other = spec("a.*[b]?"), spec("a.xb")
+    rule = grant(tool, {}, scope="always")
+    assert rule.covers(tool)
+    assert not Rule("allow", rule.tool, source=rule.source).covers(other)
+
+
+def test_a_grant_counts_for_a_tool_that_is_declared_to_ask() -> None:
+    tool = spec(approval="ask")
+    assert verdict(tool).effect == "ask"
+    assert verdict(tool, grant(tool, {}, scope="session")).effect == "allow"
+
+
+def test_a_grant_may_expire() -> None:
+    tool = spec()
+    assert verdict(tool, grant(tool, {}, scope="always", expires="2020-01-01T00:00:00Z")).effect == "ask"
+    with pytest.raises(RuleError):
+        grant(tool, {}, scope="always", expires="tomorrow")
+
+
+@pytest.mark.parametrize("risk", ["medium", "high"])
+def test_a_grant_survives_the_session_store(risk: str) -> None:
+    rule = grant(spec(risk=risk), {"path": "/a"}, scope="always", expires="2090-01-01T00:00:00Z")
+    assert decode_rules(encode_rules([rule])) == (rule,)
+
+
+# -- the catalogue, and dry runs
+
+
+def test_tools_that_can_never_be_called_are_not_offered() -> None:
+    tool = spec(open_world=True)
+    assert offered(tool, ALL)
+    assert offered(tool, GateOptions(allowed_tools=("file.*",)))
+    assert not offered(tool, GateOptions(allowed_tools=("agent.*",)))
+    assert not offered(tool, GateOptions(local_only=True))
+    assert offered(spec(), GateOptions(local_only=True, deny_irreversible=True, dry_run=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule("deny", "file.*"), False),
+        (Rule("deny", "file.*", source="mcp:*"), True),
+        (Rule("deny", "file.*", args={"path": {"under": "/etc"}}), True),
+        (Rule("deny", "file.*", arguments_digest="d"), True),
+        (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), True),
+        (Rule("ask", "file.*"), True),
+        (Rule("allow", "agent.*"), True),
+    ],
+)
+def test_a_tool_is_not_offered_if_a_deny_rule_covers_all_of_its_calls(rule: Rule, expected: bool) -> None:
+    assert offered(spec(), ALL, [Rule("allow", "*"), rule]) == expected
+
+
+@given(calls)
+def test_what_is_not_offered_is_denied(call: Any) -> None:
+    tool, _, rules, _, options = call
+    if not offered(tool, options, rules):
+        assert decided(call).effect == "deny"
+
+
+@pytest.mark.parametrize(
+    ("risk", "effect", "expected"),
+    [
+        ("safe", "read", False),
+        ("safe", "write", False),
+        ("safe", "irreversible", True),
+        ("medium", "write", True),
+        ("high", "read", True),
+    ],
+)
+def test_a_dry_run_is_for_whatever_is_more_than_safe(risk: str, effect: str, expected: bool) -> None:
+    assert is_dry(spec(risk=risk, effect=effect, approval="never"), GateOptions(dry_run=True)) == expected
+    assert not is_dry(spec(risk=risk, effect=effect), ALL)
+
+
+def test_the_options_come_from_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(allowed_tools=("a",), deny_irreversible=True, dry_run=True, local_only=True)
+    assert GateOptions.of(settings) == GateOptions(("a",), True, True, True)
