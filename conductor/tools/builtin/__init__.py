@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
+from conductor.tools.builtin.create_file import CreateFile
+from conductor.tools.builtin.file_tree import FileTree
+from conductor.tools.builtin.files import Files
+from conductor.tools.builtin.read_file import ReadFile
+from conductor.tools.builtin.roots import SUPPORTED, Roots
+from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
 
 
 class BuiltinTool(Protocol):
@@ -24,12 +32,24 @@ class BuiltinTool(Protocol):
         ...
 
 
-def standard_tools(now: Callable[[], datetime] = utc_now) -> tuple[BuiltinTool, ...]:
-    """Make the tools that need no setting; ``now`` gives the time with its offset."""
-    return (
+def standard_tools(
+    now: Callable[[], datetime] = utc_now, file_roots: Sequence[Path] = ()
+) -> tuple[BuiltinTool, ...]:
+    """Make the standard tools; ``now`` gives the time with its offset.
+
+    The file tools are there if there are folders for them, ``file_roots``, and the system can keep to them.
+    """
+    tools: tuple[BuiltinTool, ...] = (
         CurrentTime(now),
         Calculator(),
+        AddTask(),
+        ListTasks(),
+        UpdateTask(),
     )
+    if not file_roots or not SUPPORTED:
+        return tools
+    files = Files(Roots(file_roots))
+    return (*tools, FileTree(files), ReadFile(files), CreateFile(files))
 
 
 class BuiltinToolset:
@@ -37,7 +57,7 @@ class BuiltinToolset:
 
     def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
         self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
-        self._specs = tuple(tool.spec for tool in self._tools.values())
+        self._specs = tuple(_with_says(tool) for tool in self._tools.values())
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools, in the order of the registry."""
@@ -49,3 +69,9 @@ class BuiltinToolset:
         if tool is None:
             return failed("not_found", f"There is no built-in tool {name[:128]!r}. Nothing was run.")
         return await tool.run(arguments, context)
+
+
+def _with_says(tool: BuiltinTool) -> ToolSpec:
+    """Let the gate know what a tool itself has to say of its arguments, where it has."""
+    sensitive, describe = getattr(tool, "sensitive", None), getattr(tool, "describe", None)
+    return replace(tool.spec, sensitive=sensitive, describe=describe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
@@ -24,11 +25,25 @@ class Echo:
 
 def test_the_standard_tools_are_sound_and_safe() -> None:
     tools = {tool.spec.name: tool.spec for tool in standard_tools()}
-    assert list(tools) == ["get_current_time", "calculator"]
+    assert list(tools) == ["get_current_time", "calculator", "add_task", "list_tasks", "update_task"]
     for spec in tools.values():
         check_schema(spec.input_schema)
-        assert (spec.source, spec.risk, spec.effect) == ("builtin", "safe", "read")
+        assert (spec.source, spec.risk) == ("builtin", "safe")
         assert spec.description
+
+
+def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(tmp_path: Path) -> None:
+    specs = {spec.name: spec for spec in BuiltinToolset(standard_tools(file_roots=[tmp_path])).specs()}
+    assert {"get_file_tree", "read_file", "create_file"} < set(specs)
+    assert [specs[name].risk for name in ("get_file_tree", "read_file", "create_file")] == [
+        "safe",
+        "medium",
+        "high",
+    ]
+    sensitive, describe = specs["read_file"].sensitive, specs["create_file"].describe
+    assert sensitive is not None and describe is not None
+    assert sensitive({"path": ".env"}) and sensitive({"path": "notes.txt"}) is None
+    assert "notes.txt" in describe({"path": "notes.txt", "content": "x"})
 
 
 async def test_a_tool_is_run_by_its_name() -> None:

@@ -1,0 +1,231 @@
+"""The tool ``create_file``: a new text file beneath the configured folders, whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from typing import Any
+
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.builtin.files import FileError, Files, Stop, secret_kind
+from conductor.tools.builtin.roots import Place, RootGone, printable
+
+MAX_CONTENT_BYTES = 1_000_000
+_PREVIEW_LINES = 5
+_PREVIEW_CHARS = 80
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NOREPLACE = 1
+
+
+class CreateFile:
+    """``create_file``. What may hold secrets is its owner's alone, other files are all users' to read."""
+
+    spec = ToolSpec(
+        name="create_file",
+        description=(
+            "Create a new text file. It never replaces or changes a file that exists. The folder must exist, "
+            "unless parents is true. Use it only when the user asked for a file."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "path": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "For example: notes/ideas.md",
+                },
+                "content": {
+                    "type": "string",
+                    "maxLength": MAX_CONTENT_BYTES,
+                    "description": "The whole text of the file.",
+                },
+                "parents": {
+                    "type": "boolean",
+                    "description": "Create missing folders too. Default false.",
+                },
+            },
+            "required": ["path", "content"],
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="high",
+        effect="write",
+    )
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
+        """Say why this file must be asked for even if creating was allowed (tools, "Built-ins")."""
+        return self._files.sensitive(arguments)
+
+    def describe(self, arguments: Mapping[str, Any]) -> str:
+        """Say what a call would do, for a dry run; the disk is not looked at."""
+        content = str(arguments["content"])
+        lines = content.splitlines()
+        folders = ", with the folders that are missing" if arguments.get("parents") else ""
+        head = [printable(line[:_PREVIEW_CHARS]) for line in lines[:_PREVIEW_LINES]]
+        more = [f"… and {len(lines) - _PREVIEW_LINES} more lines"] if len(lines) > _PREVIEW_LINES else []
+        opening = (
+            f"Would create {printable(str(arguments['path']))!r}{folders}: {_amount(content)}. "
+            "Would fail if it exists already."
+        )
+        return "\n".join([opening, *(f"+ {line}" for line in head), *more])
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
+
+        def work(stop: Stop) -> ToolOutcome:
+            return self._create(arguments, stop)
+
+        return await self._files.run(work)
+
+    def _create(self, arguments: Mapping[str, Any], stop: Stop) -> ToolOutcome:
+        path, parents = arguments["path"], bool(arguments.get("parents"))
+        data = _encoded(arguments["content"])
+        if path.endswith(("/", "/.")):
+            raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
+        try:
+            place, made = self._files.first(path, lambda place: self._write(place, data, parents, stop))
+        except FileError as error:
+            if error.error_type != "not_found":
+                raise
+            message = f"The folder of {printable(path)!r} is not there. Nothing was created."
+            hint = "" if parents else " Set parents to true to create it too."
+            raise FileError("not_found", message + hint) from None
+        shown = self._files.roots.shown(place)
+        return succeeded({"path": shown, "size_bytes": len(data), "created_folders": made})
+
+    def _write(self, place: Place, data: bytes, parents: bool, stop: Stop) -> tuple[Place, int]:
+        """Write to a place, and give it back with how many folders were made for it."""
+        if not place.parts:
+            raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
+        mode = 0o600 if secret_kind(place.parts) else 0o644  # less what the umask takes
+        with ExitStack() as closing, ExitStack() as undoing:
+            folder, made = self._open(place, parents, closing, undoing)
+            try:
+                write_new(folder, place.parts[-1], data, mode, stop)
+            except FileNotFoundError:  # gone after it was opened: no reason to try another root
+                raise FileError(
+                    "io_error", "The folder was removed meanwhile. Nothing was created."
+                ) from None
+            undoing.pop_all()
+        return place, made
+
+    def _open(self, place: Place, parents: bool, closing: ExitStack, undoing: ExitStack) -> tuple[int, int]:
+        """Open the folder that the file goes to, and say how many folders were made for it."""
+        folders = place.parts[:-1]
+        try:
+            if not parents:
+                return closing.enter_context(self._files.roots.folder(Place(place.root, folders))), 0
+            folder = closing.enter_context(self._files.roots.root(place.root))
+        except RootGone as gone:  # another root that is there is not what was meant
+            raise FileError("io_error", f"The folder {str(gone)!r} is not available now.") from None
+        made = 0
+        for name in folders:
+            try:
+                below = self._files.roots.below(folder, name)
+            except FileNotFoundError:
+                os.mkdir(name, 0o755, dir_fd=folder)
+                undoing.callback(_quietly, os.rmdir, name, folder)
+                _sync(folder)
+                made += 1
+                below = self._files.roots.below(folder, name)
+            closing.callback(os.close, below)
+            folder = below
+        return folder, made
+
+
+def write_new(folder: int, name: str, data: bytes, mode: int, stop: Stop) -> None:
+    """Write a file that is not there yet. Its name appears with all of its content on the disk, or never.
+
+    Raises `OSError`, FileExistsError if there is something of that name (a link too), and `FileError` if
+    nobody waits any longer; then nothing is left behind.
+    """
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    temporary = f".conductor-{secrets.token_hex(8)}.tmp"
+    file = os.open(temporary, _NEW, mode, dir_fd=folder)
+    try:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(file, data[written:])
+            os.fsync(file)
+        finally:
+            os.close(file)
+        stop.check()
+        _publish(folder, temporary, name)
+    except BaseException:
+        _quietly(os.unlink, temporary, folder)
+        raise
+    _sync(folder)
+
+
+def _publish(folder: int, temporary: str, name: str) -> None:
+    """Give a file its final name, unless that is taken."""
+    rename = _renameat2()
+    if rename is not None:
+        old, new = os.fsencode(temporary), os.fsencode(name)
+        if rename(folder, old, folder, new, _NOREPLACE) == 0:
+            return
+        error = ctypes.get_errno()
+        if error not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):  # this file system cannot
+            raise OSError(error, os.strerror(error))
+    link_in(folder, temporary, name)
+
+
+def link_in(folder: int, temporary: str, name: str) -> None:
+    """Give a file its final name where there is no ``renameat2``: a second name never replaces one."""
+    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    _quietly(os.unlink, temporary, folder)
+
+
+@lru_cache(maxsize=1)
+def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    found: Callable[[int, bytes, int, bytes, int], int] = function
+    return found
+
+
+def _quietly(remove: Callable[..., None], name: str, folder: int) -> None:
+    with suppress(OSError):  # what cannot be removed stays; the failure that led here is the one to tell
+        remove(name, dir_fd=folder)
+
+
+def _sync(folder: int) -> None:
+    """Have the folder's names on the disk; there are file systems that cannot, and it is there anyway."""
+    with suppress(OSError):
+        opened = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _encoded(content: str) -> bytes:
+    try:
+        data = content.encode()
+    except UnicodeEncodeError:
+        raise FileError("validation_failed", "The content holds halves of characters.") from None
+    if len(data) > MAX_CONTENT_BYTES:
+        raise FileError("validation_failed", f"The content has more than {MAX_CONTENT_BYTES:,} bytes.")
+    return data
+
+
+def _amount(content: str) -> str:
+    lines = len(content.splitlines())
+    return f"{lines:,} line{'' if lines == 1 else 's'}, {len(content.encode(errors='replace')):,} bytes"

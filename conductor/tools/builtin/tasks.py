@@ -1,0 +1,223 @@
+"""The tools ``add_task``, ``list_tasks`` and ``update_task``: a to-do list that is kept with the session."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from conductor.errors import StoreError
+from conductor.tools.base import CallContext, ErrorType, ToolOutcome, ToolSpec, failed, succeeded
+
+FIELD = "tasks"
+MAX_TASKS = 200
+MAX_BYTES = 32 * 1024
+MAX_TITLE_CHARS = 200
+MAX_NOTES_CHARS = 2000
+
+Status: TypeAlias = Literal["pending", "in_progress", "completed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+_TITLE = {"type": "string", "minLength": 1, "maxLength": MAX_TITLE_CHARS}
+_NOTES = {"type": "string", "maxLength": MAX_NOTES_CHARS}
+_STATUS = {"type": "string", "enum": list(STATUSES)}
+_ANEW = "The earlier list could not be read; this is a new one. Tell the user."
+
+
+class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One task."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^task_[1-9][0-9]{0,5}$")]
+    title: str
+    status: Status = "pending"
+    notes: str = ""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The task as the model reads it."""
+        notes = {"notes": self.notes} if self.notes else {}
+        return {"id": self.id, "title": self.title, "status": self.status, **notes}
+
+
+Tasks: TypeAlias = tuple[Task, ...]
+
+
+class TaskError(Exception):
+    """A change to the list that cannot be made; the message is for the model."""
+
+    def __init__(self, error_type: ErrorType, message: str) -> None:
+        super().__init__(message)
+        self.error_type: ErrorType = error_type
+
+
+class AddTask:
+    """``add_task``."""
+
+    spec = ToolSpec(
+        name="add_task",
+        description="Add a task to the user's list in this conversation. Answers with its id.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "title": {**_TITLE, "description": "What is to be done, in one line."},
+                "notes": {**_NOTES, "description": "Details, if there are any."},
+            },
+            "required": ["title"],
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="safe",
+        effect="write",
+    )
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with the new ``task`` and ``open``: how many are not completed."""
+
+        def change(tasks: Tasks) -> tuple[Tasks, Task]:
+            if len(tasks) >= MAX_TASKS:
+                raise TaskError("validation_failed", f"The list is full: it has {MAX_TASKS} tasks.")
+            number = 1 + max((int(task.id.removeprefix("task_")) for task in tasks), default=0)
+            task = Task(
+                f"task_{number}", _title(arguments["title"]), notes=arguments.get("notes", "").strip()
+            )
+            return (*tasks, task), task
+
+        return await _changed(context, change)
+
+
+class ListTasks:
+    """``list_tasks``."""
+
+    spec = ToolSpec(
+        name="list_tasks",
+        description="List the tasks of this conversation, with their ids and status.",
+        input_schema={
+            "type": "object",
+            "properties": {"status": {**_STATUS, "description": "Only tasks with this status."}},
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="safe",
+        effect="read",
+        on_interrupt="cancel",
+    )
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``tasks``, oldest first, and ``counts`` of all tasks by status."""
+        if context.fields is None:
+            return _no_place()
+        tasks, notes = _read(context.fields.get(FIELD))
+        wanted = arguments.get("status")
+        return succeeded(
+            {
+                "tasks": [task.shown for task in tasks if wanted in (None, task.status)],
+                "counts": {status: sum(task.status == status for task in tasks) for status in STATUSES},
+            },
+            notes=notes,
+        )
+
+
+class UpdateTask:
+    """``update_task``."""
+
+    spec = ToolSpec(
+        name="update_task",
+        description=(
+            "Change a task of this conversation: its status, title or notes. "
+            "Give its id, and only what changes."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "id": {"type": "string", "maxLength": 64, "description": "For example: task_3"},
+                "status": _STATUS,
+                "title": _TITLE,
+                "notes": {**_NOTES, "description": "Replaces the notes; an empty text removes them."},
+            },
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="safe",
+        effect="write",
+    )
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with the changed ``task`` and ``open``: how many are not completed."""
+        changes = {name: arguments[name] for name in ("status", "title", "notes") if name in arguments}
+        if not changes:
+            return failed("validation_failed", "Nothing is to change: give status, title or notes.")
+
+        def change(tasks: Tasks) -> tuple[Tasks, Task]:
+            for index, task in enumerate(tasks):
+                if task.id == arguments["id"]:
+                    if "title" in changes:
+                        changes["title"] = _title(changes["title"])
+                    if "notes" in changes:
+                        changes["notes"] = changes["notes"].strip()
+                    task = msgspec.structs.replace(task, **changes)
+                    return (*tasks[:index], task, *tasks[index + 1 :]), task
+            raise TaskError("not_found", _unknown(arguments["id"], tasks))
+
+        return await _changed(context, change)
+
+
+async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, Task]]) -> ToolOutcome:
+    """Change the list, and answer with the task; nothing is changed unless all of it is."""
+    if context.fields is None:
+        return _no_place()
+    outcome: ToolOutcome | None = None
+
+    def update(text: str | None) -> str:
+        nonlocal outcome
+        tasks, notes = _read(text)
+        tasks, task = change(tasks)
+        data = msgspec.json.encode(tasks)
+        if len(data) > MAX_BYTES:
+            raise TaskError("validation_failed", f"The list is full: it has {MAX_BYTES // 1024} KiB of text.")
+        still_open = sum(task.status != "completed" for task in tasks)
+        outcome = succeeded({"task": task.shown, "open": still_open}, notes=notes)
+        return data.decode()
+
+    try:
+        await context.fields.update(FIELD, update)
+    except TaskError as error:
+        return failed(error.error_type, f"{error} Nothing was changed.")
+    except StoreError:
+        return failed("io_error", "The list could not be saved.")
+    assert outcome is not None  # the store has called `update`, or raised
+    return outcome
+
+
+def _read(text: str | None) -> tuple[Tasks, tuple[str, ...]]:
+    """Read the field; one that cannot be read is an empty list and a note that says so."""
+    if not text:
+        return (), ()
+    try:
+        tasks = msgspec.json.decode(text, type=Tasks)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return (), (_ANEW,)
+    if len({task.id for task in tasks}) < len(tasks):
+        return (), (_ANEW,)
+    return tasks, ()
+
+
+def _title(title: str) -> str:
+    line = " ".join(title.split())
+    if not line:
+        raise TaskError("validation_failed", "The title is blank.")
+    return line
+
+
+def _unknown(wanted: str, tasks: Tasks) -> str:
+    ids = [task.id for task in tasks]
+    if not ids:
+        return f"There is no task {wanted[:64]!r}: the list is empty."
+    near = difflib.get_close_matches(wanted[:64], ids, 3, cutoff=0.5) or ids[:3]
+    return f"There is no task {wanted[:64]!r}. Did you mean {' or '.join(near)}? There are {len(ids)} tasks."
+
+
+def _no_place() -> ToolOutcome:
+    return failed("io_error", "This session cannot keep tasks. Nothing was changed.")

@@ -1,0 +1,303 @@
+"""``create_file``: a whole new file or nothing, never over another, never elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import create_file
+from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
+from conductor.tools.builtin.files import FileError, Files, Stop
+from conductor.tools.builtin.roots import Roots, open_folder_openat2, open_folder_walk
+from conductor.tools.schema import check_schema
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "a").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+async def create(root: Path, path: str, content: str = "text\n", **arguments: Any) -> ToolOutcome:
+    tool = CreateFile(Files(Roots([root])))
+    return await tool.run({"path": path, "content": content, **arguments}, CONTEXT)
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(found.relative_to(folder)) for found in folder.rglob("*"))
+
+
+def test_its_schema_is_sound() -> None:
+    check_schema(CreateFile.spec.input_schema)
+    assert (CreateFile.spec.risk, CreateFile.spec.effect) == ("high", "write")
+
+
+async def test_a_file_is_created_whole(root: Path) -> None:
+    outcome = await create(root, "a/new.md", "é\n")
+    assert outcome.data == {"path": "a/new.md", "size_bytes": 3, "created_folders": 0}
+    assert (root / "a" / "new.md").read_bytes() == b"\xc3\xa9\n"
+    assert everything(root) == ["a", "a/new.md"]
+    assert stat.S_IMODE((root / "a" / "new.md").stat().st_mode) == 0o644
+    assert (root / "a" / "new.md").stat().st_nlink == 1
+
+
+async def test_what_may_hold_secrets_is_its_owners_alone(root: Path) -> None:
+    await create(root, ".env")
+    assert stat.S_IMODE((root / ".env").stat().st_mode) == 0o600
+
+
+async def test_an_empty_file_and_the_largest_are_created(root: Path) -> None:
+    assert (await create(root, "empty", "")).success
+    assert (await create(root, "large", "x" * MAX_CONTENT_BYTES)).success
+    assert (root / "large").stat().st_size == MAX_CONTENT_BYTES
+
+
+@pytest.mark.parametrize("content", ["x" * (MAX_CONTENT_BYTES + 1), "é" * 500_001, "\ud800"])
+async def test_content_that_is_too_long_or_no_text_is_refused(root: Path, content: str) -> None:
+    assert (await create(root, "x", content)).error_type == "validation_failed"
+    assert everything(root) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "pipe"])
+@pytest.mark.parametrize("parents", [False, True])
+async def test_what_is_there_is_left_as_it_is(root: Path, kind: str, parents: bool) -> None:
+    there, target = root / "there", root.parent / "outside" / "target"
+    if kind == "file":
+        there.write_text("before")
+    elif kind == "folder":
+        there.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(there)
+    else:
+        if kind == "link":
+            target.write_text("before")
+        there.symlink_to(target)
+    before = there.lstat()
+    outcome = await create(root, "there", parents=parents)
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == "'there' is there already; it was left as it is."
+    assert (there.lstat().st_ino, there.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert everything(root) == ["a", "there"]
+    assert target.exists() == (kind == "link")
+
+
+async def test_a_missing_folder_is_created_only_if_asked_for(root: Path) -> None:
+    outcome = await create(root, "b/c/x")
+    assert outcome.error_type == "not_found"
+    assert outcome.error_message == (
+        "The folder of 'b/c/x' is not there. Nothing was created. Set parents to true to create it too."
+    )
+    assert everything(root) == ["a"]
+    outcome = await create(root, "b/c/x", parents=True)
+    assert outcome.data["created_folders"] == 2
+    assert everything(root) == ["a", "b", "b/c", "b/c/x"]
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside/x", "/etc/x", "", ".", "a/", "a/.", "a/../../x", "x\n", "a/b\0"]
+)
+async def test_a_path_that_is_none_is_refused(root: Path, path: str) -> None:
+    for parents in (False, True):
+        outcome = await create(root, path, parents=parents)
+        assert outcome.error_type in ("validation_failed", "permission_denied")
+    assert everything(root.parent) == ["outside", "root", "root/a"]
+
+
+@pytest.mark.parametrize(
+    "opener", [open_folder_walk, open_folder_openat2], ids=lambda opener: opener.__name__
+)
+@pytest.mark.parametrize("parents", [False, True])
+@pytest.mark.parametrize("at", ["l", "a/l"])
+async def test_a_link_is_followed_at_no_part(root: Path, opener: Any, parents: bool, at: str) -> None:
+    if opener not in (open_folder_walk, Roots([root])._opener):
+        pytest.skip("no openat2 here")
+    (root / at).symlink_to(root.parent / "outside")
+    tool = CreateFile(Files(Roots([root], opener)))
+    for path in (f"{at}/x", f"{at}/b/x"):
+        outcome = await tool.run({"path": path, "content": "", "parents": parents}, CONTEXT)
+        assert outcome.error_type == "permission_denied"
+        assert outcome.error_message and "links are not followed" in outcome.error_message
+    assert everything(root.parent / "outside") == []
+    assert not [name for name in everything(root) if name.endswith(".tmp")]
+
+
+async def test_a_file_in_the_way_of_a_folder_is_said(root: Path) -> None:
+    (root / "x").touch()
+    assert (await create(root, "x/y", parents=True)).error_type == "not_found"
+    assert everything(root) == ["a", "x"]
+
+
+async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
+    try:
+        outcome = await create(root, "b/c/x", "x" * 900_000, parents=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert outcome.error_type == "io_error"
+    assert outcome.error_message == "'b/c/x' cannot be written: it is too large for the disk."
+    assert everything(root) == ["a"]
+
+
+async def test_folders_that_were_there_stay_when_it_fails(root: Path) -> None:
+    outcome = await create(root, "a/b/" + "x" * 256, parents=True)
+    assert outcome.error_type == "validation_failed"
+    assert everything(root) == ["a"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_missing_right_is_an_outcome(root: Path) -> None:
+    (root / "a").chmod(0o500)
+    try:
+        outcome = await create(root, "a/x")
+    finally:
+        (root / "a").chmod(0o700)
+    assert outcome.error_type == "io_error"
+    assert outcome.error_message == "'a/x' may not be used: the system refuses the server access."
+
+
+async def test_a_root_that_is_gone_is_not_replaced_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    tool = CreateFile(Files(Roots([tmp_path / "gone", tmp_path / "two"])))
+    for parents in (False, True):
+        outcome = await tool.run({"path": "x", "content": "", "parents": parents}, CONTEXT)
+        assert outcome.error_message == "The folder 'gone' is not available now."
+    assert everything(tmp_path) == ["two"]
+
+
+async def test_with_several_roots_the_label_says_where(tmp_path: Path) -> None:
+    for name in ("one", "two/sub"):
+        (tmp_path / name).mkdir(parents=True)
+    tool = CreateFile(Files(Roots([tmp_path / "one", tmp_path / "two"])))
+    for path, shown in (("x", "one/x"), ("two/x", "two/x"), ("sub/x", "two/sub/x")):
+        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).data["path"] == shown
+    assert everything(tmp_path) == ["one", "one/x", "two", "two/sub", "two/sub/x", "two/x"]
+
+
+async def test_of_many_calls_for_one_name_one_succeeds(root: Path) -> None:
+    tool = CreateFile(Files(Roots([root])))
+    contents = [str(number) * 10_000 for number in range(8)]
+    outcomes = await asyncio.gather(
+        *(tool.run({"path": "x", "content": content}, CONTEXT) for content in contents)
+    )
+    assert sum(outcome.success for outcome in outcomes) == 1
+    winner = next(content for content, outcome in zip(contents, outcomes, strict=True) if outcome.success)
+    assert (root / "x").read_text() == winner
+    assert everything(root) == ["a", "x"]
+
+
+@pytest.fixture
+def folder(root: Path) -> Iterator[int]:
+    opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    yield opened
+    os.close(opened)
+
+
+def test_without_renameat2_a_name_is_not_replaced_either(
+    root: Path, folder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(create_file, "_renameat2", lambda: None)
+    write_new(folder, "x", b"first", 0o644, Stop())
+    assert ((root / "x").read_bytes(), (root / "x").stat().st_nlink) == (b"first", 1)
+    (root / "temporary").write_bytes(b"second")
+    with pytest.raises(FileExistsError):
+        link_in(folder, "temporary", "x")
+    assert (root / "x").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_a_name_taken_at_the_last_moment_is_not_replaced(
+    root: Path, folder: int, monkeypatch: pytest.MonkeyPatch, without: bool
+) -> None:
+    really_sync = os.fsync
+
+    def sync_and_take(file: int) -> None:
+        really_sync(file)
+        (root / "x").symlink_to("elsewhere")
+
+    if without:
+        monkeypatch.setattr(create_file, "_renameat2", lambda: None)
+    monkeypatch.setattr(os, "fsync", sync_and_take)
+    with pytest.raises(FileExistsError):
+        write_new(folder, "x", b"data", 0o644, Stop())
+    assert os.readlink(root / "x") == "elsewhere"
+    assert everything(root) == ["a", "x"]
+
+
+def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) -> None:
+    stop = Stop()
+    stop.set()
+    with pytest.raises(FileError):
+        write_new(folder, "x", b"data", 0o644, stop)
+    assert everything(root) == ["a"]
+
+
+async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, folder: int) -> None:
+    exchange = create_file._renameat2()
+    if exchange is None:
+        pytest.skip("no renameat2 here")
+    (root / "link").symlink_to(root.parent / "outside")
+    over, swaps = threading.Event(), 0
+
+    def swapping() -> None:
+        nonlocal swaps
+        while not over.is_set():
+            swaps += exchange(folder, b"a", folder, b"link", 2) == 0  # RENAME_EXCHANGE
+
+    tool = CreateFile(Files(Roots([root])))
+    thread = threading.Thread(target=swapping)
+    thread.start()
+    created = 0
+    try:
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:
+            arguments = {"path": f"a/b{created}/x", "content": "x", "parents": True}
+            created += (await tool.run(arguments, CONTEXT)).success
+    finally:
+        over.set()
+        thread.join()
+    assert everything(root.parent / "outside") == []
+    assert created > 0
+    assert swaps > 100
+    assert not [name for name in everything(root) if name.endswith(".tmp")]
+
+
+def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
+    tool = CreateFile(Files(Roots([root])))
+    content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
+    said = tool.describe({"path": "b/x.md", "content": content, "parents": True})
+    assert said == (
+        "Would create 'b/x.md', with the folders that are missing: 7 lines, 22 bytes. "
+        "Would fail if it exists already.\n"
+        "+ one\n+ \\x1b[2Jtwo\n+ 3\n+ 4\n+ 5\n… and 2 more lines"
+    )
+    assert tool.describe({"path": "x", "content": "1"}).startswith("Would create 'x': 1 line, 1 bytes.")
+    assert everything(root) == ["a"]
+
+
+def test_secrets_ask_whatever_was_allowed(root: Path) -> None:
+    tool = CreateFile(Files(Roots([root])))
+    reason = tool.sensitive({"path": ".git/hooks/pre-commit", "content": ""})
+    assert reason == ".git/hooks/pre-commit may hold repository credentials and hooks"
+    assert tool.sensitive({"path": "notes.md", "content": ""}) is None

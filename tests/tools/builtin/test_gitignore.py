@@ -1,0 +1,192 @@
+"""``.gitignore``: git's own rules, checked against git, and an end at once whatever a pattern asks for."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.tools.builtin.gitignore import MAX_RULES, parse, verdict
+
+
+def ignored(lines: str, path: str) -> bool | None:
+    rules, _ = parse(lines.encode())
+    return verdict(rules, path.rstrip("/").split("/"), path.endswith("/"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "path", "expected"),
+    [
+        ("*.log", "a/b.log", True),
+        ("*.log", "a/b.txt", None),
+        ("*.log\n!keep.log", "keep.log", False),
+        ("!keep.log\n*.log", "keep.log", True),
+        ("build/", "build/", True),
+        ("build/", "a/build/", True),
+        ("build/", "build", None),
+        ("/build", "build", True),
+        ("/build", "a/build", None),
+        ("a/b", "a/b", True),
+        ("a/b", "x/a/b", None),
+        ("a/*", "a/b/c", None),
+        ("**/b", "a/x/b", True),
+        ("a/**", "a/", None),
+        ("a/**", "a/x/y", True),
+        ("a/**/b", "a/b", True),
+        ("a/**/b", "a/x/y/b", True),
+        ("a/**/b/**/c", "a/b/x/b/c", True),
+        ("***/b", "b", True),
+        ("a**b", "axxb", True),
+        ("*\n!*/\n!*.py", "src/", False),
+        ("*\n!*/\n!*.py", "src/a.py", False),
+        ("*\n!*/\n!*.py", "src/a.txt", True),
+        ("foo/**\n!foo/keep", "foo/", None),
+        ("bar\n!foo/", "foo/bar", True),
+        ("# x", "# x", None),
+        ("\\# x", "# x", True),
+        ("\\!x", "!x", True),
+        ("x  ", "x", True),
+        ("x\\ ", "x ", True),
+        ("x\r\ny", "x", True),
+        ("[a-c]x", "bx", True),
+        ("[!a-c]x", "bx", None),
+        ("[]-]x", "]x", True),
+        ("[[:digit:]]x", "7x", True),
+        ("[[:nothing:]]x", "7x", None),
+        ("[z-a]x", "zx", True),
+        ("[z-a]x", "bx", None),
+        ("[a", "[a", None),
+        ("a\\", "a\\", None),
+        ("?", "é", True),
+        ("\ufeff*.log", "a.log", True),
+        ("/", "a/", None),
+        ("a//b", "a/b", None),
+    ],
+)
+def test_rules_mean_what_they_mean_to_git(lines: str, path: str, expected: bool | None) -> None:
+    assert ignored(lines, path) is expected
+
+
+def test_names_that_are_not_utf8_match_by_their_bytes() -> None:
+    rules, _ = parse(b"\xff*\n")
+    assert verdict(rules, [os.fsdecode(b"\xffx")], False) is True
+
+
+HOSTILE = [
+    "*a" * 100 + "*b",
+    "*[ab]" * 80 + "c",
+    "*?" * 120 + "b",
+    "a/" + "**/a/" * 90 + "b",
+    "**/*a*a*a*/" * 20 + "b",
+    "[" * 500,
+    "[[:" * 160,
+    "\\" * 501,
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: pattern[:12])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    rules, left_out = parse(pattern.encode())
+    assert not left_out
+    for parts in (["a" * 255], ["a"] * 76, ["a" * 255] * 14):
+        started = time.thread_time()
+        verdict(rules, parts, False)
+        assert time.thread_time() - started < 0.02
+
+
+def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:
+    rules, left_out = parse(b"x\n" * (MAX_RULES + 5) + b"y" * 600 + b"\n")
+    assert (len(rules), left_out) == (MAX_RULES, 6)
+    assert parse(b"\n" * 100_000) == ((), 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80) | st.text("*?[]!^-\\/ab:#. \r\n", max_size=60).map(str.encode))
+def test_no_file_makes_it_raise(data: bytes) -> None:
+    rules, _ = parse(data)
+    for path in ("a", "ab/b", "[a]/-", "!a/\\b"):
+        assert verdict(rules, path.split("/"), False) in (True, False, None)
+
+
+PIECES = [
+    "*",
+    "**",
+    "?",
+    "a",
+    "b",
+    "ab",
+    "a.b",
+    "[ab]",
+    "[!a]",
+    "[a-b]",
+    "[[:alpha:]]",
+    "\\a",
+    "/",
+    "/",
+    ".",
+    "]",
+]
+
+
+def random_line(chance: random.Random) -> str:
+    """Make a rule, but none like ``b**/a``: git compares the b apart, then takes the rest for ``**/a``."""
+    while True:
+        pattern = "".join(chance.choices(PIECES, k=chance.randint(1, 5))) + chance.choice(["", "", "/"])
+        if not re.search(r"[^/*]\*\*+(/|$)", pattern):
+            return chance.choice(["", "", "!"]) + pattern
+
+
+def shown(folder: Path, chain: tuple[tuple[int, Path], ...] = (), parts: tuple[str, ...] = ()) -> list[str]:
+    """Walk as the tool does: the nearest file that speaks of a path decides."""
+    chain = (*chain, (len(parts), folder / ".gitignore"))
+    found: list[str] = []
+    for child in sorted(folder.iterdir()):
+        below = (*parts, child.name)
+        verdicts = (
+            verdict(parse(file.read_bytes())[0], below[length:], child.is_dir())
+            for length, file in reversed(chain)
+            if file.exists()
+        )
+        if child.name == ".git" or next((said for said in verdicts if said is not None), False):
+            continue
+        found += shown(child, chain, below) if child.is_dir() else ["/".join(below)]
+    return found
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_random_trees_are_shown_as_git_shows_them(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)  # noqa: T201 -- shown where the test fails
+    chance = random.Random(seed)
+    settings = {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+    git = ["git", "-C", str(tmp_path / "tree")]
+    (tmp_path / "tree").mkdir()
+    subprocess.run([*git, "init", "-q"], check=True, env=settings)
+    names = ["a", "b", "ab", "a.b", "ba", "]", ".a"]
+    folders = ["", "a/", "b/", "a/b/", "a/ab/", "b/a.b/", "a/b/ba/"]
+    for folder in folders:
+        (tmp_path / "tree" / folder).mkdir(exist_ok=True, parents=True)
+        for name in names:
+            if not (tmp_path / "tree" / folder / name).exists() and f"{folder}{name}/" not in folders:
+                (tmp_path / "tree" / folder / name).touch()
+    for _ in range(100):
+        for folder in chance.sample(folders, 2):
+            lines = [random_line(chance) for _ in range(chance.randint(1, 5))]
+            (tmp_path / "tree" / folder / ".gitignore").write_text("\n".join(lines))
+        listing = subprocess.run(
+            [*git, "ls-files", "-o", "--exclude-standard", "-z"],
+            check=True,
+            env=settings,
+            capture_output=True,
+        )
+        expected = sorted(listing.stdout.decode().split("\0")[:-1])
+        rules = {str(file): file.read_text() for file in (tmp_path / "tree").rglob(".gitignore")}
+        assert sorted(shown(tmp_path / "tree")) == expected, rules

@@ -1,0 +1,358 @@
+"""``read_file``: lines of text files, and nothing that is no file, too large, or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.builtin.files import THREADS, Files, Stop, described, secret_kind
+from conductor.tools.builtin.read_file import MAX_TEXT_BYTES, ReadFile, cut
+from conductor.tools.builtin.roots import Roots
+from conductor.tools.schema import check_schema
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "a").mkdir(parents=True)
+    (tmp_path / "outside").write_text("secret")
+    return folder
+
+
+async def ask(root: Path, path: str, **arguments: Any) -> ToolOutcome:
+    return await ReadFile(Files(Roots([root]))).run({"path": path, **arguments}, CONTEXT)
+
+
+def test_its_schema_is_sound() -> None:
+    check_schema(ReadFile.spec.input_schema)
+    assert (ReadFile.spec.risk, ReadFile.spec.effect, ReadFile.spec.source) == ("medium", "read", "builtin")
+
+
+async def test_a_file_comes_whole_with_its_lines_counted(root: Path) -> None:
+    (root / "a" / "x.txt").write_bytes(b"one\ntwo\r\nthr\xc3\xa9e")
+    outcome = await ask(root, "./a/x.txt")
+    assert outcome.data == {
+        "path": "a/x.txt",
+        "text": "one\ntwo\r\nthrée",
+        "first_line": 1,
+        "last_line": 3,
+        "total_lines": 3,
+        "truncated": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit", "text", "last", "truncated"),
+    [(1, 2, "1\n2\n", 2, True), (2, 1, "2\n", 2, True), (3, 9, "3\n4\n", 4, False), (4, 1, "4\n", 4, False)],
+)
+async def test_offset_and_limit_count_lines(
+    root: Path, offset: int, limit: int, text: str, last: int, truncated: bool
+) -> None:
+    (root / "x").write_text("1\n2\n3\n4\n")
+    data = (await ask(root, "x", offset=offset, limit=limit)).data
+    assert (data["text"], data["first_line"], data["last_line"]) == (text, offset, last)
+    assert (data["total_lines"], data["truncated"]) == (4, truncated)
+
+
+async def test_an_offset_beyond_the_end_says_how_many_lines_there_are(root: Path) -> None:
+    (root / "x").write_text("1\n2\n")
+    outcome = await ask(root, "x", offset=3)
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == "'x' has 2 lines; offset is beyond its end."
+
+
+async def test_an_empty_file_has_no_lines(root: Path) -> None:
+    (root / "x").touch()
+    data = (await ask(root, "x")).data
+    assert (data["text"], data["last_line"], data["total_lines"], data["truncated"]) == ("", 0, 0, False)
+
+
+async def test_a_byte_order_mark_is_no_text(root: Path) -> None:
+    (root / "x").write_bytes(b"\xef\xbb\xbfone")
+    assert (await ask(root, "x")).data["text"] == "one"
+
+
+async def test_a_long_file_comes_in_parts_that_fit_an_observation(root: Path) -> None:
+    whole = "".join(f'{number} "quoted" \t é\n' for number in range(5000))
+    (root / "x").write_text(whole)
+    text, offset = "", 1
+    while True:
+        outcome = await ask(root, "x", offset=offset)
+        assert len(outcome.content) < 16_000
+        text += outcome.data["text"]
+        offset = outcome.data["last_line"] + 1
+        if not outcome.data["truncated"]:
+            break
+    assert text == whole
+
+
+async def test_a_very_long_line_shows_its_beginning_and_says_so(root: Path) -> None:
+    (root / "x").write_text("é" * 100_000 + "\nnext\n")
+    outcome = await ask(root, "x")
+    assert outcome.data["truncated"]
+    assert (outcome.data["last_line"], outcome.data["total_lines"]) == (1, 2)
+    assert set(outcome.data["text"]) == {"é"}
+    assert 5000 < len(outcome.data["text"].encode()) <= MAX_TEXT_BYTES
+    assert outcome.metadata.notes == ("Line 1 is too long: only its beginning is shown. The next line is 2.",)
+    assert (await ask(root, "x", offset=2)).data["text"] == "next\n"
+
+
+LINES = st.lists(st.text('ab"\\\n\té\x00', max_size=30), max_size=20).map("\n".join)
+
+
+@given(LINES, st.integers(12, 200), st.integers(1, 5))
+def test_the_parts_make_up_the_file(text: str, room: int, limit: int) -> None:
+    data = text.encode()
+    total = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    offset, pieces, whole = 1, "", True
+    while offset <= total:
+        part = cut(data, offset, limit, room)
+        assert 1 <= part.lines <= limit
+        assert len(msgspec.json.encode(part.text)) - 2 <= room
+        whole = whole and not part.line_cut
+        pieces += part.text
+        offset += part.lines
+    assert offset == total + 1
+    assert pieces == text or not whole
+
+
+@pytest.mark.parametrize("data", [b"a\0b", b"\xff\xfea\0", b"\x89PNG\r\n\x1a\n", b"a\xc3", b"\xed\xa0\x80"])
+async def test_what_is_no_text_says_so(root: Path, data: bytes) -> None:
+    (root / "x").write_bytes(data)
+    outcome = await ask(root, "x")
+    assert outcome.error_type == "parse_error"
+    assert outcome.error_message == "'x' is not UTF-8 text (it may be binary), and cannot be read."
+
+
+@pytest.mark.parametrize("size", [11_000_000, 1 << 40])
+async def test_a_file_that_is_too_large_is_refused_unread(root: Path, size: int) -> None:
+    with (root / "x").open("wb") as file:
+        try:
+            file.truncate(size)
+        except OSError as error:
+            pytest.skip(f"no sparse files of that size here: {error.strerror}")
+    outcome = await ask(root, "x")
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == f"'x' has {size:,} bytes or more; files up to 10,485,760 are read."
+
+
+async def test_a_file_of_the_largest_size_is_read(root: Path) -> None:
+    (root / "x").write_bytes(b"\n" * 10 * 1024 * 1024)
+    data = (await ask(root, "x", offset=10_485_000, limit=2)).data
+    assert (data["text"], data["total_lines"]) == ("\n\n", 10_485_760)
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs /proc")
+async def test_a_file_that_does_not_tell_its_size_is_read() -> None:
+    data = (await ask(Path("/proc"), "version")).data
+    assert data["text"].startswith("Linux")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("../outside", "validation_failed"),
+        ("a/../../outside", "validation_failed"),
+        ("/etc/passwd", "permission_denied"),
+        ("link", "permission_denied"),
+        ("hard", "permission_denied"),
+        ("pipe", "permission_denied"),
+        ("zero", "permission_denied"),
+        ("a", "validation_failed"),
+        (".", "validation_failed"),
+        ("none", "not_found"),
+        ("x\0", "validation_failed"),
+    ],
+)
+@pytest.mark.timeout(10)
+async def test_what_is_not_to_be_read_is_refused_in_words(root: Path, path: str, kind: str) -> None:
+    (root / "link").symlink_to(root.parent / "outside")
+    os.link(root.parent / "outside", root / "hard")
+    os.mkfifo(root / "pipe")
+    (root / "zero").symlink_to("/dev/zero")
+    outcome = await ask(root, path)
+    assert (outcome.success, outcome.error_type) == (False, kind)
+    assert outcome.error_message and outcome.error_message.endswith(".")
+    assert str(root.parent) not in outcome.content
+    assert "secret" not in outcome.content
+
+
+async def test_a_root_that_disappeared_is_said(root: Path) -> None:
+    os.rename(root, root.parent / "moved")
+    outcome = await ask(root, "a/x")
+    assert outcome.error_type == "io_error"
+    assert outcome.error_message == "The folder 'root' is not available now."
+
+
+async def test_the_next_root_is_looked_at(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "x").write_text("text")
+    tool = ReadFile(Files(Roots([tmp_path / "gone", tmp_path / "one", tmp_path / "two"])))
+    assert (await tool.run({"path": "x"}, CONTEXT)).data["path"] == "two/x"
+    assert (await tool.run({"path": "two/x"}, CONTEXT)).data["text"] == "text"
+    assert (await tool.run({"path": "y"}, CONTEXT)).error_type == "io_error"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+async def test_a_missing_right_is_an_outcome(root: Path) -> None:
+    (root / "x").touch(mode=0)
+    outcome = await ask(root, "x")
+    assert outcome.error_type == "io_error"
+    assert outcome.error_message == "'x' may not be used: the system refuses the server access."
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EACCES, "'a/x' may not be used: the system refuses the server access."),
+        (errno.EIO, "'a/x' cannot be used: the disk reports an error."),
+        (errno.ESTALE, f"'a/x' cannot be used: {os.strerror(errno.ESTALE).lower()}."),
+        (0, f"'a/x' cannot be used: {os.strerror(errno.EIO).lower()}."),
+    ],
+)
+def test_what_the_system_says_is_put_in_words_without_its_paths(number: int, words: str) -> None:
+    error = described(OSError(number, "reason", "/home/somebody/secret"), "a/x")
+    assert (error.error_type, str(error)) == ("io_error", words)
+
+
+async def test_a_disk_error_while_reading_is_an_outcome(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "x").write_text("text")
+
+    def fail(file: int, size: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(root / "x"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", fail)
+        outcome = await ask(root, "x")
+    assert outcome.error_message == "'x' cannot be used: the disk reports an error."
+
+
+@pytest.mark.timeout(20)
+async def test_a_file_that_grows_while_it_is_read_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "x").write_text("text")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", lambda file, size: b"x" * size)
+        outcome = await ask(root, "x")
+    assert outcome.error_type == "validation_failed"
+
+
+async def test_a_cancelled_call_ends_its_work(root: Path) -> None:
+    files = Files(Roots([root]))
+    begun, told = threading.Event(), asyncio.Queue[bool]()
+    loop = asyncio.get_running_loop()
+
+    def work(stop: Stop) -> ToolOutcome:
+        begun.set()
+        loop.call_soon_threadsafe(told.put_nowait, stop.wait(5))
+        stop.check()
+        return succeeded(None)
+
+    call = asyncio.create_task(files.run(work))
+    await asyncio.to_thread(begun.wait, 5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    async with asyncio.timeout(10):
+        assert await told.get()
+
+
+async def test_work_that_hangs_holds_a_few_threads_and_not_the_loops(root: Path) -> None:
+    files = Files(Roots([root]))
+    release = threading.Event()
+    running: list[int] = []
+
+    def work(stop: Stop) -> ToolOutcome:
+        running.append(threading.get_ident())
+        release.wait(10)
+        return succeeded(None)
+
+    calls = [asyncio.create_task(files.run(work)) for _ in range(4 * THREADS)]
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(lambda: None)
+        assert len(running) <= THREADS
+    finally:
+        release.set()
+    await asyncio.gather(*calls)
+    assert len(running) == 4 * THREADS
+    assert len(set(running)) <= THREADS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".env",
+        ".env.local",
+        ".ENV",
+        "a/prod.env",
+        "a/./.env",
+        "a//.env",
+        ".e\u200dnv",
+        "tls/server.pem",
+        "server.key",
+        "id_rsa",
+        "id_rsa.pub",
+        "id_ed25519",
+        ".netrc",
+        ".npmrc",
+        ".pypirc",
+        ".aws/credentials",
+        ".ſſh/config",
+        ".ssh/known_hosts",
+        ".git/config",
+        ".git/hooks/pre-commit",
+        "gcp/credentials.json",
+        "secrets.yaml",
+        "terraform.tfstate.backup",
+        ".docker/config.json",
+    ],
+)
+def test_what_may_hold_secrets_asks_whatever_was_allowed(root: Path, path: str) -> None:
+    tool = ReadFile(Files(Roots([root])))
+    for spelt in (path, str(root / path)):
+        reason = tool.sensitive({"path": spelt})
+        assert reason is not None
+        assert " may hold " in reason
+        assert str(root.parent) not in reason
+
+
+@pytest.mark.parametrize(
+    "path", ["a/x.py", "environment.md", "keys.py", "monkey.txt", ".gitignore", "../.env", 3]
+)
+def test_other_files_need_not_ask(root: Path, path: str) -> None:
+    assert ReadFile(Files(Roots([root]))).sensitive({"path": path}) is None
+
+
+def test_a_root_within_a_secret_folder_asks_for_everything(tmp_path: Path) -> None:
+    (tmp_path / ".ssh" / "more").mkdir(parents=True)
+    tool = ReadFile(Files(Roots([tmp_path / ".ssh" / "more"])))
+    assert tool.sensitive({"path": "notes"}) == "notes may hold SSH keys"
+
+
+@given(st.lists(st.text(max_size=20), max_size=4).map(tuple))
+def test_no_name_makes_the_question_raise(parts: tuple[str, ...]) -> None:
+    assert secret_kind(parts) is None or secret_kind(parts)
+
+
+async def test_ten_megabytes_take_little_time(root: Path) -> None:
+    (root / "x").write_bytes(b"a line of some forty characters, roughly.\n" * 240_000)
+    tool = ReadFile(Files(Roots([root])))
+    started = time.perf_counter()
+    assert (await tool.run({"path": "x", "offset": 239_990}, CONTEXT)).success
+    assert time.perf_counter() - started < 2

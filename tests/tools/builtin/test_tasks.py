@@ -1,0 +1,201 @@
+"""The task tools: a list that is kept with the session, within bounds, and survives what it cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.errors import StoreUnavailable
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin.tasks import FIELD, MAX_BYTES, MAX_TASKS, AddTask, ListTasks, UpdateTask
+from conductor.tools.schema import check_schema
+
+
+class Fields:
+    """A session's fields in memory; with ``twice`` each change is tried again, as after a conflict."""
+
+    def __init__(self, text: str | None = None, *, twice: bool = False, fails: bool = False) -> None:
+        self.texts = {} if text is None else {FIELD: text}
+        self.twice = twice
+        self.fails = fails
+
+    def get(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    async def update(self, name: str, change: Callable[[str | None], str]) -> None:
+        if self.twice:
+            change(self.texts.get(name))
+        text = change(self.texts.get(name))
+        if self.fails:
+            raise StoreUnavailable("down")
+        self.texts[name] = text
+
+
+async def call(
+    tool: AddTask | ListTasks | UpdateTask, fields: Fields | None, **arguments: Any
+) -> ToolOutcome:
+    return await tool.run(arguments, CallContext("s", "c", fields=fields))
+
+
+async def add(fields: Fields, title: str = "buy milk", **arguments: Any) -> ToolOutcome:
+    return await call(AddTask(), fields, title=title, **arguments)
+
+
+async def update(fields: Fields, task: str, **arguments: Any) -> ToolOutcome:
+    return await call(UpdateTask(), fields, id=task, **arguments)
+
+
+async def tasks(fields: Fields, **arguments: Any) -> Any:
+    return (await call(ListTasks(), fields, **arguments)).data["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "effect"),
+    [(AddTask, "add_task", "write"), (ListTasks, "list_tasks", "read"), (UpdateTask, "update_task", "write")],
+)
+def test_they_are_safe(tool: Any, name: str, effect: str) -> None:
+    check_schema(tool.spec.input_schema)
+    assert (tool.spec.name, tool.spec.risk, tool.spec.effect) == (name, "safe", effect)
+
+
+async def test_tasks_are_added_listed_and_changed() -> None:
+    fields = Fields(twice=True)
+    outcome = await add(fields, "  buy\n milk ", notes=" two litres ")
+    first = {"id": "task_1", "title": "buy milk", "status": "pending", "notes": "two litres"}
+    assert outcome.data == {"task": first, "open": 1}
+    second = {"id": "task_2", "title": "call Ann", "status": "pending"}
+    assert (await add(fields, "call Ann")).data == {"task": second, "open": 2}
+    assert await tasks(fields) == [first, second]
+    outcome = await update(fields, "task_1", status="completed", notes="")
+    done = {"id": "task_1", "title": "buy milk", "status": "completed"}
+    assert outcome.data == {"task": done, "open": 1}
+    assert (await update(fields, "task_2", title="call Bob")).data["task"]["title"] == "call Bob"
+    assert await tasks(fields, status="completed") == [done]
+    assert await tasks(fields, status="in_progress") == []
+    listed = await call(ListTasks(), fields)
+    assert listed.data["counts"] == {"pending": 1, "in_progress": 0, "completed": 1}
+
+
+async def test_the_field_is_compact_json() -> None:
+    fields = Fields()
+    await add(fields)
+    assert fields.texts[FIELD] == '[{"id":"task_1","title":"buy milk"}]'
+
+
+async def test_an_empty_list_is_no_failure() -> None:
+    outcome = await call(ListTasks(), Fields())
+    assert outcome.data == {"tasks": [], "counts": {"pending": 0, "in_progress": 0, "completed": 0}}
+
+
+async def test_an_id_that_is_not_there_comes_with_those_that_were_meant() -> None:
+    fields = Fields()
+    assert (await update(fields, "task_1", status="completed")).error_message == (
+        "There is no task 'task_1': the list is empty. Nothing was changed."
+    )
+    for _ in range(3):
+        await add(fields)
+    before = dict(fields.texts)
+    outcome = await update(fields, "Task 2", status="completed")
+    assert outcome.error_type == "not_found"
+    assert outcome.error_message is not None
+    assert outcome.error_message.startswith("There is no task 'Task 2'. Did you mean task_2")
+    assert fields.texts == before
+
+
+async def test_a_change_of_nothing_is_refused() -> None:
+    fields = Fields()
+    await add(fields)
+    assert (await update(fields, "task_1")).error_type == "validation_failed"
+
+
+@pytest.mark.parametrize("title", [" ", "\n\t", "\u2003"])
+async def test_a_blank_title_is_refused(title: str) -> None:
+    fields = Fields()
+    await add(fields)
+    before = dict(fields.texts)
+    assert (await add(fields, title)).error_message == "The title is blank. Nothing was changed."
+    assert (await update(fields, "task_1", title=title)).error_type == "validation_failed"
+    assert fields.texts == before
+
+
+async def test_a_list_with_too_many_tasks_is_full() -> None:
+    fields = Fields()
+    for number in range(MAX_TASKS):
+        assert (await add(fields, str(number))).success
+    before = dict(fields.texts)
+    outcome = await add(fields)
+    assert outcome.error_type == "validation_failed"
+    assert outcome.error_message == "The list is full: it has 200 tasks. Nothing was changed."
+    assert fields.texts == before
+    assert (await update(fields, "task_200", status="completed")).success
+
+
+async def test_a_list_with_too_much_text_is_full() -> None:
+    fields = Fields()
+    while (outcome := await add(fields, "long", notes="é" * 2000)).success:
+        assert len(fields.texts[FIELD].encode()) <= MAX_BYTES
+    assert outcome.error_message == "The list is full: it has 32 KiB of text. Nothing was changed."
+    assert len(await tasks(fields)) == 8
+    assert (await add(fields, "short")).success
+    assert (await update(fields, "task_1", notes="")).success
+
+
+CORRUPT = [
+    "{",
+    "null",
+    "{}",
+    '"x"',
+    "[1]",
+    '[{"id":"task_1"}]',
+    '[{"id":"x","title":"t"}]',
+    '[{"id":"task_0","title":"t"}]',
+    '[{"id":"task_1","title":"t","status":"gone"}]',
+    '[{"id":"task_1","title":"t","more":1}]',
+    '[{"id":"task_1","title":"t"},{"id":"task_1","title":"u"}]',
+    "[" * 100_000,
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("text", CORRUPT, ids=range(len(CORRUPT)))
+async def test_a_field_that_cannot_be_read_starts_anew_with_a_note(text: str) -> None:
+    fields = Fields(text)
+    listed = await call(ListTasks(), fields)
+    assert (listed.data["tasks"], len(listed.metadata.notes)) == ([], 1)
+    assert (await update(fields, "task_1", status="completed")).error_type == "not_found"
+    assert fields.texts[FIELD] == text
+    added = await add(fields)
+    assert added.data["task"]["id"] == "task_1"
+    assert added.metadata.notes == ("The earlier list could not be read; this is a new one. Tell the user.",)
+    assert (await call(ListTasks(), fields)).metadata.notes == ()
+
+
+async def test_a_session_that_keeps_nothing_is_an_outcome() -> None:
+    for tool, arguments in ((AddTask(), {"title": "x"}), (ListTasks(), {}), (UpdateTask(), {"id": "task_1"})):
+        outcome = await call(
+            tool, None, **{**arguments, **({"status": "completed"} if "id" in arguments else {})}
+        )
+        assert outcome.error_type == "io_error"
+
+
+async def test_a_store_that_fails_is_an_outcome() -> None:
+    fields = Fields(fails=True)
+    outcome = await add(fields)
+    assert (outcome.error_type, outcome.error_message) == ("io_error", "The list could not be saved.")
+    assert fields.texts == {}
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=8), st.text(max_size=40))
+async def test_no_text_makes_them_raise(added: list[tuple[str, str]], field: str) -> None:
+    fields = Fields(field)
+    expected = []
+    for title, notes in added:
+        if (await add(fields, title, notes=notes)).success:
+            expected.append(" ".join(title.split()))
+    assert [task["title"] for task in await tasks(fields)] == expected
+    assert msgspec.json.decode(fields.texts[FIELD]) if expected else True
