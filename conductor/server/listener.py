@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import http
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -13,9 +14,11 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from conductor import __version__
 from conductor.bounds import origin_allowed
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
+from conductor.server.admin import STATS_PATH, Admin
 from conductor.server.auth import ANONYMOUS, SUBPROTOCOL, Authenticator
 from conductor.server.connection import Connection
 from conductor.server.hub import Hub
@@ -32,15 +35,20 @@ SERVICE_RESTART = 1012
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz`` and ``/readyz`` on one address."""
+    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` on one address."""
 
     def __init__(
-        self, services: Services, authenticator: Authenticator, origins: Collection[str] = ()
+        self,
+        services: Services,
+        authenticator: Authenticator,
+        origins: Collection[str] = (),
+        admin: Admin | None = None,
     ) -> None:
         self.hub = Hub(services)
         self._services = services
         self._authenticator = authenticator
         self._origins = frozenset(origins)
+        self._admin = admin
         self._subjects: Counter[str] = Counter()
         self._server: Server | None = None
         self._connections: set[Connection] = set()
@@ -143,6 +151,9 @@ class Listener:
             if self._ready:
                 return _text(http.HTTPStatus.OK, "ready\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
+        if path == STATS_PATH and self._admin is not None:
+            answer = self._admin.stats(request.headers, self._facts)
+            return _text(answer.status, answer.text, answer.headers)
         if path != "/ws":
             return _text(http.HTTPStatus.NOT_FOUND, "Connect a WebSocket to /ws.\n")
         subject = self._authenticator.subject(request)
@@ -164,20 +175,27 @@ class Listener:
         socket.subject = subject
         return None
 
-
-def _text(status: http.HTTPStatus, text: str) -> Response:
-    body = text.encode()
-    headers = Headers(
-        {
-            "Content-Type": "text/plain; charset=utf-8",
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "Connection": "close",
+    def _facts(self) -> Mapping[str, Any]:
+        """Say what the operator may know: how much there is, and the tools' figures."""
+        return {
+            "version": __version__,
+            "sessions": len(self.hub),
+            "connections": self.connections,
+            **self._services.figures.snapshot(),
         }
-    )
+
+
+def _text(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:
+    body = text.encode()
+    headers = {
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": str(len(body)),
+        "Cache-Control": "no-store",
+        "Connection": "close",
+    }
     if status is http.HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(status.value, status.phrase, headers, body)
+    return Response(status.value, status.phrase, Headers({**headers, **(more or {})}), body)
 
 
 def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

@@ -1,0 +1,266 @@
+"""``conductor stats``: asks a running server for its figures and prints them.
+
+The server answers whoever has its ADMIN_TOKEN; see `conductor.server.admin`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+from urllib.parse import urlsplit
+
+import msgspec
+
+from conductor.errors import SettingsError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 4_194_304
+"""Ten times what a server with all its rows in use answers."""
+
+_NO_ADDRESS = "--url is no address: it must begin with http:// or ws:// and a host."
+_SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
+
+
+class _Times(msgspec.Struct, frozen=True):
+    """Quantiles in milliseconds, or None where nothing was timed."""
+
+    p50: float | None
+    p99: float | None
+
+
+class _Approvals(msgspec.Struct, frozen=True):
+    asked: int
+    allowed: int
+    denied: int
+    expired: int
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    tool: str
+    source: str
+    calls: int
+    successes: int
+    errors: dict[str, int]
+    approvals: _Approvals
+    run_ms: _Times
+    decide_ms: _Times
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    calls: int
+    successes: int
+    errors: dict[str, int]
+    approvals: _Approvals
+
+
+class _Stats(msgspec.Struct, frozen=True):
+    """What is shown of the server's answer (`Figures.snapshot` and the process's own facts)."""
+
+    version: str
+    uptime_s: float
+    sessions: int
+    connections: int
+    since: str
+    totals: _Counts
+    tools: list[_Tool]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
+    parser.add_argument("--token", help="the operator's token (ADMIN_TOKEN)")
+    parser.add_argument("--json", action="store_true", help="print the server's answer, which says more")
+
+
+def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: float = TIMEOUT_S) -> int:
+    """Ask and print; returns 0. ``timeout_s`` bounds each step. Raises `SettingsError`."""
+    out = stdout or sys.stdout
+    url = _address(options.url)
+    answer = _fetch(url, _token(options.token), timeout_s)
+    try:
+        stats = msgspec.json.decode(answer, type=_Stats)
+        everything = json.loads(answer)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise _not_conductor(url) from None
+    if options.json:
+        out.write(f"{json.dumps(everything, indent=2)}\n")  # escapes all but ASCII, control characters too
+    else:
+        out.write("\n".join(_lines(stats)) + "\n")
+    return 0
+
+
+def _address(url: str) -> str:
+    """Make the address to ask of any address of the server, that of its WebSocket too."""
+    from conductor.server.admin import STATS_PATH
+
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        good = good and parts.netloc.isascii() and parts.netloc.isprintable() and " " not in parts.netloc
+    except ValueError:  # a port or an IPv6 address that is none
+        good = False
+    if not good:
+        raise SettingsError(_NO_ADDRESS)
+    if parts.username is not None or parts.password is not None:
+        raise SettingsError("--url must hold no user name and no password.")
+    path = parts.path.rstrip("/").removesuffix(STATS_PATH).removesuffix("/ws")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}{STATS_PATH}"
+
+
+def _token(given: str | None) -> str:
+    from conductor.settings import load_settings
+
+    token = (given or "").strip()
+    if not token:
+        secret = load_settings().admin_token
+        token = secret.get_secret_value() if secret is not None else ""
+    if not token:
+        raise SettingsError("The operator's token is needed: set ADMIN_TOKEN, or give --token.")
+    if not (token.isascii() and token.isprintable()):
+        raise SettingsError("The operator's token holds characters that no header can carry.")
+    return token
+
+
+def _fetch(url: str, token: str, timeout_s: float) -> bytes:
+    """Ask directly, with no proxy and no redirect: the token is for this server alone."""
+    import httpx2  # a tenth of a second that a server need not spend
+
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    try:
+        with (
+            httpx2.Client(timeout=timeout_s, trust_env=False, follow_redirects=False) as client,
+            client.stream("GET", url, headers=headers) as response,
+        ):
+            if response.status_code != 200:
+                raise _refused(url, response.status_code, response.headers)
+            return _body(response, url, timeout_s)
+    except httpx2.TimeoutException:
+        raise _late(url, timeout_s) from None
+    except httpx2.ConnectError as error:
+        raise SettingsError(f"Cannot reach {url}: {_reason(error)}.") from None
+    except (httpx2.InvalidURL, UnicodeError):  # a name that is too long for the resolver is a UnicodeError
+        raise SettingsError(_NO_ADDRESS) from None
+    except httpx2.HTTPError:
+        raise _not_conductor(url) from None
+
+
+def _body(response: Any, url: str, timeout_s: float) -> bytes:
+    deadline = time.monotonic() + timeout_s
+    body = bytearray()
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _not_conductor(url)
+        if time.monotonic() > deadline:
+            raise _late(url, timeout_s)
+    return bytes(body)
+
+
+def _refused(url: str, status: int, headers: Mapping[str, str]) -> SettingsError:
+    if status == 401:
+        return SettingsError(f"{url} refused the token: look at ADMIN_TOKEN here and there.")
+    if status == 404:
+        return SettingsError(
+            f"{url} is not there: the server runs without ADMIN_TOKEN, or --url is not Conductor's."
+        )
+    if status == 429:
+        after = headers.get("Retry-After", "")
+        wait = f"in {int(after)} s" if after.isascii() and after.isdigit() and len(after) < 6 else "later"
+        return SettingsError(f"{url} was asked with too many wrong tokens: try again {wait}.")
+    return SettingsError(f"{url} answered {status}, so it is not Conductor, or something is in between.")
+
+
+def _late(url: str, timeout_s: float) -> SettingsError:
+    return SettingsError(f"{url} did not answer within {timeout_s:g} s.")
+
+
+def _not_conductor(url: str) -> SettingsError:
+    return SettingsError(f"{url} gave no answer of Conductor's: look at --url.")
+
+
+def _reason(error: BaseException | None) -> str:
+    """Find what the system said, which the client wraps."""
+    text = str(error)
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
+        error = error.__cause__ or error.__context__
+    return _plain(text).rstrip(".").lower() or "no connection"
+
+
+# -- the table
+
+
+_HEAD = (
+    "tool", "source", "calls", "ok %", "p50 ms", "p99 ms",
+    "asked", "allowed", "denied", "expired", "decide s", "errors",
+)  # fmt: skip
+_LEFT = {"tool", "source", "errors"}
+
+
+def _lines(stats: _Stats) -> list[str]:
+    first = (
+        f"Conductor {_plain(stats.version)}, up {_duration(stats.uptime_s)}, "
+        f"sessions {stats.sessions}, connections {stats.connections}"
+    )
+    if not stats.tools:
+        return [first, f"No tool was called since {_plain(stats.since)}."]
+    rows = [_row(tool, tool.run_ms, tool.decide_ms, tool.tool, tool.source) for tool in stats.tools]
+    none = _Times(None, None)
+    rows.append(_row(stats.totals, none, none, "total", ""))
+    return [first, f"Tools since {_plain(stats.since)}", "", *_table(_HEAD, rows)]
+
+
+def _row(
+    counts: _Tool | _Counts, run_ms: _Times, decide_ms: _Times, tool: str, source: str
+) -> tuple[str, ...]:
+    approvals = counts.approvals
+    often_first = sorted(counts.errors.items(), key=lambda item: (-item[1], item[0]))
+    return (
+        _plain(tool),
+        _plain(source),
+        str(counts.calls),
+        f"{100 * counts.successes / counts.calls:.1f}" if counts.calls else "-",
+        _number(run_ms.p50),
+        _number(run_ms.p99),
+        *map(str, (approvals.asked, approvals.allowed, approvals.denied, approvals.expired)),
+        _number(None if decide_ms.p50 is None else decide_ms.p50 / 1000),
+        ", ".join(f"{_plain(name)} {count}" for name, count in often_first) or "-",
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(head, line, widths, strict=True)
+        ).rstrip()
+        for line in (head, *rows)
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _plain(text: str) -> str:
+    """Keep what clients made up from steering the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
