@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,7 @@ MAX_INSTRUCTIONS_BYTES = 4096
 
 _Id = Annotated[str, Meta(min_length=1, max_length=128)]
 _Short = Annotated[str, Meta(max_length=256)]
+_DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
 _TOOL = {
     "name": "lamp.switch",
     "description": "Switches the lamp of a room on or off.",
@@ -144,6 +145,151 @@ class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     ] = None
 
 
+class ResponseCancel(msgspec.Struct, frozen=True, rename="camel"):
+    """Stop the running turn without a word (capability ``cancel``): a button instead of a barge-in."""
+
+    TYPE: ClassVar[str] = "response.cancel"
+
+
+class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What became of a call that was to be cancelled (capability ``cancel``)."""
+
+    TYPE: ClassVar[str] = "tool.cancelled"
+    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    effect: Annotated[
+        Literal["none", "partial", "complete"],
+        Meta(description="How much of it had happened by then.", examples=["none"]),
+    ]
+    result: Annotated[
+        str | None, Meta(description="What the tool gave, where it was complete, or what was done.")
+    ] = None
+
+
+class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
+    """The device has begun with a call (capability ``lease``): its time limit starts anew."""
+
+    TYPE: ClassVar[str] = "tool.started"
+    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+
+
+class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The device is still at it (capability ``lease``): the limit counts silence since this event."""
+
+    TYPE: ClassVar[str] = "tool.progress"
+    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    message: Annotated[str | None, Meta(description="Where it is, in words.", examples=["3 of 7"])] = None
+    percent: Annotated[
+        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How much is done.", examples=[42])
+    ] = None
+
+
+class ToolAccepted(msgspec.Struct, frozen=True, rename="camel"):
+    """The call has become a job (capability ``async``): the turn goes on, the ``tool.result`` comes later."""
+
+    TYPE: ClassVar[str] = "tool.accepted"
+    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    job_id: Annotated[_Short, Meta(description="The device's own name for the job.", examples=["job-7"])]
+
+
+class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The person's decision about one call, bound to the arguments that were shown.
+
+    Raises ValueError for an ``edit`` without arguments, and for an ``allow`` with some: it is not clear
+    which are meant.
+    """
+
+    approval_id: Annotated[_Id, Meta(description="Of the request.", examples=["appr_5d_1"])]
+    arguments_digest: Annotated[
+        str,
+        Meta(
+            max_length=128,
+            description="The ``argumentsDigest`` of the request: a decision about anything else is refused.",
+            examples=[_DIGEST],
+        ),
+    ]
+    decision: Annotated[
+        Literal["allow", "deny", "edit"],
+        Meta(description="``edit`` allows the call with ``editedArguments``.", examples=["allow"]),
+    ]
+    scope: Annotated[
+        Literal["once", "session", "always"],
+        Meta(description="How long an ``allow`` holds; one of the request's ``scopes``.", examples=["once"]),
+    ] = "once"
+    edited_arguments: Annotated[
+        dict[str, Any] | None,
+        Meta(description="All of the arguments: required for ``edit``, refused with ``allow``."),
+    ] = None
+    message: Annotated[
+        Annotated[str, Meta(max_length=2_000)] | None,
+        Meta(description="The person's words, for the model.", examples=["no, leave it"]),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _check_edit(self.decision, self.edited_arguments)
+
+
+class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Decide a call that was asked about (capability ``approval``): one, or several in ``decisions``.
+
+    Either ``approval_id``, ``arguments_digest`` and ``decision`` are given, or ``decisions`` alone.
+    """
+
+    TYPE: ClassVar[str] = "approval.response"
+    approval_id: Annotated[_Id | None, Meta(description="Of the request.", examples=["appr_5d_1"])] = None
+    arguments_digest: Annotated[
+        Annotated[str, Meta(max_length=128)] | None,
+        Meta(description="Of the request; see ``decisions`` for all of these fields.", examples=[_DIGEST]),
+    ] = None
+    decision: Annotated[
+        Literal["allow", "deny", "edit"] | None, Meta(description="What to do.", examples=["allow"])
+    ] = None
+    scope: Annotated[
+        Literal["once", "session", "always"], Meta(description="How long an ``allow`` holds.")
+    ] = "once"
+    edited_arguments: Annotated[
+        dict[str, Any] | None, Meta(description="All of the arguments, for ``edit``.")
+    ] = None
+    message: Annotated[
+        Annotated[str, Meta(max_length=2_000)] | None, Meta(description="The person's words, for the model.")
+    ] = None
+    decisions: Annotated[
+        Annotated[list[Decision], Meta(min_length=1, max_length=100)] | None,
+        Meta(description="Several decisions at once, instead of the other fields."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        one = (self.approval_id, self.arguments_digest, self.decision)
+        if self.decisions is None and None in one:
+            raise ValueError("it needs approvalId, argumentsDigest and decision, or decisions")
+        if self.decisions is not None and any(value is not None for value in one):
+            raise ValueError("it holds decisions beside one of its own")
+        _check_edit(self.decision, self.edited_arguments)
+
+    def all(self) -> list[Decision]:
+        """List the decisions; there is at least one."""
+        if self.decisions is not None:
+            return self.decisions
+        assert self.approval_id is not None and self.arguments_digest is not None
+        assert self.decision is not None, "checked when it was made"
+        return [
+            Decision(
+                self.approval_id,
+                self.arguments_digest,
+                self.decision,
+                self.scope,
+                self.edited_arguments,
+                self.message,
+            )
+        ]
+
+
+def _check_edit(decision: str | None, edited_arguments: dict[str, Any] | None) -> None:
+    if decision == "edit" and edited_arguments is None:
+        raise ValueError("an edit needs editedArguments")
+    if decision == "allow" and edited_arguments is not None:
+        raise ValueError("an allow takes no editedArguments; an edit does")
+
+
 ClientEvent: TypeAlias = (
     SessionStart
     | SessionUpdate
@@ -152,4 +298,10 @@ ClientEvent: TypeAlias = (
     | ToolResultEvent
     | OutputInterrupted
     | AgentCompleted
+    | ResponseCancel
+    | ToolCancelled
+    | ToolStarted
+    | ToolProgress
+    | ToolAccepted
+    | ApprovalResponse
 )

@@ -23,6 +23,7 @@ MAX_INTEGER = 2**53 - 1
 BINARY_MARK = b"\x00"
 """Stands at the head of a frame that came as binary; no JSON text begins so."""
 
+_NO_CHOICE = "Invalid enum value"
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _TYPES: dict[str, type[ClientEvent]] = {
     event.TYPE: event
@@ -34,6 +35,12 @@ _TYPES: dict[str, type[ClientEvent]] = {
         client.ToolResultEvent,
         client.OutputInterrupted,
         client.AgentCompleted,
+        client.ResponseCancel,
+        client.ToolCancelled,
+        client.ToolStarted,
+        client.ToolProgress,
+        client.ToolAccepted,
+        client.ApprovalResponse,
     )
 }
 
@@ -272,9 +279,16 @@ def _convert(payload: dict[str, Any], struct: type[ClientEvent], found: _Found) 
     try:
         event = msgspec.convert(payload, struct)
     except msgspec.ValidationError as error:
-        # msgspec names the field and the type that it wanted, never the value.
-        _refuse(f"invalid_payload: {error}", found)
+        _refuse(f"invalid_payload: {_without_value(str(error))}", found)
     if isinstance(event, client.SessionStart) and event.instructions is not None:
         if len(event.instructions.encode()) > client.MAX_INSTRUCTIONS_BYTES:
             _refuse(f"instructions_too_large:{client.MAX_INSTRUCTIONS_BYTES}", found)
     return event
+
+
+def _without_value(message: str) -> str:
+    """Take the client's own words out of a message: msgspec quotes only what is none of a field's choices."""
+    if not message.startswith(_NO_CHOICE):
+        return message
+    _, at, path = message.rpartition(" - at `")
+    return f"{_NO_CHOICE}{at}{path}" if at else _NO_CHOICE

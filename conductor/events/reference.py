@@ -20,6 +20,7 @@ import msgspec
 from conductor.errors import CODE_MEANINGS
 from conductor.events import client, server
 from conductor.events.envelope import PROTOCOL_VERSION
+from conductor.events.reference_conditions import CONDITIONS
 
 Json: TypeAlias = dict[str, Any]
 Direction: TypeAlias = Literal["client", "server"]
@@ -109,16 +110,19 @@ class Reference:
                 return event
         raise KeyError(event_type)
 
-    def coming_with(self, capability: str) -> tuple[str, ...]:
-        """Name the events, fields and UI calls whose descriptions say that they need a capability."""
+    def coming_with(self, capability: str, direction: Direction | None = None) -> tuple[str, ...]:
+        """Name the events, fields and UI calls whose descriptions say that they need a capability.
+
+        ``direction`` leaves those that one side sends.
+        """
         words = f"capability `{capability}`"
-        found = [(event.type, event.description) for event in self.events]
+        events = [event for event in self.events if direction in (None, event.direction)]
+        found = [(event.type, event.description) for event in events]
         found += [
-            (f"{event.type}: {field.name}", field.description)
-            for event in self.events
-            for field in event.fields
+            (f"{event.type}: {field.name}", field.description) for event in events for field in event.fields
         ]
-        found += [(call.name, call.description) for call in self.ui_calls]
+        if direction != "client":
+            found += [(call.name, call.description) for call in self.ui_calls]
         return tuple(name for name, description in found if words in description)
 
 
@@ -171,7 +175,7 @@ def _payloads(structs: list[type[msgspec.Struct]]) -> dict[str, Json]:
     names = {
         name: wire_name for struct in structs for name, wire_name in _wire_names(struct) if name != wire_name
     }
-    return {name: _plain(schema, names) for name, schema in schemas.items()}
+    return {name: {**_plain(schema, names), **CONDITIONS.get(name, {})} for name, schema in schemas.items()}
 
 
 def _wire_names(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ The application that it describes is the server: it *receives* what a client sen
 from __future__ import annotations
 
 from conductor.events.reference import Event, Facts, Json, Reference
+from conductor.events.reference_capabilities import CAPABILITIES
 from conductor.events.reference_schema import definitions_of
 
 VERSION = "3.0.0"
@@ -109,5 +110,7 @@ def _message(event: Event, reference: Reference) -> Json:
     if event.type == "error":
         message["x-error-codes"] = dict(reference.codes)
     if event.type == "session.start":
-        message["x-capabilities"] = list(reference.facts.capabilities)
+        message["x-capabilities"] = {
+            name: CAPABILITIES.get(name, "") for name in reference.facts.capabilities
+        }
     return message

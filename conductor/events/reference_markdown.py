@@ -10,8 +10,9 @@ import msgspec
 
 from conductor.events.envelope import Payload
 from conductor.events.reference import Event, Json, Reference, envelope
+from conductor.events.reference_capabilities import CAPABILITIES, digesting
 from conductor.events.reference_prose import (
-    CAPABILITIES,
+    EXTENDING,
     INTERRUPTING,
     TOOLS,
     answering,
@@ -55,7 +56,7 @@ def markdown(reference: Reference) -> str:
         "## Events that the server sends",
         *(_event(event, reference) for event in reference.sent_by("server")),
         *_ui_calls(reference),
-        _capabilities(reference),
+        *_capabilities(reference),
         *_errors(reference),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -127,12 +128,25 @@ def _ui_calls(reference: Reference) -> Iterator[str]:
         yield _code(_readable(call.example))
 
 
-def _capabilities(reference: Reference) -> str:
+def _capabilities(reference: Reference) -> Iterator[str]:
+    accepted = reference.facts.capabilities
+    yield EXTENDING
     rows = (
-        (f"`{name}`", ", ".join(f"`{found}`" for found in reference.coming_with(name)))
-        for name in reference.facts.capabilities
+        (
+            f"`{name}`",
+            _names(reference.coming_with(name, "client")),
+            _names(reference.coming_with(name, "server")),
+        )
+        for name in accepted
     )
-    return "\n\n".join([CAPABILITIES, _table(("Capability", "What comes with it"), rows)])
+    yield _table(("Capability", "The client sends", "The server sends"), rows)
+    yield from (f"- `{name}`: {CAPABILITIES[name]}" for name in accepted if name in CAPABILITIES)
+    if "approval" in accepted:
+        yield digesting(reference.event("approval.request").example["payload"])
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "nothing of its own"
 
 
 def _errors(reference: Reference) -> Iterator[str]:
@@ -228,5 +242,6 @@ def _limits(schema: Json) -> Iterator[str]:
         yield f"{schema['minimum']} or more"
     if "maximum" in schema:
         yield f"at most {schema['maximum']}"
-    if "maxItems" in schema:
-        yield f"at most {schema['maxItems']} of them"
+    fewest, most = schema.get("minItems"), schema.get("maxItems")
+    if most is not None:
+        yield f"at most {most} of them" if fewest is None else f"{fewest} to {most} of them"

@@ -91,6 +91,8 @@ The tools that the model may have the app run are declared in one of two ways: b
 | `_meta.conductor.timeoutMs` | How long a call may take, in milliseconds. |
 | `_meta.conductor.interactive` | A person acts in it: it may take minutes. |
 | `_meta.conductor.onInterrupt` | `cancel` or `keep`: what an interruption does to a running call. |
+| `_meta.conductor.mode` | `sync`, or `async`: a call may go on as a job (capability `async`). |
+| `_meta.conductor.approval` | `never` or `ask`: whether a person is asked first. The server's rules win. |
 
 A tool that is not accepted is named in `rejectedTools` with the reason, and costs the others nothing.
 The declared tools belong to the session and outlive the connection."""
@@ -115,9 +117,9 @@ Where two connections serve one session, the newer one gets the events. The olde
 silent; a transcript that comes by it takes the session back."""
 
 
-CAPABILITIES = """\
+EXTENDING = """\
 ## Capabilities
 
-What is beyond the base of the protocol is sent only to clients that ask for it: name the extensions in
-`capabilities` of `session.start`. `session.started` repeats those that this version accepts, and fields
-that belong to the others are ignored."""
+What is beyond the base of the protocol is for clients that ask for it: name the extensions in
+`capabilities` of `session.start`. `session.started` repeats those that this version accepts, which are
+the ones below; events and fields that belong to others are neither sent nor acted upon."""

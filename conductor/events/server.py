@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -89,7 +89,7 @@ class SpeechFinal(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel"):
+class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Run a tool on the device, or do one of the UI calls; answered by ``tool.result``."""
 
     TYPE: ClassVar[str] = "tool.call"
@@ -100,6 +100,10 @@ class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel"):
     arguments: Annotated[
         str, Meta(description="A JSON object, written as a string.", examples=['{"id":"a-77"}'])
     ]
+    timeout_ms: Annotated[
+        int | None,
+        Meta(description="How long the server waits without a sign of life (capability ``lease``)."),
+    ] = None
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -134,6 +138,108 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
+class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
+    """The result of a call is not waited for any more: stop it (capability ``cancel``).
+
+    Answered by ``tool.cancelled``, or by the ``tool.result`` if that was faster.
+    """
+
+    TYPE: ClassVar[str] = "tool.cancel"
+    call_id: Annotated[str, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    reason: Annotated[
+        Literal["barge_in", "superseded", "timeout", "session_end"],
+        Meta(description="Why.", examples=["barge_in"]),
+    ]
+
+
+class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
+    """A result that came after its time is used all the same (capability ``late``)."""
+
+    TYPE: ClassVar[str] = "tool.late"
+    call_id: Annotated[str, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    delivered_as: Annotated[
+        Literal["context", "turn"],
+        Meta(
+            description="Whether the model reads it with the next turn, or in one of its own.",
+            examples=["turn"],
+        ),
+    ]
+
+
+class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A tool begins or ends, wherever it runs (capability ``activity``)."""
+
+    TYPE: ClassVar[str] = "tool.activity"
+    call_id: Annotated[str, Meta(description="Names the call.", examples=["call_5d_1"])]
+    name: Annotated[str, Meta(description="The tool.", examples=["calculator"])]
+    source: Annotated[
+        str, Meta(description="Where it runs: ``device``, ``builtin``, ``mcp:…``.", examples=["builtin"])
+    ]
+    status: Annotated[Literal["started", "finished"], Meta(description="Which.", examples=["finished"])]
+    error_type: Annotated[
+        str | None, Meta(description="``none``, or what went wrong; once finished.", examples=["none"])
+    ] = None
+    execution_time_ms: Annotated[int | None, Meta(description="How long it took.", examples=[2])] = None
+    data_size_bytes: Annotated[int | None, Meta(description="How much it gave.", examples=[21])] = None
+    display: Annotated[
+        str, Meta(description="The same for people.", examples=["calculator: done, 21 bytes, 2 ms"])
+    ] = ""
+
+
+class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """A call that runs only if the person says so (capability ``approval``)."""
+
+    TYPE: ClassVar[str] = "approval.request"
+    approval_id: Annotated[str, Meta(description="Names the request.", examples=["appr_5d_1"])]
+    batch_id: Annotated[
+        str, Meta(description="The same for all requests of one reply of the model.", examples=["batch_5d_1"])
+    ]
+    call_id: Annotated[str, Meta(description="The call that waits for it.", examples=["call_5d_1"])]
+    name: Annotated[str, Meta(description="The tool.", examples=["delete_file"])]
+    arguments: Annotated[
+        Mapping[str, Any], Meta(description="What it would be run with.", examples=[{"path": "notes.txt"}])
+    ]
+    arguments_digest: Annotated[
+        str,
+        Meta(
+            description="Hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON "
+            "(sorted keys, no spaces, UTF-8). The decision echoes it.",
+            examples=["26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"],
+        ),
+    ]
+    risk: Annotated[
+        Literal["safe", "medium", "high"], Meta(description="``high`` deserves a warning.", examples=["high"])
+    ]
+    reasons: Annotated[
+        Sequence[str], Meta(description="Why it is asked, for people.", examples=[["It cannot be undone."]])
+    ]
+    prompt: Annotated[
+        str, Meta(description="The question in words.", examples=["May I run delete file, path notes.txt?"])
+    ]
+    scopes: Annotated[
+        Sequence[Literal["once", "session", "always"]],
+        Meta(description="For how long it may be allowed.", examples=[["once", "session"]]),
+    ]
+    expires_at: Annotated[
+        str, Meta(description="Until when; as ``timestamp``.", examples=["2026-03-01T12:10:00.000Z"])
+    ]
+
+
+class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What became of a request, or of a decision that came too late for one (capability ``approval``)."""
+
+    TYPE: ClassVar[str] = "approval.resolved"
+    approval_id: Annotated[str, Meta(description="Of the request.", examples=["appr_5d_1"])]
+    outcome: Annotated[
+        Literal["allowed", "denied", "edited", "expired", "superseded", "refused"],
+        Meta(
+            description="``refused``: this decision does not count; the request stands if it stood.",
+            examples=["allowed"],
+        ),
+    ]
+    message: Annotated[str | None, Meta(description="Why, for people.")] = None
+
+
 class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
     """A sign of life; a client ignores it."""
 
@@ -141,7 +247,18 @@ class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
 
 
 ServerEvent: TypeAlias = (
-    SessionStarted | SpeechPartial | SpeechFinal | ToolCallEvent | ErrorEvent | ToolsChanged | SessionPing
+    SessionStarted
+    | SpeechPartial
+    | SpeechFinal
+    | ToolCallEvent
+    | ErrorEvent
+    | ToolsChanged
+    | ToolCancel
+    | ToolLate
+    | ToolActivity
+    | ApprovalRequest
+    | ApprovalResolved
+    | SessionPing
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType, UnionType
 from typing import Any
@@ -51,8 +52,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (UnionType, typing.Union):
         return st.one_of([values_of(one) for one in arguments])
-    if origin is list:
+    if origin in (list, Sequence):
         return st.lists(values_of(arguments[0]), max_size=3)
+    if origin in (dict, Mapping):
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return events_of(kind)
     simple: dict[Any, st.SearchStrategy[Any]] = {
@@ -71,8 +74,9 @@ def _constrained(kind: Any, constraints: tuple[Any, ...]) -> st.SearchStrategy[A
     for one in constraints:
         if one.max_length is not None or one.min_length is not None:
             values = values.filter(partial(_fits, one.min_length or 0, one.max_length))
-        if one.ge is not None:
-            values = values.map(abs)
+        if one.ge is not None or one.le is not None:
+            assert kind is float, f"no generator for bounds of {kind}"
+            values = st.floats(one.ge, one.le, allow_nan=False, allow_infinity=False)
     return values
 
 
@@ -81,6 +85,36 @@ def _fits(low: int, high: int | None, value: Any) -> bool:
 
 
 def events_of(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Generate values of a struct."""
+    """Generate values of a struct, none of which it would refuse."""
+    if struct is client.ApprovalResponse:
+        return _responses()
+    if struct is client.Decision:
+        return _decisions()
+    return st.builds(struct, **_fields_of(struct))
+
+
+def _fields_of(struct: type[msgspec.Struct]) -> dict[str, st.SearchStrategy[Any]]:
     hints = typing.get_type_hints(struct, include_extras=True)
-    return st.builds(struct, **{field: values_of(hints[field]) for field in struct.__struct_fields__})
+    return {field: values_of(hints[field]) for field in struct.__struct_fields__}
+
+
+def _decisions() -> st.SearchStrategy[client.Decision]:
+    fields = _fields_of(client.Decision)
+    arguments = values_of(dict[str, Any])
+    choices: dict[str, st.SearchStrategy[Any]] = {
+        "allow": st.none(),
+        "deny": st.none() | arguments,
+        "edit": arguments,
+    }
+    return st.one_of(
+        [
+            st.builds(client.Decision, **{**fields, "decision": st.just(name), "edited_arguments": edited})
+            for name, edited in choices.items()
+        ]
+    )
+
+
+def _responses() -> st.SearchStrategy[client.ApprovalResponse]:
+    one = _decisions().map(lambda decision: client.ApprovalResponse(**msgspec.structs.asdict(decision)))
+    several = st.lists(_decisions(), min_size=1, max_size=3)
+    return one | several.map(lambda decisions: client.ApprovalResponse(decisions=decisions))

@@ -15,6 +15,11 @@ Tree: TypeAlias = Any
 BIG = 300_000
 """About as large as a mutant gets unless ``largest`` says otherwise: above the soft limit of an event."""
 
+_DENIAL = {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "deny"}
+_EDIT = {
+    **{"approvalId": "appr_2", "argumentsDigest": "f" * 64, "decision": "edit"},
+    "editedArguments": {"path": "notes.txt", "lines": [1, 2.5, {"deep": None}]},
+}
 _PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "session.start": [
         {},
@@ -37,6 +42,18 @@ _PAYLOADS: dict[str, list[dict[str, Any]]] = {
     ],
     "agent.completed": [
         {"agentId": "a-7", "status": "FINISHED", "summary": "Done.", "name": "Fix", "prompt": "Fix it."}
+    ],
+    "response.cancel": [{}],
+    "tool.cancelled": [
+        {"callId": "call_1", "effect": "none"},
+        {"callId": "call_1", "effect": "complete", "result": '{"ok":true}'},
+    ],
+    "tool.started": [{"callId": "call_1"}],
+    "tool.progress": [{"callId": "call_1"}, {"callId": "call_1", "message": "3 of 7", "percent": 42.5}],
+    "tool.accepted": [{"callId": "call_1", "jobId": "job-7"}],
+    "approval.response": [
+        {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "allow", "scope": "session"},
+        {"decisions": [_DENIAL, _EDIT, {**_DENIAL, "approvalId": "appr_3", "message": "no, leave it"}]},
     ],
     "app.telemetry": [{"battery": 0.5, "list": [1, [2, {"three": 3}]]}],
 }
@@ -152,8 +169,8 @@ def _damaged_tree(rand: random.Random, event: dict[str, Any], largest: int) -> b
 
 def _change(rand: random.Random, tree: Tree, raw: list[str], largest: int) -> Tree:
     """Put something else at one place of the tree, the envelope's fields more often than others."""
-    places = [tree, *(value for value in tree.values() if isinstance(value, dict))]
-    place = rand.choice(places)
+    inner = [value for value in tree.values() if isinstance(value, dict)]
+    place = rand.choice([tree, *inner, *_objects_below(inner)])
     keys = list(place) or ["text"]
     key = rand.choice(keys)
     if rand.random() < 0.15:
@@ -165,6 +182,15 @@ def _change(rand: random.Random, tree: Tree, raw: list[str], largest: int) -> Tr
     else:
         place[key] = rand.choice(_VALUES)(rand, place.get(key), raw, largest)
     return tree
+
+
+def _objects_below(values: Sequence[Tree]) -> list[Tree]:
+    """Find objects one or two levels below others, such as the decisions of a list; at most eight."""
+    below: list[Tree] = []
+    for value in values:
+        for inner in value.values():
+            below += [one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict)]
+    return below[:8]
 
 
 def _literal(raw: list[str], text: str) -> str:

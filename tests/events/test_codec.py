@@ -182,7 +182,7 @@ def test_a_refusal_never_quotes_a_value(event_type: str, data: st.DataObject) ->
             st.sampled_from(
                 [*CLIENT[event_type].__struct_encode_fields__, "other"],
             ),
-            st.sampled_from([secret, [secret], {secret: secret}, 7]),
+            st.sampled_from([secret, [secret], {secret: secret}, [{"decision": secret}], 7]),
         )
     )
     try:
@@ -427,7 +427,7 @@ def test_random_payloads_raise_nothing_else(
     event_type: str, payload: dict[str, Any], data: st.DataObject
 ) -> None:
     names = CLIENT[event_type].__struct_encode_fields__
-    known = data.draw(st.dictionaries(st.sampled_from(names), json_values, max_size=len(names)))
+    known = data.draw(st.dictionaries(st.sampled_from([*names, "other"]), json_values, max_size=len(names)))
     taken(frame(type=event_type, payload={**payload, **known}))
 
 

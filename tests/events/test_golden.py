@@ -15,13 +15,18 @@ from jsonschema import Draft202012Validator
 
 from conductor.events.envelope import Payload, encode_event
 from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
     ErrorEvent,
     RejectedTool,
     SessionPing,
     SessionStarted,
     SpeechFinal,
     SpeechPartial,
+    ToolActivity,
     ToolCallEvent,
+    ToolCancel,
+    ToolLate,
     ToolsChanged,
     append_message,
     is_ui_call,
@@ -45,6 +50,7 @@ EVENTS: dict[str, Payload] = {
     "assistant.speech.partial": SpeechPartial(TEXT),
     "assistant.speech.final": SpeechFinal(TEXT),
     "tool.call": ToolCallEvent("call_1", "agent.status", '{"id":"a-77"}'),
+    "tool.call.lease": ToolCallEvent("call_1", "agent.status", '{"id":"a-77"}', 30_000),
     "tool.call.set-state": set_state("call_1", "thinking"),
     "tool.call.append-user": append_message("call_1", "user", TEXT),
     "tool.call.append-assistant": append_message("call_1", "assistant", "Hello."),
@@ -52,6 +58,31 @@ EVENTS: dict[str, Payload] = {
     "error": ErrorEvent("internal_error", "The server made a mistake."),
     "error.all": ErrorEvent("rate_limited", "Too many.", "e-1", "call_1", 1500),
     "tools.changed": ToolsChanged(["add_task"], [RejectedTool("x y", "not a name")]),
+    "tool.cancel": ToolCancel("call_1", "barge_in"),
+    "tool.late.context": ToolLate("call_1", "context"),
+    "tool.late.turn": ToolLate("call_1", "turn"),
+    "tool.activity.started": ToolActivity("call_1", "files.read", "mcp:files", "started", display="reading"),
+    "tool.activity.finished": ToolActivity(
+        "call_1", "calculator", "builtin", "finished", "none", 2, 21, "calculator: done, 21 bytes, 2 ms"
+    ),
+    "approval.request": ApprovalRequest(
+        approval_id="appr_1",
+        batch_id="batch_1",
+        call_id="call_1",
+        name="notes.write",
+        arguments={"text": TEXT, "lines": [1, 2.5, True, None], "more": {"a": {}}},
+        arguments_digest="0" * 64,
+        risk="high",
+        reasons=("It cannot be undone.",),
+        prompt="May I write notes?",
+        scopes=("once", "session"),
+        expires_at="2026-03-01T12:10:00.000Z",
+    ),
+    "approval.request.bare": ApprovalRequest(
+        "appr_1", "batch_1", "call_1", "notes.list", {}, "0" * 64, "medium", [], "", ["once"], STAMP
+    ),
+    "approval.resolved": ApprovalResolved("appr_1", "allowed"),
+    "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "session.ping": SessionPing(),
 }
 
@@ -117,8 +148,9 @@ def test_a_calls_fields_are_all_strings_and_its_arguments_are_json(name: str) ->
     event = json.loads(frame_of(EVENTS[name]))
     if event["type"] != "tool.call":
         return
-    assert set(event["payload"]) == {"callId", "name", "arguments"}
-    assert all(isinstance(value, str) for value in event["payload"].values())
+    timeout = {"timeoutMs"} if name == "tool.call.lease" else set()
+    assert set(event["payload"]) == {"callId", "name", "arguments"} | timeout
+    assert all(isinstance(event["payload"][field], str) for field in ("callId", "name", "arguments"))
     assert isinstance(json.loads(event["payload"]["arguments"]), dict)
 
 

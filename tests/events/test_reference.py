@@ -23,6 +23,7 @@ from conductor.events.codec import InvalidFrame, decode_event
 from conductor.events.envelope import encode_event
 from conductor.events.reference import Event, Reference, prose, read_reference
 from conductor.events.reference_asyncapi import asyncapi
+from conductor.events.reference_capabilities import CAPABILITIES as CAPABILITY_PROSE
 from conductor.events.reference_markdown import PLAIN_TURN, markdown
 from conductor.events.reference_refusals import REFUSALS
 from conductor.events.reference_schema import json_schema
@@ -139,6 +140,49 @@ def test_every_accepted_capability_is_named_where_it_matters() -> None:
     assert [name for name in CAPABILITIES if not REFERENCE.coming_with(name)] == []
     assert {"session.update", "session.start: tools"} <= set(REFERENCE.coming_with("tools"))
     assert REFERENCE.coming_with("tool") == ()
+
+
+def test_every_accepted_capability_is_described_in_whole_sentences() -> None:
+    for name in {*CAPABILITIES, *FACTS.capabilities}:
+        assert re.fullmatch(r"[A-Z].*\.", CAPABILITY_PROSE[name]), name
+        assert re.search(r"[Tt]he (client|app) (sends|ends|shows|declares|answers)", CAPABILITY_PROSE[name])
+        assert re.search(r"[Tt]he server (sends|says|confirms|tells)", CAPABILITY_PROSE[name]), name
+
+
+def test_a_capability_names_each_sides_events_and_fields() -> None:
+    found = {
+        name: (REFERENCE.coming_with(name, "client"), REFERENCE.coming_with(name, "server"))
+        for name in FACTS.capabilities
+    }
+    assert found == {
+        "approval": (("approval.response",), ("approval.request", "approval.resolved")),
+        "tools": (
+            ("session.update", "session.start: tools"),
+            ("tools.changed", "session.started: acceptedTools", "session.started: rejectedTools"),
+        ),
+        "cancel": (("response.cancel", "tool.cancelled"), ("tool.cancel",)),
+        "lease": (("tool.started", "tool.progress"), ("tool.call: timeoutMs",)),
+        "late": ((), ("tool.late",)),
+        "async": (("tool.accepted",), ()),
+        "activity": ((), ("tool.activity",)),
+    }
+    for name, (sent, received) in found.items():
+        assert set(REFERENCE.coming_with(name)) == {*sent, *received}
+
+
+@pytest.mark.parametrize(
+    "accepted", [(), ("tools",), ("activity", "late"), ("approval",), ("tools", "teleport"), CAPABILITIES]
+)
+def test_any_capabilities_can_be_described(accepted: tuple[str, ...]) -> None:
+    reference = read_reference(replace(FACTS, capabilities=accepted))
+    text = markdown(reference).partition("\n## Capabilities\n")[2]
+    assert [name for name in FACTS.capabilities if f"\n| `{name}` | " in text] == [
+        name for name in FACTS.capabilities if name in accepted
+    ]
+    assert ("### The digest of an approval" in text) is ("approval" in accepted)
+    described = asyncapi(reference)["components"]["messages"]["session.start"]["x-capabilities"]
+    assert tuple(described) == accepted
+    assert list(faults(asyncapi(reference))) == []
 
 
 def test_a_new_event_is_described_by_writing_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +406,8 @@ def test_the_asyncapi_document_says_what_no_schema_can() -> None:
     messages = ASYNCAPI["components"]["messages"]
     assert messages["error"]["x-error-codes"] == CODE_MEANINGS
     assert set(messages["tool.call"]["x-ui-calls"]) == {"convo.setState", "convo.appendMessage", "tts.speak"}
-    assert messages["session.start"]["x-capabilities"] == ["tools"]
+    capabilities = messages["session.start"]["x-capabilities"]
+    assert tuple(capabilities) == FACTS.capabilities and all(capabilities.values())
 
 
 # -- Markdown
@@ -372,7 +417,9 @@ def test_the_markdown_has_all_events_codes_states_and_refusals() -> None:
     wanted = [
         *(f"\n### `{event.type}`\n" for event in REFERENCE.events),
         *(f"\n### `{call.name}`\n" for call in REFERENCE.ui_calls),
-        *(f"\n| `{name}` | " for name in [*REFERENCE.codes, *REFERENCE.states, *REFUSALS, "tools"]),
+        *(f"\n| `{name}` | " for name in [*REFERENCE.codes, *REFERENCE.states, *REFUSALS]),
+        *(f"\n| `{name}` | " for name in FACTS.capabilities),
+        *(f"\n- `{name}`: {CAPABILITY_PROSE[name]}\n" for name in FACTS.capabilities),
     ]
     assert [text for text in wanted if text not in MARKDOWN] == []
 

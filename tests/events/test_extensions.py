@@ -1,0 +1,330 @@
+"""The events of the protocol's extensions: what is refused of them, and the digest of an approval."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from conductor.events import client
+from conductor.events.codec import MAX_DEPTH, InvalidFrame, decode_event
+from conductor.events.envelope import encode_event
+from conductor.events.reference import read_reference
+from conductor.events.reference_asyncapi import asyncapi
+from conductor.events.reference_markdown import markdown
+from conductor.events.reference_schema import json_schema
+from conductor.events.server import ApprovalRequest, ToolCallEvent
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.tools.rules import arguments_digest
+from tests.end_to_end.conftest import serving
+from tests.events.events import events_of, json_values, texts
+from tests.events.facts import FACTS
+
+REFERENCE = read_reference(FACTS)
+SCHEMA = json_schema(REFERENCE)
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+CALL: dict[str, Any] = {"callId": "call_1"}
+BOUND: dict[str, Any] = {"approvalId": "appr_1", "argumentsDigest": "0" * 64}
+ALLOW: dict[str, Any] = {**BOUND, "decision": "allow"}
+EDIT: dict[str, Any] = {**BOUND, "decision": "edit", "editedArguments": {"path": "a"}}
+WHOLE = "it needs approvalId, argumentsDigest and decision, or decisions"
+BESIDE = "it holds decisions beside one of its own"
+NO_EDIT = "an edit needs editedArguments"
+UNMEANT = "an allow takes no editedArguments; an edit does"
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("tool.cancelled", {"effect": "none"}, "callId"),
+    ("tool.cancelled", CALL, "effect"),
+    ("tool.cancelled", {**CALL, "effect": "some"}, "Invalid enum value - at `$.effect`"),
+    ("tool.cancelled", {**CALL, "effect": "None"}, "Invalid enum value - at `$.effect`"),
+    ("tool.cancelled", {**CALL, "effect": None}, "effect"),
+    ("tool.cancelled", {**CALL, "effect": "complete", "result": {"ok": True}}, "result"),
+    ("tool.started", {}, "callId"),
+    ("tool.started", {"callId": ""}, "callId"),
+    ("tool.started", {"callId": "x" * 129}, "callId"),
+    ("tool.progress", {"percent": 5}, "callId"),
+    ("tool.progress", {**CALL, "percent": 101}, "percent"),
+    ("tool.progress", {**CALL, "percent": 100.5}, "percent"),
+    ("tool.progress", {**CALL, "percent": -1}, "percent"),
+    ("tool.progress", {**CALL, "percent": "5"}, "percent"),
+    ("tool.progress", {**CALL, "percent": True}, "percent"),
+    ("tool.progress", {**CALL, "message": ["3 of 7"]}, "message"),
+    ("tool.accepted", CALL, "jobId"),
+    ("tool.accepted", {**CALL, "jobId": None}, "jobId"),
+    ("tool.accepted", {**CALL, "jobId": "x" * 257}, "jobId"),
+    ("approval.response", {}, WHOLE),
+    ("approval.response", {"approvalId": "appr_1"}, WHOLE),
+    ("approval.response", {"approvalId": "appr_1", "decision": "allow"}, WHOLE),
+    ("approval.response", BOUND, WHOLE),
+    ("approval.response", {**ALLOW, "approvalId": None}, WHOLE),
+    ("approval.response", {**ALLOW, "argumentsDigest": None}, WHOLE),
+    ("approval.response", {**ALLOW, "decision": None}, WHOLE),
+    ("approval.response", {"decisions": None}, WHOLE),
+    ("approval.response", {"scope": "always", "message": "yes"}, WHOLE),
+    ("approval.response", {**ALLOW, "approvalId": ""}, "approvalId"),
+    ("approval.response", {**ALLOW, "approvalId": "x" * 129}, "approvalId"),
+    ("approval.response", {**ALLOW, "argumentsDigest": "x" * 129}, "argumentsDigest"),
+    ("approval.response", {**ALLOW, "decision": "maybe"}, "Invalid enum value - at `$.decision`"),
+    ("approval.response", {**ALLOW, "decision": True}, "decision"),
+    ("approval.response", {**ALLOW, "scope": "forever"}, "Invalid enum value - at `$.scope`"),
+    ("approval.response", {**ALLOW, "scope": None}, "scope"),
+    ("approval.response", {**ALLOW, "message": "x" * 2_001}, "message"),
+    ("approval.response", {**ALLOW, "editedArguments": {}}, UNMEANT),
+    ("approval.response", {**BOUND, "decision": "edit"}, NO_EDIT),
+    ("approval.response", {**EDIT, "editedArguments": None}, NO_EDIT),
+    ("approval.response", {**EDIT, "editedArguments": ["a"]}, "editedArguments"),
+    ("approval.response", {**EDIT, "editedArguments": '{"path":"a"}'}, "editedArguments"),
+    ("approval.response", {"decisions": []}, "decisions"),
+    ("approval.response", {"decisions": ALLOW}, "decisions"),
+    ("approval.response", {"decisions": [ALLOW] * 101}, "decisions"),
+    ("approval.response", {"decisions": [ALLOW, "allow"]}, "$.decisions[1]"),
+    ("approval.response", {"decisions": [ALLOW, BOUND]}, "decision"),
+    ("approval.response", {"decisions": [{**ALLOW, "approvalId": "x" * 129}]}, "approvalId"),
+    (
+        "approval.response",
+        {"decisions": [{**ALLOW, "decision": "ok"}]},
+        "Invalid enum value - at `$.decisions[0].decision`",
+    ),
+    ("approval.response", {"decisions": [ALLOW, {**BOUND, "decision": "edit"}]}, NO_EDIT),
+    ("approval.response", {"decisions": [{**ALLOW, "editedArguments": {"a": 1}}]}, UNMEANT),
+    ("approval.response", {"decisions": [ALLOW], **ALLOW}, BESIDE),
+    ("approval.response", {"decisions": [ALLOW], "approvalId": "appr_2"}, BESIDE),
+]
+
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    ("response.cancel", {}),
+    ("response.cancel", {"more": 1}),
+    ("tool.cancelled", {**CALL, "effect": "partial", "result": None}),
+    ("tool.cancelled", {**CALL, "effect": "complete", "result": ""}),
+    ("tool.started", {"callId": "x" * 128}),
+    ("tool.progress", {**CALL, "message": None, "percent": None}),
+    ("tool.progress", {**CALL, "percent": 0}),
+    ("tool.progress", {**CALL, "percent": 100}),
+    ("tool.progress", {**CALL, "percent": 99.9}),
+    ("tool.accepted", {**CALL, "jobId": "x" * 256}),
+    ("approval.response", ALLOW),
+    ("approval.response", {**ALLOW, "scope": "always", "message": "x" * 2_000, "decisions": None}),
+    ("approval.response", {**ALLOW, "editedArguments": None}),
+    ("approval.response", {**ALLOW, "decision": "deny", "editedArguments": {"a": 1}}),
+    ("approval.response", EDIT),
+    ("approval.response", {**EDIT, "editedArguments": {}}),
+    ("approval.response", {"decisions": [ALLOW] * 100}),
+    ("approval.response", {"decisions": [EDIT, ALLOW], "approvalId": None, "decision": None}),
+]
+
+
+def frame(event_type: str, payload: Any, event_id: str = "e-1") -> dict[str, Any]:
+    return {
+        **{"id": event_id, "type": event_type, "timestamp": "2026-03-01T12:00:00.000Z"},
+        **{"sessionId": "s-1", "protocolVersion": 1, "payload": payload},
+    }
+
+
+def refusal(event: dict[str, Any]) -> InvalidFrame:
+    with pytest.raises(InvalidFrame) as caught:
+        decode_event(json.dumps(event).encode())
+    return caught.value
+
+
+# -- what clients send
+
+
+@pytest.mark.parametrize(("event_type", "payload", "says"), REFUSED)
+def test_a_wrong_payload_is_refused_by_name_and_by_the_schema_too(
+    event_type: str, payload: dict[str, Any], says: str
+) -> None:
+    event = frame(event_type, payload)
+    error = refusal(event)
+    assert (error.code, error.event_id, error.event_type) == ("invalid_event", "e-1", event_type)
+    assert str(error).startswith("invalid_payload: ") and says in str(error)
+    assert len(str(error)) < 200
+    assert not VALIDATOR.is_valid(event)
+
+
+@pytest.mark.parametrize(("event_type", "payload"), TAKEN)
+def test_a_right_payload_is_taken_and_fits_the_schema(event_type: str, payload: dict[str, Any]) -> None:
+    event = frame(event_type, payload)
+    assert decode_event(json.dumps(event).encode()).event is not None
+    VALIDATOR.validate(event)
+
+
+@pytest.mark.parametrize("word", ["hunter2", "x" * 60_000, " - at `hunter2", "'", "\n"])
+def test_a_word_that_is_no_choice_is_not_repeated(word: str) -> None:
+    error = refusal(frame("tool.cancelled", {**CALL, "effect": word}))
+    assert str(error) == "invalid_payload: Invalid enum value - at `$.effect`"
+
+
+@pytest.mark.parametrize("place", ["one", "several"])
+def test_edited_arguments_may_be_as_deep_as_any_event_and_no_deeper(place: str) -> None:
+    above = {"one": 4, "several": 6}[
+        place
+    ]  # the event, its payload, (the list, a decision,) the object, the value
+    for depth, taken in ((MAX_DEPTH - above + 1, True), (MAX_DEPTH - above + 2, False)):
+        value: Any = 1
+        for _ in range(depth - 1):
+            value = [value]
+        decision = {**EDIT, "editedArguments": {"a": value}}
+        event = frame("approval.response", decision if place == "one" else {"decisions": [decision]})
+        if taken:
+            assert decode_event(json.dumps(event).encode()).event is not None
+        else:
+            error = refusal(event)
+            assert (error.code, str(error), error.event_id) == ("invalid_event", "too_deep", "e-1")
+
+
+def test_edited_arguments_arrive_as_they_were_sent() -> None:
+    arguments: dict[str, Any] = {
+        "text": "日本 🎉 \u2028",
+        "numbers": [1, -2.5, 0],
+        "none": None,
+        "__proto__": {"": []},
+    }
+    event = frame("approval.response", {**EDIT, "editedArguments": arguments})
+    response = decode_event(json.dumps(event).encode()).event
+    assert isinstance(response, client.ApprovalResponse)
+    assert response.all() == [client.Decision("appr_1", "0" * 64, "edit", "once", arguments)]
+
+
+@given(events_of(client.ApprovalResponse))
+def test_one_decision_and_several_are_listed_alike(response: client.ApprovalResponse) -> None:
+    listed = response.all()
+    assert listed and all(isinstance(one, client.Decision) for one in listed)
+    again = decode_event(encode_event("e-1", "s-1", client.ApprovalResponse(decisions=listed))).event
+    assert isinstance(again, client.ApprovalResponse) and again.all() == listed
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "approvalId": st.sampled_from(["appr_1", None]),
+            "argumentsDigest": st.sampled_from(["0" * 64, None]),
+            "decision": st.sampled_from(["allow", "deny", "edit", None]),
+            "scope": st.sampled_from(["once", "session", "ever"]),
+            "editedArguments": st.sampled_from([None, {}, {"a": 1}, []]),
+            "decisions": st.sampled_from(
+                [None, [], [ALLOW], [EDIT], [BOUND], [{**EDIT, "decision": "allow"}]]
+            ),
+        },
+    )
+)
+def test_the_schema_and_the_server_agree_on_every_response(payload: dict[str, Any]) -> None:
+    event = frame("approval.response", payload)
+    try:
+        decode_event(json.dumps(event).encode())
+    except InvalidFrame:
+        assert not VALIDATOR.is_valid(event)
+    else:
+        VALIDATOR.validate(event)
+
+
+async def test_bad_events_are_answered_with_their_id_and_the_connection_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(ScriptedProvider([[TextDelta("Hello.")]]), frames_per_second=1e6) as served:
+        async with served.phone() as phone:
+            sent = [await phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
+            await phone.ask("hello?")
+            errors = [event["payload"] for event in phone.log if event["type"] == "error"]
+    assert [error["eventId"] for error in errors] == sent
+    assert {error["code"] for error in errors} == {"invalid_event"}
+    assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
+
+
+# -- the documents
+
+
+def test_the_struct_inside_a_response_is_in_every_document() -> None:
+    for schemas in (SCHEMA["$defs"], asyncapi(REFERENCE)["components"]["schemas"]):
+        decision = schemas["Decision"]
+        Draft202012Validator.check_schema(decision)
+        assert decision["required"] == ["approvalId", "argumentsDigest", "decision"]
+        validator = Draft202012Validator(decision)
+        assert validator.is_valid(ALLOW) and validator.is_valid(EDIT)
+        assert not validator.is_valid({**BOUND, "decision": "edit"})
+        assert not validator.is_valid({**EDIT, "decision": "allow"})
+    assert "Each object of `decisions`:" in markdown(REFERENCE)
+    assert "array of object or null, 1 to 100 of them" in markdown(REFERENCE)
+
+
+def test_limits_of_percent_are_said_in_words() -> None:
+    assert "| `percent` | number or null, 0 or more, at most 100 | no |" in markdown(REFERENCE)
+
+
+# -- the digest of an approval
+
+
+class Number(str):
+    """A number as it stands in the text."""
+
+
+def canonical(value: Any) -> str:
+    """Write canonical JSON as the reference describes it, without the server's writer."""
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, dict):
+        members = sorted((key.encode("utf-32-be"), key) for key in value)
+        return "{" + ",".join(f"{canonical(key)}:{canonical(value[key])}" for _, key in members) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(canonical(one) for one in value) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(escaped(character) for character in value) + '"'
+    return {None: "null", True: "true", False: "false"}[value]
+
+
+def escaped(character: str) -> str:
+    short = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return short.get(character, f"\\u{ord(character):04x}" if character < " " else character)
+
+
+def digest_of(request: Mapping[str, Any]) -> str:
+    text = f"{request['name']}\n{canonical(request['arguments'])}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_digest_of_the_example_is_that_of_its_name_and_arguments() -> None:
+    request = REFERENCE.event("approval.request").example["payload"]
+    assert request["argumentsDigest"] == digest_of(request)
+    assert request["argumentsDigest"] == arguments_digest(request["name"], request["arguments"])
+    response = REFERENCE.event("approval.response").example["payload"]
+    assert response["argumentsDigest"] == request["argumentsDigest"]
+
+
+def test_the_reference_says_how_the_digest_of_its_example_is_made() -> None:
+    request = REFERENCE.event("approval.request").example["payload"]
+    part = markdown(REFERENCE).partition("### The digest of an approval")[2].partition("\n#")[0]
+    lines = part.partition("```\n")[2].partition("\n```")[0]
+    assert lines == 'delete_file\n{"path":"notes.txt"}'
+    assert hashlib.sha256(lines.encode()).hexdigest() == request["argumentsDigest"]
+    assert f"is `{request['argumentsDigest']}`." in part
+    assert "[REDACTED:kind]" in part
+    assert r"`\"`, `\\`, `\b`, `\f`, `\n`, `\r`, `\t`" in part and r"`\u001f`" in part
+
+
+@given(texts, st.dictionaries(texts, json_values, max_size=4))
+def test_an_app_that_follows_the_reference_gets_the_servers_digest(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    digest = arguments_digest(name, arguments)
+    request = ApprovalRequest(
+        *("appr_1", "batch_1", "call_1", name, arguments, digest, "high", (), "?", ("once",), "")
+    )
+    sent = encode_event("e-1", "s-1", request)
+    read = json.loads(sent, parse_float=Number, parse_int=Number)
+    assert digest_of(read["payload"]) == digest
+
+
+# -- what the server sends
+
+
+def test_a_call_without_a_lease_leaves_as_it_did_before_there_were_any() -> None:
+    call = json.loads(encode_event("e-1", "s-1", ToolCallEvent("call_1", "agent.status", "{}")))
+    assert call["payload"] == {"callId": "call_1", "name": "agent.status", "arguments": "{}"}
