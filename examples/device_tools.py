@@ -26,6 +26,7 @@ TOOLS = [
             "additionalProperties": False,
         },
         "annotations": {"destructiveHint": False, "idempotentHint": True},
+        "_meta": {"conductor": {"approval": "never"}},
     },
     {
         "name": "lamp.list",

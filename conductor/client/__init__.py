@@ -13,13 +13,17 @@
         result = await turn  # until the server says idle
         print(result.text, result.calls)
 
+What needs a person's consent is asked through ``connect(on_approval=handler)``; a tool's handler with a
+second parameter is given a `ToolRun`, to report progress, hear of a cancellation, or become a job.
+
 Inbound events are handled one at a time; what the server asks of the app's screen and voice (``convo.*``,
 ``tts.speak``) is acknowledged without further ado. When the connection is lost, turns wait for the next one,
 which ``connect(reconnect=Reconnect())`` opens by itself, and `Client.reconnect` by hand; what may not have
 reached the server is sent again then. docs/client.md tells more.
 """
 
-from conductor.client.calls import SpeakHandler, ToolHandler
+from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandler, allow, deny, edit
+from conductor.client.calls import SpeakHandler
 from conductor.client.client import Client
 from conductor.client.connecting import connect
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
@@ -27,9 +31,14 @@ from conductor.client.frames import Event, Received, UnknownEvent
 from conductor.client.listeners import Callback, EventStream
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.reconnect import GaveUp, Lost, Reconnect, Reconnected, TryFailed
-from conductor.client.turn import ToolRun, Turn, TurnResult
+from conductor.client.runs import ToolCancelledError, ToolHandler, ToolRun
+from conductor.client.turn import CalledTool, Turn, TurnResult
 
 __all__ = [
+    "Approval",
+    "ApprovalDecision",
+    "ApprovalHandler",
+    "CalledTool",
     "Callback",
     "CannotConnect",
     "Client",
@@ -46,6 +55,7 @@ __all__ = [
     "Reconnected",
     "SpeakHandler",
     "StartRefused",
+    "ToolCancelledError",
     "ToolHandler",
     "ToolRun",
     "TryFailed",
@@ -53,5 +63,8 @@ __all__ = [
     "TurnResult",
     "UnknownEvent",
     "WaitTimeout",
+    "allow",
     "connect",
+    "deny",
+    "edit",
 ]

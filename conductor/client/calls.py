@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
+from conductor.client.results import as_text, failure, fit, fit_cancelled
+from conductor.client.runs import ToolCancelledError, ToolHandler, ToolRun
+from conductor.client.sender import Sender
 from conductor.client.tasks import finish, where
-from conductor.events.client import ToolResultEvent
-from conductor.events.server import ToolCallEvent, is_ui_call
+from conductor.events.client import ToolCancelled, ToolResultEvent, ToolStarted
+from conductor.events.server import ToolCallEvent, ToolCancel, is_ui_call
 
 log = logging.getLogger(__name__)
-
-ToolHandler: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Takes the arguments, returns (or, async, comes to return) a string or anything that JSON can hold."""
 
 SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]]
 """Says a text and returns when it is said. It is cancelled to stop it midway."""
 
 SPEAK = "tts.speak"
-MAX_RESULT_CHARACTERS = 131_072
-"""What is kept of a result too large for a frame: the server's hard limit is 1 MiB, and a character takes
-up to six bytes as JSON."""
-MAX_RESULT_FRAME = 2**20 - 4_096
+
+Fate: TypeAlias = Literal["queued", "taken", "cancelled", "unwanted"]
+"""What has become of a call. ``cancelled``: the server was told so. ``unwanted``: it was cancelled before it
+came."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def never_answered(name: str) -> bool:
@@ -49,14 +51,30 @@ def speaking_for(seconds: float) -> SpeakHandler:
 
 
 class Calls:
-    """The handlers, and the speech under way."""
+    """The handlers, the calls under way, and the speech under way.
 
-    def __init__(self, limits: ClientLimits, speak: SpeakHandler) -> None:
+    ``answered`` hears each result before it is sent; ``reads`` tells the tools that change nothing.
+    """
+
+    def __init__(
+        self,
+        limits: ClientLimits,
+        speak: SpeakHandler,
+        sender: Sender,
+        answered: Callable[[ToolResultEvent], None],
+        reads: Callable[[str], bool],
+    ) -> None:
         self.handlers: dict[str, ToolHandler] = {}
         self.speak = speak
         self._limits = limits
+        self._sender = sender
+        self._answered = answered
+        self._reads = reads
+        self._fates: OrderedDict[str, Fate] = OrderedDict()
+        self._runs: dict[str, ToolRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._voice = asyncio.Lock()  # two speeches are never said at once
-        self._speech: asyncio.Task[ToolResultEvent] | None = None
+        self._speech: asyncio.Task[ToolResultEvent | ToolCancelledError] | None = None
         self._silent_to = 0
 
     @property
@@ -70,22 +88,116 @@ class Calls:
         if self._speech is not None:
             self._speech.cancel()
 
-    async def answer(self, call: ToolCallEvent, number: int) -> ToolResultEvent | None:
-        """Run a call to its end and make its result; None for those that are never answered."""
+    def arrived(self, call: ToolCallEvent) -> None:
+        """Note a call as soon as it is read: it may be cancelled before its turn comes."""
+        if not is_ui_call(call.name) and self._fates.get(call.call_id) in (None, "taken"):
+            self._note(call.call_id, "queued")
+
+    def cancel(self, cancel: ToolCancel) -> None:
+        """Cancel a call, wherever it is; one that has ended has given its result, and no more is said."""
+        call_id = cancel.call_id
+        run, fate = self._runs.get(call_id), self._fates.get(call_id)
+        if run is not None:
+            run.cancel(cancel.reason)
+        elif fate == "queued":
+            self._note(call_id, "cancelled")
+            self._spawn(self._post(ToolCancelled(call_id, "none")))
+        elif fate is None:  # perhaps an earlier process of the app has run it: nothing can be said of that
+            self._note(call_id, "unwanted")
+
+    async def answer(self, call: ToolCallEvent, number: int) -> None:
+        """Run a call to its end, or until it has become a job; its result has been sent then."""
         if never_answered(call.name):
-            return None
+            return
         arguments = _arguments(call)
+        if is_ui_call(call.name):
+            await self._post(await self._show(call, arguments, number))
+            return
+        fate = self._fates.get(call.call_id)
+        if fate == "cancelled" or call.call_id in self._runs:
+            return
+        handler = self.handlers.get(call.name)
+        if fate == "unwanted":
+            await self._end(call, ToolCancelled(call.call_id, "none"))
+        elif arguments is None:
+            await self._end(call, failure(call, "The arguments are not a JSON object."))
+        elif handler is None:
+            await self._end(call, failure(call, f"This device has no tool {call.name}."))
+        else:
+            run = ToolRun(call, self._sender, self._limits, self._room_for_job)
+            self._runs[call.call_id] = run
+            self._note(call.call_id, "taken")
+            self._spawn(self._use(call, run, handler, arguments))
+            await run.released.wait()
+
+    async def close(self, seconds: float) -> None:
+        """Stop all handlers, jobs too, and wait for their ends so long at most."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    # Tools
+
+    async def _use(
+        self, call: ToolCallEvent, run: ToolRun, handler: ToolHandler, arguments: dict[str, Any]
+    ) -> None:
+        """Run one handler and send what came of it; the top of its task."""
+        try:
+            outcome = await self._outcome(call, run, handler, arguments)
+            if self._runs.get(call.call_id) is run:
+                del self._runs[call.call_id]
+            await self._end(call, outcome)
+        except Exception as error:
+            log.error("a result could not be sent: %s", where(error))
+        finally:
+            run.released.set()
+
+    async def _outcome(
+        self, call: ToolCallEvent, run: ToolRun, handler: ToolHandler, arguments: dict[str, Any]
+    ) -> ToolResultEvent | ToolCancelled:
+        result = None
+        if self._sender.accepts("lease"):
+            with contextlib.suppress(ConnectionLost):
+                await self._sender.once(ToolStarted(call.call_id))
+        if not run.cancelled.is_set():
+            work = self._run(call, lambda limit: run.begin(handler, arguments, limit), lambda: run.limit_s)
+            task = asyncio.create_task(work)
+            run.watch(task)
+            result = await finish(task)
+        if run.cancelled.is_set():
+            return self._cancelled(run, result)
+        if isinstance(result, ToolCancelledError):
+            return failure(call, str(result))
+        return result or failure(call, "The tool was cancelled on the device.")
+
+    def _cancelled(self, run: ToolRun, result: ToolResultEvent | ToolCancelledError | None) -> ToolCancelled:
+        """Say how much of a cancelled call happened: as its handler says, else the worst that may be."""
+        if isinstance(result, ToolCancelledError):
+            text = None if result.result is None else _readable(result.result)
+            return ToolCancelled(run.call_id, result.effect, text)
+        if not run.begun:
+            return ToolCancelled(run.call_id, "none")
+        if result is not None and result.error is None:  # it ended all the same
+            return ToolCancelled(run.call_id, run.effect or "complete", result.result)
+        return ToolCancelled(run.call_id, run.effect or ("none" if self._reads(run.name) else "partial"))
+
+    def _room_for_job(self) -> bool:
+        return sum(run.job_id is not None for run in self._runs.values()) < self._limits.jobs
+
+    # UI calls
+
+    async def _show(
+        self, call: ToolCallEvent, arguments: dict[str, Any] | None, number: int
+    ) -> ToolResultEvent:
         if arguments is None:
-            return _failure(call, "The arguments are not a JSON object.")
+            return failure(call, "The arguments are not a JSON object.")
         if call.name == SPEAK:
             return await self._say(call, str(arguments.get("text", "")), number)
         handler = self.handlers.get(call.name)
         if handler is None:
-            if is_ui_call(call.name):
-                return ToolResultEvent(call.call_id, '{"ok":true}')
-            return _failure(call, f"This device has no tool {call.name}.")
-        result = await finish(asyncio.create_task(self._run(call, handler, arguments)))
-        return result or _failure(call, "The tool was cancelled on the device.")
+            return ToolResultEvent(call.call_id, '{"ok":true}')
+        return _result(call, await finish(asyncio.create_task(self._run(call, lambda _: handler(arguments)))))
 
     async def _say(self, call: ToolCallEvent, text: str, number: int) -> ToolResultEvent:
         # The shipped app says "spoken" of a speech that was stopped, too (protocol).
@@ -93,29 +205,74 @@ class Calls:
         async with self._voice:
             if number <= self._silent_to:
                 return spoken
-            self._speech = asyncio.create_task(self._run(call, lambda _: self.speak(text), {}))
+            self._speech = asyncio.create_task(self._run(call, lambda _: self.speak(text)))
             try:
-                result = await finish(self._speech)
+                stopped = await finish(self._speech)
             finally:
                 self._speech = None
-        return result if result is not None and result.error is not None else spoken
+        result = _result(call, stopped) if stopped is not None else spoken
+        return result if result.error is not None else spoken
 
     async def _run(
-        self, call: ToolCallEvent, handler: ToolHandler, arguments: dict[str, Any]
-    ) -> ToolResultEvent:
-        """Run one handler; the top of its task, whatever it does becomes a result."""
+        self,
+        call: ToolCallEvent,
+        work: Callable[[asyncio.Timeout], Any],
+        limit_s: Callable[[], float] | None = None,
+    ) -> ToolResultEvent | ToolCancelledError:
+        """Run the app's code within a time limit; the top of its task, whatever it does becomes a result."""
         limit = asyncio.timeout(self._limits.tool_s)
         try:
             async with limit:
-                value = handler(arguments)
+                value = work(limit)
                 if inspect.isawaitable(value):
                     value = await value
-            return ToolResultEvent(call.call_id, value if isinstance(value, str) else _encode(value).decode())
+            return ToolResultEvent(call.call_id, as_text(value))
+        except ToolCancelledError as cancelled:
+            return cancelled
         except Exception as error:
             log.warning("handler of %s failed: %s", call.name, where(error))
             if limit.expired():
-                return _failure(call, f"The device's tool did not end within {self._limits.tool_s:g} s.")
-            return _failure(call, str(error) or type(error).__name__)
+                seconds = self._limits.tool_s if limit_s is None else limit_s()
+                return failure(call, f"The device's tool did not end within {seconds:g} s.")
+            return failure(call, str(error) or type(error).__name__)
+
+    # What is kept and sent
+
+    async def _end(self, call: ToolCallEvent, outcome: ToolResultEvent | ToolCancelled) -> None:
+        self._note(call.call_id, "taken" if isinstance(outcome, ToolResultEvent) else "cancelled")
+        await self._post(outcome)
+
+    async def _post(self, outcome: ToolResultEvent | ToolCancelled) -> None:
+        if isinstance(outcome, ToolResultEvent):
+            self._answered(outcome)
+            await self._sender.keep(fit(outcome))
+        else:
+            self._answered(ToolResultEvent(outcome.call_id, outcome.result, f"cancelled: {outcome.effect}"))
+            await self._sender.keep(fit_cancelled(outcome))
+
+    def _note(self, call_id: str, fate: Fate) -> None:
+        self._fates[call_id] = fate
+        self._fates.move_to_end(call_id)
+        if len(self._fates) > self._limits.seen:
+            self._fates.popitem(last=False)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _result(call: ToolCallEvent, result: ToolResultEvent | ToolCancelledError | None) -> ToolResultEvent:
+    if isinstance(result, ToolResultEvent):
+        return result
+    return failure(call, str(result) if result is not None else "The tool was cancelled on the device.")
+
+
+def _readable(value: Any) -> str:
+    try:
+        return as_text(value)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+        return str(value)
 
 
 def _arguments(call: ToolCallEvent) -> dict[str, Any] | None:
@@ -123,27 +280,3 @@ def _arguments(call: ToolCallEvent) -> dict[str, Any] | None:
         return _decode_object(call.arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):
         return None
-
-
-def _failure(call: ToolCallEvent, message: str) -> ToolResultEvent:
-    return ToolResultEvent(call.call_id, error=message)
-
-
-def fit(result: ToolResultEvent) -> ToolResultEvent:
-    """Shorten a result that would not fit into a frame, saying how much is missing."""
-    result = ToolResultEvent(result.call_id, _clean(result.result), _clean(result.error))
-    if len(_encode(result)) <= MAX_RESULT_FRAME:
-        return result
-    return ToolResultEvent(result.call_id, _shorten(result.result), _shorten(result.error))
-
-
-def _shorten(text: str | None) -> str | None:
-    if text is None or len(text) <= MAX_RESULT_CHARACTERS:
-        return text
-    missing = len(text) - MAX_RESULT_CHARACTERS
-    return f"{text[:MAX_RESULT_CHARACTERS]}… [{missing} characters left out by the device]"
-
-
-def _clean(text: str | None) -> str | None:
-    """Replace lone surrogates, which Python can hold and UTF-8 cannot."""
-    return None if text is None else text.encode(errors="replace").decode()

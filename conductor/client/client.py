@@ -9,15 +9,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, fit
+from conductor.client.approvals import ApprovalHandler, Approvals
+from conductor.client.calls import SPEAK, Calls, SpeakHandler
 from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.frames import Received, state_of
+from conductor.client.frames import Received
+from conductor.client.handling import Handling
 from conductor.client.keeper import Keeper
 from conductor.client.listeners import Callback, EventStream, Listeners, Typed
 from conductor.client.options import ClientOptions
 from conductor.client.outbox import Outbox
 from conductor.client.reconnect import ConnectionNews, GaveUp
-from conductor.client.tasks import where
+from conductor.client.runs import ToolHandler
+from conductor.client.sender import Sender
 from conductor.client.turn import Turn
 from conductor.client.turns import Turns
 from conductor.client.uplink import Uplink
@@ -25,39 +28,48 @@ from conductor.events.client import (
     AgentCompleted,
     ClientEvent,
     OutputInterrupted,
+    ResponseCancel,
     SessionUpdate,
     TranscriptFinal,
     TranscriptPartial,
 )
-from conductor.events.envelope import IdSource, encode_event
-from conductor.events.server import SessionStarted, ToolCallEvent, is_ui_call
+from conductor.events.envelope import IdSource
+from conductor.events.server import (
+    SessionStarted,
+)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Typed)
 
 CLOSED = "The client was closed."
-MAX_FRAME_BYTES = 2**20
-"""Protocol, "Transport": above 1 MiB the server closes the connection."""
 
 
 class Client:
     """A voice app's side of one session; made by `connect`.
 
-    ``state`` is what ``convo.setState`` said last. Sockets come and go; turns, handlers, ids that were seen,
+    Sockets come and go; turns, handlers, ids that were seen,
     and transcripts and results that may not have arrived (see `Outbox`) live as long as the client.
     """
 
     def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
-        self.state: str | None = None
         self._options = options
         self._new_id = IdSource("cevt")
-        self._uplink = Uplink(options, self._new_id)
+        self._uplink = Uplink(options, self._new_id, lambda received: self._handling.notice(received))
         self._outbox = Outbox(self._uplink, options.limits)
-        self._calls = Calls(options.limits, speak)
+        self._sender = Sender(options.session_id, self._new_id, self._uplink, self._outbox)
         self._turns = Turns()
+        self._calls = Calls(options.limits, speak, self._sender, self._turns.answered, self._reads)
+        self._approvals = Approvals(options.limits, self._sender)
         self._listeners = Listeners(options.limits.callback_s)
-        self._answering: set[asyncio.Task[None]] = set()
+        self._handling = Handling(
+            self._turns,
+            self._outbox,
+            self._listeners,
+            self._calls,
+            self._approvals,
+            serial=options.serial,
+        )
         self._worker: asyncio.Task[None] | None = None
         self._keeper = Keeper(options.reconnect, self, self._tell) if options.reconnect else None
         self._closed = False
@@ -78,9 +90,19 @@ class Client:
         return self._options.session_id
 
     @property
+    def state(self) -> str | None:
+        """What ``convo.setState`` said last."""
+        return self._handling.state
+
+    @property
     def started(self) -> SessionStarted | None:
         """The last ``session.started``."""
         return self._uplink.started
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The capabilities that the server has accepted, on the last connection."""
+        return self._sender.capabilities
 
     @property
     def connected(self) -> bool:
@@ -160,7 +182,7 @@ class Client:
         """
         limits = self._options.limits
         turn = Turn(text, self._new_id(), self._uplink.connection, limits.turn_s)
-        frame = self._frame(turn.event_id, TranscriptFinal(text))
+        frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
         if not self.connected and (not self._keeps or self._outbox.transcripts >= limits.unsent):
             raise ConnectionLost(str(self.lost or "There is no connection."))
         self._turns.add(turn)
@@ -192,6 +214,18 @@ class Client:
         self._turns.interrupted()
         await self.send(OutputInterrupted(reason, speech_id, spoken_text, played_ms))
 
+    async def cancel_response(self) -> bool:
+        """Stop the running turn without a word (capability ``cancel``), as a button does.
+
+        A speech goes on: `interrupt` stops it. False where the server does not take it: nothing was sent
+        then. Raises `ConnectionLost`.
+        """
+        if not self._sender.accepts("cancel"):
+            return False
+        self._turns.interrupted()
+        await self.send(ResponseCancel())
+        return True
+
     async def agent_completed(
         self,
         agent_id: str,
@@ -214,9 +248,7 @@ class Client:
 
         Raises `ConnectionLost`, and `ValueError` for one that is too large for a frame.
         """
-        event_id = event_id or self._new_id()
-        await self._uplink.send(self._frame(event_id, event))
-        return event_id
+        return await self._sender.once(event, event_id)
 
     @overload
     def on_tool(self, name: str) -> Callable[[ToolHandler], ToolHandler]: ...
@@ -228,8 +260,9 @@ class Client:
         """Answer calls of a tool; plainly, or as a decorator. A later handler replaces an earlier one.
 
         The handler takes the arguments as a dict and returns a string or what JSON can hold, async or not;
-        what it raises becomes the call's error. ``convo.*`` may be handled so too; ``tts.speak`` has
-        `on_speak`, and `ValueError` is raised for it here.
+        what it raises becomes the call's error. One with a second parameter is given a `ToolRun`, too.
+        ``convo.*`` may be handled so (without a `ToolRun`); ``tts.speak`` has `on_speak`, and `ValueError` is
+        raised for it here.
         """
         if name == SPEAK:
             raise ValueError("tts.speak is handled by on_speak, so that it can be interrupted")
@@ -241,6 +274,15 @@ class Client:
     def on_speak(self, handler: SpeakHandler) -> SpeakHandler:
         """Replace the voice: an async function of the text, which is cancelled to stop it midway."""
         self._calls.speak = handler
+        return handler
+
+    def on_approval(self, handler: ApprovalHandler) -> ApprovalHandler:
+        """Replace what asks the person about calls; the next connection names ``approval``.
+
+        It takes an `Approval` and returns `allow`, `deny`, `edit` or None, async or not. What it raises
+        counts as a refusal. It is cancelled when the question no longer stands.
+        """
+        self._approvals.handler = handler
         return handler
 
     @overload
@@ -262,10 +304,12 @@ class Client:
         if self._closed:
             raise ConnectionLost(CLOSED)
         if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+            self._worker = asyncio.create_task(self._handling.run(self._uplink.inbox))
         self._outbox.expire()
-        started = await self._uplink.open(self._options.start_event(), anew=anew)
+        start = self._options.start_event(approvals=self._approvals.handler is not None)
+        started = await self._uplink.open(start, anew=anew)
         await self._outbox.flush()
+        await self._approvals.flush(self._uplink.connection, resumed=started.resumed)
         if self._keeper is not None and not self._closed:
             self._keeper.start()
         return started
@@ -277,11 +321,14 @@ class Client:
         if self._keeper is not None:
             await self._keeper.stop(self._options.limits.close_s)
         await self._uplink.close(gone)
-        tasks = [task for task in (self._worker, *self._answering) if task is not None]
+        seconds = self._options.limits.close_s
+        tasks = [task for task in (self._worker, *self._handling.answering) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=self._options.limits.close_s)
+            await asyncio.wait(tasks, timeout=seconds)
+        await self._approvals.close(seconds)
+        await self._calls.close(seconds)
 
     @property
     def _keeps(self) -> bool:
@@ -293,39 +340,5 @@ class Client:
         if isinstance(news, GaveUp) and not self.connected:
             self._turns.close(ConnectionLost(f"The connection was given up. {news.error}"))
 
-    def _frame(self, event_id: str, event: ClientEvent) -> bytes:
-        frame = encode_event(event_id, self.session_id, event)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise ValueError(f"an event of {len(frame)} bytes is too large: {MAX_FRAME_BYTES} at most")
-        return frame
-
-    async def _work(self) -> None:
-        """Handle the events in their order, as long as the client lives."""
-        while True:
-            received = await self._uplink.inbox.get()
-            try:
-                await self._handle(received)
-            except Exception as error:
-                log.error("an event could not be handled: %s", where(error))
-
-    async def _handle(self, received: Received) -> None:
-        event = received.event
-        self.state = state_of(event) or self.state
-        for event_id in self._turns.note(event):
-            self._outbox.confirm(event_id)
-        await self._listeners.publish(event)
-        if isinstance(event, ToolCallEvent):
-            answering = self._answer(event, received.number)
-            if self._options.serial or (is_ui_call(event.name) and event.name != SPEAK):
-                await answering
-            else:
-                task = asyncio.create_task(answering)
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-        self._turns.settle(event, received.connection)
-
-    async def _answer(self, call: ToolCallEvent, number: int) -> None:
-        result = await self._calls.answer(call, number)
-        if result is not None:
-            self._turns.answered(result)
-            await self._outbox.put(self._frame(self._new_id(), fit(result)))
+    def _reads(self, name: str) -> bool:
+        return self._options.reads(name)

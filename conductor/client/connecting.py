@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conductor.client.calls import SpeakHandler, ToolHandler, speaking_for
+from conductor.client.approvals import ApprovalHandler
+from conductor.client.calls import SpeakHandler, speaking_for
 from conductor.client.client import Client
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.reconnect import Reconnect
+from conductor.client.runs import ToolHandler
 
 
 def connect(
@@ -21,10 +23,11 @@ def connect(
     locale: str | None = None,
     time_zone: str | None = None,
     instructions: str | None = None,
-    capabilities: Sequence[str] = (),
+    capabilities: Sequence[str] | None = None,
     tools: Sequence[Any] = (),
     handlers: Mapping[str, ToolHandler] | None = None,
     speak: SpeakHandler | None = None,
+    on_approval: ApprovalHandler | None = None,
     speaking_s: float = 0.0,
     serial: bool = True,
     limits: ClientLimits | None = None,
@@ -35,8 +38,11 @@ def connect(
 
     ``handlers`` are tools by name, for those who resume a session and may be called at once; `Client.on_tool`
     adds more. ``speak`` is the voice; the one that stands in for it takes ``speaking_s`` seconds a speech.
-    ``serial`` handles inbound events one at a time, each call to its end, as the shipped app does; without,
-    tools and speech run beside each other. A ``session_id`` is made up if none is given. ``proxy`` is a URL.
+    ``on_approval`` asks the person about calls (see `Client.on_approval`). ``capabilities`` None names all
+    that the library serves, ``()`` is a client of the base protocol; ``tools`` and ``approval`` are added
+    where there are tools and a handler. ``serial`` handles inbound events one at a time, each call to its
+    end, as the shipped app does; without, tools and speech run beside each other. A ``session_id`` is made up
+    if none is given. ``proxy`` is a URL.
     With ``reconnect`` a connection that was once there and is lost is opened anew by itself.
     """
     options = ClientOptions(
@@ -47,7 +53,7 @@ def connect(
         locale=locale,
         time_zone=time_zone,
         instructions=instructions,
-        capabilities=tuple(capabilities),
+        capabilities=None if capabilities is None else tuple(capabilities),
         tools=tuple(tools),
         serial=serial,
         proxy=proxy,
@@ -57,4 +63,6 @@ def connect(
     client = Client(options, speak or speaking_for(speaking_s))
     for name, handler in (handlers or {}).items():
         client.on_tool(name, handler)
+    if on_approval is not None:
+        client.on_approval(on_approval)
     return client

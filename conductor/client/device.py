@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from conductor.client.calls import ToolHandler
+from conductor.client.runs import ToolHandler
 
 Choose: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str | None]]
 """Lets the person choose one of several, under a question; None where nobody chose."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class ClientLimits:
     ``unconfirmed`` transcripts and results, of ``unconfirmed_bytes`` together, are kept until it is known
     that they have arrived; the server takes 200 events at once. A transcript older than ``resend_s`` is not
     sent again: the person has moved on. ``unsent`` transcripts may wait for a connection.
+    ``jobs`` calls may have become jobs, each for ``job_s``; ``progress_s`` is the shortest time between two
+    reports of progress. ``approvals`` questions are remembered, ``approval_s`` bounds the handler of one.
     """
 
     connect_s: float = 10.0
@@ -40,7 +42,16 @@ class ClientLimits:
     unconfirmed_bytes: int = 16 * 2**20
     resend_s: float = 60.0
     unsent: int = 8
+    jobs: int = 64
+    job_s: float = 21_600.0
+    progress_s: float = 0.25
+    approvals: int = 256
+    approval_s: float = 900.0
     max_frame_bytes: int = 4 * 2**20
+
+
+SERVED = ("cancel", "lease", "late", "async", "activity")
+"""The capabilities that this library serves for every app; ``tools`` and ``approval`` need the app's part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +59,9 @@ class ClientOptions:
     """Where to connect and what ``session.start`` says.
 
     ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
-    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). Without ``reconnect`` a lost
-    connection stays lost until the app calls `Client.reconnect`.
+    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). ``capabilities`` None names all that
+    the library serves. Without ``reconnect`` a lost connection stays lost until the app calls
+    `Client.reconnect`.
     """
 
     url: str
@@ -59,18 +71,27 @@ class ClientOptions:
     locale: str | None = None
     time_zone: str | None = None
     instructions: str | None = None
-    capabilities: Sequence[str] = ()
+    capabilities: Sequence[str] | None = None
     tools: Sequence[Any] = ()
     serial: bool = True
     proxy: str | None = None
     limits: ClientLimits = ClientLimits()
     reconnect: Reconnect | None = None
 
-    def start_event(self) -> SessionStart:
-        """Make the ``session.start`` that opens every connection of this client."""
-        capabilities = list(self.capabilities)
-        if self.tools and "tools" not in capabilities:
-            capabilities.append("tools")
+    def reads(self, name: str) -> bool:
+        """Tell whether a tool is declared to change nothing (``annotations.readOnlyHint``)."""
+        for tool in self.tools:
+            if isinstance(tool, Mapping) and tool.get("name") == name:
+                hints = tool.get("annotations")
+                return isinstance(hints, Mapping) and hints.get("readOnlyHint") is True
+        return False
+
+    def start_event(self, *, approvals: bool) -> SessionStart:
+        """Make the ``session.start`` that opens a connection; ``approvals``: somebody can be asked."""
+        capabilities = list(SERVED if self.capabilities is None else self.capabilities)
+        for name, served in (("tools", bool(self.tools)), ("approval", approvals)):
+            if served and name not in capabilities:
+                capabilities.append(name)
         return SessionStart(
             session_id=self.session_id,
             github_token=self.github_token,

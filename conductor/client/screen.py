@@ -31,6 +31,12 @@ class Screen:
         self._clear()
         self._write(self._err, f"{' '.join(clean(text).split())}\n")
 
+    def dim(self, text: str) -> None:
+        """Write one line about what goes on beside the conversation."""
+        text = " ".join(clean(text).split())
+        self._clear()
+        self._write(self._out, f"\x1b[2m{text}\x1b[0m\n" if self.tty else f"{text}\n")
+
     def live(self, text: str) -> None:
         """Show the end of a text in one line that the next output replaces; not shown on a non-terminal."""
         if self.tty:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from conductor.client import asking
+from conductor.client.asking import Asking, visible
 from conductor.client.client import Client
 from conductor.client.device import SimulatedDevice
 from conductor.client.errors import ClientError, ConnectionLost
@@ -16,29 +18,48 @@ from conductor.client.lines import Lines
 from conductor.client.reconnect import GaveUp, Lost, Reconnected, TryFailed
 from conductor.client.screen import Screen
 from conductor.client.turn import Turn, TurnResult
-from conductor.events.server import ErrorEvent, SpeechFinal, SpeechPartial, ToolCallEvent, is_ui_call
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    ErrorEvent,
+    SpeechFinal,
+    SpeechPartial,
+    ToolActivity,
+    ToolCallEvent,
+    is_ui_call,
+)
 
 LEAVE_WITHIN_S = 2.0
 CHOOSE_S = 300.0
 STOP_S = 2.0
 MAX_SHOWN_ARGUMENTS = 200
-HELP = "Ctrl-C interrupts, twice leaves; /finish [agent] ends a simulated agent, /quit leaves."
+HELP = "Ctrl-C stops the answer, twice leaves; /finish [agent] ends a simulated agent, /quit leaves."
 
 DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 
 
 class Talk:
-    """Talks by a client that is not started yet; ``voice_chars_per_s`` 0 means that it speaks at once."""
+    """Talks by a client that is not started yet; ``voice_chars_per_s`` 0 means that it speaks at once.
 
-    def __init__(self, client: Client, screen: Screen, lines: Lines, voice_chars_per_s: float) -> None:
+    Without ``cards``, and without a terminal, the server's questions about tools are spoken, and what is
+    typed next answers them.
+    """
+
+    def __init__(
+        self, client: Client, screen: Screen, lines: Lines, voice_chars_per_s: float, *, cards: bool = True
+    ) -> None:
         self._client = client
         self._screen = screen
         self._lines = lines
         self._voice = voice_chars_per_s
         self._device = SimulatedDevice(self._choose)
+        self._floor = asyncio.Lock()
+        self._asking = Asking(screen, lines, self._floor, self._typed)
+        self._cards = cards
         self._leave = asyncio.Event()
         self._gave_up = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._said_meanwhile: set[asyncio.Task[bool]] = set()
         self._last_signal: float | None = None
         self._speech: tuple[str, float] | None = None
         self._prompting = False
@@ -52,7 +73,7 @@ class Talk:
             # As long as the person likes: each turn and each try to connect has its bound.
             await asyncio.wait({talking, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _stop({talking, leaving, *self._tasks})
+            await _stop({talking, leaving, *self._tasks, *self._said_meanwhile})
             await self._client.close()
             if self._prompting:
                 self._screen.line("")  # the shell's prompt gets a line of its own
@@ -87,7 +108,11 @@ class Talk:
     # What the person says
 
     async def _one(self, text: str) -> int:
-        return DONE if await self._finish(await self._say(text)) else FAILED
+        done = await self._finish(await self._say(text))
+        while self._said_meanwhile:  # to a question that the text has led to: the last answer counts
+            ended, _ = await asyncio.wait(self._said_meanwhile)
+            done = all(task.result() for task in ended)
+        return DONE if done else FAILED
 
     async def _many(self) -> int:
         self._prompting = self._lines.tty
@@ -131,9 +156,26 @@ class Talk:
             return False
         if result.ending == "lost":
             self._screen.error("That was lost on the way to the server; say it again.")
-        elif not result.finals and not result.errors and not result.interrupted:
+            return False
+        asked = any(isinstance(event, ApprovalRequest) for event in result.events)
+        answered = bool(result.finals or result.spoken) or asked  # a question is spoken, or shown
+        if not answered and not result.errors and not result.interrupted:
             self._screen.error("There was no answer.")
-        return result.ok
+        return answered and not result.errors
+
+    def _typed(self, line: str) -> None:
+        """Take a line that was typed at a question and is no decision."""
+        if line.strip() == "/quit":
+            self._leave.set()
+        elif line.strip().startswith("/"):
+            self._spawn(self._command(line.split()))
+        else:
+            task = asyncio.create_task(self._say_and_finish(line))
+            self._said_meanwhile.add(task)
+            task.add_done_callback(self._said_meanwhile.discard)
+
+    async def _say_and_finish(self, text: str) -> bool:
+        return await self._finish(await self._say(text))
 
     def _tell_failure(self, error: Exception) -> None:
         if not self._gave_up:  # that was told already
@@ -156,11 +198,12 @@ class Talk:
         """Ask the person for one of several names; without a terminal, take the first."""
         if not self._lines.tty:
             return names[0]
-        self._screen.line(question)
-        for number, name in enumerate(names, 1):
-            self._screen.line(f"  {number}. {name}")
-        self._screen.prompt("number> ")
-        answer = (await self._lines.ask(CHOOSE_S) or "").strip()
+        async with self._floor:
+            self._screen.line(question)
+            for number, name in enumerate(names, 1):
+                self._screen.line(f"  {number}. {name}")
+            self._screen.prompt("number> ")
+            answer = (await self._lines.ask(CHOOSE_S) or "").strip()
         if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(names):
             return names[int(answer) - 1]
         return answer if answer in names else None
@@ -173,6 +216,10 @@ class Talk:
         client.on(SpeechFinal, lambda event: screen.line(event.text))
         client.on(ErrorEvent, lambda event: screen.error(f"Error: {event.message} ({event.code})"))
         client.on(ToolCallEvent, self._show_call)
+        client.on(ToolActivity, self._show_activity)
+        client.on(ApprovalResolved, self._show_resolved)
+        if self._cards and self._lines.tty:
+            client.on_approval(self._asking.ask)
         client.on("*", self._notice_the_end)
         client.on(Lost, lambda news: screen.error(str(news.error)))
         client.on(TryFailed, lambda news: screen.error(f"Try {news.number}: {news.error}"))
@@ -187,9 +234,19 @@ class Talk:
         if state == "thinking":
             self._screen.live("…")
         elif state == "idle" and self._prompting:
-            self._screen.prompt("> ")
+            self._screen.prompt(asking.PROMPT if self._asking.open else "> ")
         elif not is_ui_call(call.name):
             self._screen.line(f"[tool, simulated] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
+
+    def _show_activity(self, activity: ToolActivity) -> None:
+        if activity.status == "started":
+            self._screen.live(f"· {activity.name}…")
+        else:
+            self._screen.dim(f"· {activity.display or activity.name}")
+
+    def _show_resolved(self, resolved: ApprovalResolved) -> None:
+        why = f": {visible(resolved.message)}" if resolved.message else ""
+        self._screen.dim(f"· question {resolved.outcome}{why}")
 
     def _give_up(self, _news: GaveUp) -> None:
         self._gave_up = True
@@ -215,6 +272,9 @@ class Talk:
             spoken, played_ms = text[: int(played * self._voice)], round(played * 1000)
         self._screen.line("[interrupted]")
         with contextlib.suppress(ConnectionLost):  # that is said already
+            # How much of a speech was heard is told by the other event only, which ends its turn, too.
+            if self._speech is None and await self._client.cancel_response():
+                return
             await self._client.interrupt("user", spoken_text=spoken, played_ms=played_ms)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

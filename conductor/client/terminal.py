@@ -28,6 +28,7 @@ async def talk(
     token: str | None = None,
     session_id: str | None = None,
     voice_chars_per_s: float = 0.0,
+    voice_approvals: bool = False,
     reconnect: Reconnect = RECONNECT,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
@@ -36,13 +37,16 @@ async def talk(
     """Talk to a server from the terminal: say ``text``, or each line of the input.
 
     The device's tools are simulated. Answers go to ``stdout``, errors and news of the connection to
-    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once; ``reconnect`` says how a
-    lost connection is opened anew. Returns the exit status: 0; 1 if a turn failed (an
-    ``error`` event, or no answer); 2 if there is no connection; 130 if the one text was left by Ctrl-C.
+    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once. What needs consent is asked
+    at the terminal; with ``voice_approvals``, and where the input is none, the question is spoken and the
+    next line answers it. ``reconnect`` says how a lost connection is opened anew. Returns the exit status: 0;
+    1 if a turn failed (an ``error`` event, or no answer); 2 if there is no connection; 130 if the one text
+    was left by Ctrl-C.
     """
     client = connect(url, session_id, token=token, reconnect=reconnect)
     screen = Screen(stdout or sys.stdout, stderr or sys.stderr)
-    conversation = Talk(client, screen, Lines(stdin or sys.stdin), voice_chars_per_s)
+    lines = Lines(stdin or sys.stdin)
+    conversation = Talk(client, screen, lines, voice_chars_per_s, cards=not voice_approvals)
     with _on_ctrl_c(conversation.signalled):
         return await conversation.run(text)
 
@@ -77,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHARS",
         help="characters a second that the voice takes for speaking (default: it speaks at once)",
     )
+    parser.add_argument(
+        "--voice-approvals",
+        action="store_true",
+        help="be asked by voice whether a tool may run, and answer by what is typed next",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 token=args.token,
                 session_id=args.session,
                 voice_chars_per_s=args.voice_speed,
+                voice_approvals=args.voice_approvals,
             )
         )
     except KeyboardInterrupt:

@@ -12,7 +12,15 @@ import msgspec
 from conductor.client.errors import ClientError, WaitTimeout
 from conductor.client.frames import Event, arguments_of
 from conductor.events.client import ToolResultEvent
-from conductor.events.server import ErrorEvent, SpeechFinal, SpeechPartial, ToolCallEvent, is_ui_call
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    ErrorEvent,
+    SpeechFinal,
+    SpeechPartial,
+    ToolCallEvent,
+    is_ui_call,
+)
 
 E = TypeVar("E", bound=msgspec.Struct)
 MAX_EVENTS = 10_000
@@ -23,7 +31,7 @@ between out; or because the transcript was never taken up, lost with the connect
 
 
 @dataclass(frozen=True, slots=True)
-class ToolRun:
+class CalledTool:
     """One tool that the device was asked for. ``result`` and ``error`` are what was answered, if it was."""
 
     call_id: str
@@ -48,7 +56,7 @@ class TurnResult:
     finals: tuple[str, ...]
     spoken: tuple[str, ...]
     partials: tuple[str, ...]
-    calls: tuple[ToolRun, ...]
+    calls: tuple[CalledTool, ...]
     errors: tuple[ErrorEvent, ...]
     events: tuple[Event, ...]
 
@@ -75,12 +83,19 @@ class Turn:
         """What the server has made of the transcript so far, as `Turns` sees it."""
         self.held = False
         """Whether the transcript is kept, to be sent again on the next connection, as the outbox sees it."""
+        self._asked: set[str] = set()
+        self._resolved: set[str] = set()
         self._turn_s = turn_s
         self._events: list[Event] = []
         self._answers: dict[str, ToolResultEvent] = {}
         self._watchers: list[tuple[Callable[[Event], bool], asyncio.Future[Event | None]]] = []
         self._ended = asyncio.Event()
         self._outcome: TurnResult | ClientError | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question stands that this turn asked: an ``idle`` opens the microphone for its answer."""
+        return not self._asked <= self._resolved
 
     @property
     def done(self) -> bool:
@@ -132,6 +147,10 @@ class Turn:
 
     def note(self, event: Event) -> None:
         """Record one of the turn's events."""
+        if isinstance(event, ApprovalRequest):
+            self._asked.add(event.approval_id)
+        elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
+            self._resolved.add(event.approval_id)
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
         for fits, future in self._watchers:
@@ -174,8 +193,8 @@ def _texts(events: Iterable[Event], name: str) -> Iterable[str]:
             yield str(arguments_of(event).get("text", ""))
 
 
-def _runs(events: Iterable[Event], answers: Mapping[str, ToolResultEvent]) -> Iterable[ToolRun]:
+def _runs(events: Iterable[Event], answers: Mapping[str, ToolResultEvent]) -> Iterable[CalledTool]:
     for event in events:
         if isinstance(event, ToolCallEvent) and not is_ui_call(event.name):
             answer = answers.get(event.call_id) or ToolResultEvent(event.call_id)
-            yield ToolRun(event.call_id, event.name, event.arguments, answer.result, answer.error)
+            yield CalledTool(event.call_id, event.name, event.arguments, answer.result, answer.error)

@@ -75,7 +75,9 @@ class Turns:
         self._thinking = False
         passed = False
         for turn in reversed(list(self._open)):  # the newest first
-            if turn.stage != "waiting":
+            if turn.asking:
+                passed = True
+            elif turn.stage != "waiting":
                 self._end(turn, "idle")
                 passed = passed or turn.stage == "running"
             elif passed or (turn.connection < connection and not turn.held):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from conductor.client.errors import ClientError, ConnectionLost, StartRefused, WaitTimeout
 from conductor.client.frames import Received, SeenIds, decode_frame
@@ -23,12 +24,14 @@ KEPT_RECEIVED = 2_000
 class Uplink:
     """One socket at a time, each opened with ``session.start``; new events go into ``inbox``.
 
+    ``notice`` sees each of them first, whatever waits there.
+
     Sockets are opened one after the other by whoever calls `open`: reconnecting by itself is the keeper's.
     ``connection`` counts them, ``number`` the events that were no duplicates; ``started`` is the last
     ``session.started``, ``lost`` says why there is no socket now.
     """
 
-    def __init__(self, options: ClientOptions, new_id: IdSource) -> None:
+    def __init__(self, options: ClientOptions, new_id: IdSource, notice: Callable[[Received], None]) -> None:
         self.inbox: asyncio.Queue[Received] = asyncio.Queue(options.limits.backlog)
         self.received: deque[Received] = deque(maxlen=KEPT_RECEIVED)
         self.connection = 0
@@ -37,6 +40,7 @@ class Uplink:
         self.started: SessionStarted | None = None
         self._options = options
         self._new_id = new_id
+        self._notice = notice
         self._seen = SeenIds(options.limits.seen)
         self._link: Link | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -163,6 +167,7 @@ class Uplink:
                 frame = await link.receive()
                 received = self._take(frame, connection)
                 if received is not None:
+                    self._notice(received)
                     await self._deliver(received)
         except ConnectionLost as lost:
             self._note_lost(link, lost)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -34,7 +35,10 @@ def test_every_event_the_server_can_send_is_read_as_its_struct(struct: Any) -> N
 
 def _sample(kind: Any) -> Any:
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    return {str: "x", bool: True, int: 1, float: 1.5}.get(kind, [])
+    if get_origin(kind) is Literal:
+        return get_args(kind)[0]
+    empty: Any = {} if get_origin(kind) is Mapping else []
+    return {str: "x", bool: True, int: 1, float: 1.5}.get(kind, empty)
 
 
 def test_an_error_with_a_newer_code_is_an_error_still() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from conductor.client import Reconnect
 from conductor.client.terminal import add_arguments, run, talk
+from tests.client.extended import start
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
 
@@ -316,6 +317,24 @@ async def test_ctrl_c_interrupts_the_answer() -> None:
     assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
 
 
+async def test_ctrl_c_cancels_the_response_where_the_server_takes_that() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await peer.send("assistant.speech.partial", {"text": "One, two,"})
+        await peer.arrived()
+        process.send_signal(signal.SIGINT)
+        await peer.receive("response.cancel")
+        await peer.result(await peer.state("idle"))
+
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "count", "to", "fifty")
+        async with asyncio.timeout(LIMIT_S * 2):
+            out, err = await process.communicate()
+    assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
+    assert "audio.output.interrupted" not in server.types_heard()
+
+
 async def test_ctrl_c_leaves_at_once_where_nothing_runs() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
@@ -353,6 +372,7 @@ def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert parser.parse_args([]).url == "ws://127.0.0.1:8080/ws"
+    assert parser.parse_args(["--voice-approvals"]).voice_approvals
     with pytest.raises(SystemExit):
         parser.parse_args(["--voice-speed", "nan"])
     capsys.readouterr()
@@ -362,7 +382,7 @@ def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) 
 
 async def test_an_interruption_says_how_much_was_spoken() -> None:
     async def script(peer: Peer) -> None:
-        await peer.start()
+        await start(peer, "cancel")  # which does not say how much was heard
         await peer.begin()
         await peer.call("tts.speak", {"text": "a long story " * 1000})
         assert process.stdout is not None

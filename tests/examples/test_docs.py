@@ -18,8 +18,8 @@ SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_snippets_and_examples() -> None:
-    assert len(SNIPPETS) >= 9
-    assert len(EXAMPLES) == 3
+    assert len(SNIPPETS) >= 11
+    assert len(EXAMPLES) == 4
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)

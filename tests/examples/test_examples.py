@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,8 @@ import pytest
 
 from conductor.app import running
 from conductor.settings import load_settings
+from tests.client.extended import answered, request, resolve, start
+from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 5.0
@@ -98,13 +101,67 @@ async def test_the_bot_tells_a_wrong_answer_by_its_exit_status(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("name", ["scripted_bot.py", "device_tools.py", "voice_loop.py"])
+@pytest.mark.parametrize("name", ["scripted_bot.py", "device_tools.py", "voice_loop.py", "approvals.py"])
 async def test_a_missing_token_is_one_sentence(name: str) -> None:
     async with serving(auth_tokens=("secret",)) as port, example(name, port) as run:
         status, out, err = await run.ends()
     assert (status, out) == (2 if name == "scripted_bot.py" else 1, "")
     assert err.count("\n") == 1
     assert "the token is missing or not accepted" in err
+
+
+def deleting(got: list[Json]) -> Script:
+    """Make a script: the tool is asked about, run if that is allowed, and spoken of."""
+
+    async def script(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        arguments = {"album": "Rome", "count": 3}
+        await peer.send("approval.request", request(name="photos.delete", risk="high", arguments=arguments))
+        decision = await answered(peer)
+        got.append(decision)
+        await resolve(peer, "denied" if decision["decision"] == "deny" else "allowed")
+        if decision["decision"] != "deny":
+            got.append(await peer.ask("photos.delete", decision.get("editedArguments", arguments)))
+        await peer.answer("So be it.")
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("typed", "decision", "deleted"),
+    [
+        ("allow", "allow", 3),
+        ('{"album": "Rome", "count": 1}', "edit", 1),
+        ("{", "deny", 0),
+        ("yes", "deny", 0),
+    ],
+)
+async def test_the_approvals_run_what_the_person_allows_and_nothing_else(
+    typed: str, decision: str, deleted: int
+) -> None:
+    got: list[Json] = []
+    async with scripted_server(deleting(got)) as server:
+        async with example("approvals.py", int(server.url.rpartition(":")[2].partition("/")[0])) as run:
+            question = await run.shows("May photos.delete run?", START_S)
+            await run.type(typed)
+            status, out, err = await run.ends()
+    assert question == 'May photos.delete run? high risk: {"album": "Rome", "count": 3}'
+    assert status == 0
+    assert ("handler failed" in err) == (typed == "{")
+    photos = [f"deleting photo {number + 1} of Rome" for number in range(deleted)]
+    assert out.splitlines() == [*photos, "So be it."]
+    assert got[0]["decision"] == decision
+    assert [json.loads(one["result"]) for one in got[1:]] == ([{"deleted": deleted}] if deleted else [])
+
+
+async def test_the_approvals_are_asked_for_by_the_server_itself() -> None:
+    async with serving() as port, example("approvals.py", port) as run:
+        await run.shows("May photos.delete run? high risk", START_S)
+        await run.type("allow")
+        status, out, err = await run.ends()
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "Photos delete answered: deleted is 3."
 
 
 async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:

@@ -1,0 +1,71 @@
+"""What a scripted server says beyond the base protocol: accepted capabilities, questions, activity."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer
+
+ALL = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
+
+
+async def start(peer: Peer, *capabilities: str, resumed: bool = False) -> Json:
+    """Answer ``session.start``, accepting capabilities (by default `ALL`); give its payload."""
+    begun = await peer.receive("session.start")
+    accepted = list(capabilities or ALL)
+    payload = {"sessionId": peer.session_id, "resumed": resumed, "capabilities": accepted}
+    await peer.send("session.started", payload)
+    return dict(begun["payload"])
+
+
+def request(approval_id: str = "appr_1", **fields: Any) -> Json:
+    """Make the payload of an ``approval.request``."""
+    return {
+        "approvalId": approval_id,
+        "batchId": "batch_1",
+        "callId": f"call_of_{approval_id}",
+        "name": "notes.delete",
+        "arguments": {"path": "notes.txt"},
+        "argumentsDigest": f"digest of {approval_id}",
+        "risk": "medium",
+        "reasons": ["It cannot be undone."],
+        "prompt": "May I run notes delete, path notes.txt?",
+        "scopes": ["once", "session", "always"],
+        "expiresAt": "2026-03-01T12:10:00.000Z",
+        **fields,
+    }
+
+
+async def answered(peer: Peer) -> Json:
+    """Wait for an ``approval.response``; give its payload."""
+    return dict((await peer.receive("approval.response"))["payload"])
+
+
+async def resolve(peer: Peer, outcome: str, approval_id: str = "appr_1", **fields: Any) -> None:
+    """Say what became of a question."""
+    await peer.send("approval.resolved", {"approvalId": approval_id, "outcome": outcome, **fields})
+
+
+def asking(*requests: Json, got: list[Json], outcome: str = "allowed") -> Callable[[Peer], Awaitable[None]]:
+    """Make a script: a turn that asks these questions and then answers."""
+
+    async def script(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        for payload in requests:
+            await peer.send("approval.request", payload)
+        for _ in requests:
+            got.append(await answered(peer))
+        for payload in requests:
+            await resolve(peer, outcome, payload["approvalId"])
+        await peer.answer("Done.")
+
+    return script
+
+
+async def soon(event: asyncio.Event) -> None:
+    """Wait for an event, within the limit."""
+    async with asyncio.timeout(LIMIT_S):
+        await event.wait()
