@@ -8,21 +8,28 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
+from conductor.conversation.lasting import LastingGrants
 from conductor.conversation.sentences import FAILURES
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.registry import make_provider
 from conductor.prompts import load_system_prompt
+from conductor.server.admin import make_admin
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import Settings
 from conductor.stores.memory import MemoryStore
-from conductor.tools.builtin import BuiltinToolset
+from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.catalog import load_catalog
+from conductor.tools.permissions import GateOptions
+from conductor.tools.policies import load as load_policies
+from conductor.tools.policies import policies_path
+from conductor.tools.redaction import Redactor
 
 log = structlog.get_logger(__name__)
 
@@ -32,24 +39,49 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
 
     Raises `SettingsError`.
     """
+    if settings.policies_file is not None and not settings.policies_file.exists():
+        raise SettingsError(f"POLICIES_FILE names {settings.policies_file}, which is not there.")
+    policies = load_policies(policies_path(settings))
+    store = MemoryStore()
     return Services(
-        store=MemoryStore(),
+        store=store,
         provider=provider or make_provider(settings),
-        toolsets=[BuiltinToolset()],
+        toolsets=[BuiltinToolset(standard_tools(file_roots=file_roots(settings)))],
         catalog=load_catalog(settings.device_tools_file),
         system_prompt=load_system_prompt(settings.system_prompt_file),
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
         failures=FAILURES if settings.speak_errors else {},
+        rules=policies.gate_rules,
+        gate_options=GateOptions.of(settings),
+        redactor=Redactor(secrets(settings), paths=settings.redact_paths),
+        lasting_grants=LastingGrants(store),
     )
+
+
+def file_roots(settings: Settings) -> list[Path]:
+    """Give the folders that file tools may use. Raises `SettingsError` for one that is none."""
+    roots = [Path(name).expanduser() for name in settings.file_roots]
+    for root in roots:
+        if not root.is_dir():
+            raise SettingsError(f"FILE_ROOTS names {root}, which is no folder.")
+    return roots
+
+
+def secrets(settings: Settings) -> list[str]:
+    """List the secrets that the process knows, so that no tool's output shows one to anybody."""
+    known = [settings.anthropic_api_key, settings.admin_token]
+    return [*settings.auth_tokens, *(secret.get_secret_value() for secret in known if secret is not None)]
 
 
 @asynccontextmanager
 async def running(settings: Settings, services: Services | None = None) -> AsyncIterator[Listener]:
     """Run a server for the time of the block. Raises `SettingsError`."""
     services = services or make_services(settings)
-    listener = Listener(services, Authenticator(settings.auth_tokens), settings.allowed_origins)
+    listener = Listener(
+        services, Authenticator(settings.auth_tokens), settings.allowed_origins, make_admin(settings)
+    )
     await listener.start(settings.host, settings.port)
     # The port is open at once; a large SDK is imported meanwhile.
     warming_up = asyncio.create_task(_warm_up(services.provider))
@@ -92,12 +124,13 @@ def is_loopback(host: str) -> bool:
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Read the system prompt and the catalog again; a mistake in them changes nothing and is logged."""
+    """Read the prompt, the catalog and the rules again; a mistake in them changes nothing and is logged."""
     try:
         listener.reload(
             replace(
                 services,
                 catalog=load_catalog(settings.device_tools_file),
+                rules=load_policies(policies_path(settings)).gate_rules,
                 system_prompt=load_system_prompt(settings.system_prompt_file),
             )
         )

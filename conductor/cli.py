@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, check and protocol."""
+"""The command line: serve (the default), talk, check, policy, stats and protocol."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conductor import __version__
-from conductor.commands import check, protocol
+from conductor.commands import check, policy, protocol, stats
 from conductor.errors import SettingsError
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
     from conductor.settings import Settings
 
-_COMMANDS = ("serve", "talk", "check", "protocol")
+_COMMANDS = ("serve", "talk", "check", "policy", "stats", "protocol")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return terminal.run(options)
         if options.command == "check":
             return check.run(options)
+        if options.command == "policy":
+            return policy.run(options)
+        if options.command == "stats":
+            return stats.run(options)
         if options.command == "protocol":
             return protocol.run(options)
         return _serve(options)
@@ -77,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
     terminal.add_arguments(talk)
     check.add_arguments(commands.add_parser("check", help="try the settings and all that is needed, and end"))
+    policy.add_arguments(commands.add_parser("policy", help="list, change and explain the operator's rules"))
+    stats.add_arguments(commands.add_parser("stats", help="print a running server's figures"))
     protocol.add_arguments(commands.add_parser("protocol", help="print what goes over the wire"))
     return parser
 

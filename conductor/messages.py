@@ -50,11 +50,15 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="result"):
-    """What came of one call. ``content`` is what the model reads, JSON as a rule."""
+    """What came of one call. ``content`` is what the model reads, JSON as a rule.
+
+    ``untrusted``: strangers wrote it, so that instructions may hide in it.
+    """
 
     call_id: str
     content: str
     is_error: bool = False
+    untrusted: bool = False
 
 
 Message: TypeAlias = UserMessage | Note | AssistantMessage | ToolResult

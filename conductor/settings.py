@@ -44,6 +44,7 @@ class Limits:
     max_queued_notes: int = 16  # the same
     note_expiry: float = 600.0  # news older than ten minutes is told with the next turn, not by itself
     late_result_expiry: float = 600.0  # tools, "Unknown outcomes"
+    job_expiry: float = 86_400.0  # a job that the device accepted may take a day
     max_late_calls: int = 64  # calls whose late result would still be used
     floor_timeout: float = 5.0  # after a partial transcript the person has the floor for this long
     heard_window: float = 0.15  # protocol: an interruption this soon after the acknowledgement still counts

@@ -217,7 +217,8 @@ class Files:
 
     def write(self, prompt: str, *tools: str) -> None:
         self.prompt.write_text(prompt)
-        declarations = [{"name": name, "inputSchema": {"type": "object"}} for name in tools]
+        wishes = {"conductor": {"approval": "never"}}
+        declarations = [{"name": name, "inputSchema": {"type": "object"}, "_meta": wishes} for name in tools]
         self.catalog.write_text(json.dumps({"tools": declarations}))
 
     def damage(self, which: str, how: str) -> Path:

@@ -12,13 +12,13 @@ import msgspec
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdSource, encode_event
-from conductor.events.server import ServerEvent, SpeechFinal, SpeechPartial, ToolCallEvent
+from conductor.events.server import ApprovalRequest, ServerEvent, SpeechFinal, SpeechPartial, ToolCallEvent
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
 _event_ids = IdSource("evt")
 
-_Kind = Literal["call", "final", "message", "state", "speak"]
+_Kind = Literal["call", "final", "message", "state", "speak", "approval"]
 _UI_KINDS: dict[str, _Kind] = {
     "convo.setState": "state",
     "convo.appendMessage": "message",
@@ -90,6 +90,8 @@ class Delivery:
                 effect, limit = terms.effect, terms.limit
         elif isinstance(event, SpeechFinal):
             kind = "final"
+        elif isinstance(event, ApprovalRequest):
+            kind, call_id = "approval", event.approval_id
         else:
             return Outgoing(None, 0.0, self.frame(event))
         event_id = _event_ids()

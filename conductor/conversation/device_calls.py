@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Literal
 
 import structlog
 
+from conductor.conversation.delivery import Delivery
 from conductor.conversation.late import LateCalls
 from conductor.conversation.ledger import Ledger
-from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
 from conductor.conversation.sentences import late_result
+from conductor.conversation.unknown import Unknowns
 from conductor.errors import Duplicate, Fenced, StoreError
-from conductor.events.client import ToolResultEvent
+from conductor.events.client import ToolAccepted, ToolCancelled, ToolResultEvent
+from conductor.events.server import ServerEvent, ToolCancel, ToolLate
 from conductor.settings import Limits
 from conductor.stores.base import CallRecord, FinishCall
-from conductor.tools.executor import device_outcome
+from conductor.tools.base import ToolOutcome
+from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome, stamped
 from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
@@ -25,75 +30,160 @@ log = structlog.get_logger(__name__)
 class DeviceCalls:
     """Sees to it that each call of the device gets one recorded result, whoever gives it.
 
-    ``news`` collects what the model should read before the next turn.
+    ``news`` collects what the model should read before the next turn; ``wants_turn`` says that it deserves
+    one of its own. ``is_busy`` tells whether a turn is running.
     """
 
     def __init__(
-        self, limits: Limits, profile: Profile, pending: Pending, ledger: Ledger, outbox: Outbox
+        self,
+        limits: Limits,
+        profile: Profile,
+        pending: Pending,
+        ledger: Ledger,
+        delivery: Delivery,
+        is_busy: Callable[[], bool],
     ) -> None:
+        self._limits = limits
         self._profile = profile
         self._pending = pending
         self._ledger = ledger
-        self._outbox = outbox
+        self._delivery = delivery
+        self._outbox = delivery.outbox
+        self._is_busy = is_busy
         self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
+        self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
         self.news: list[str] = []
+        self.wants_turn = False
 
     async def take(self, event: ToolResultEvent) -> bool:
         """Record a ``tool.result``, then wake whoever waits for it. Raises `StoreError`.
 
         Returns whether it answers a call that is outstanding.
         """
-        record = self._ledger.state.calls.get(event.call_id)
-        if record is None or record.result is not None:
+        record = self._open(event.call_id)
+        if record is None:
             expected = self._outbox.acknowledge(event.call_id) is not None
-            self._take_late(event)
+            self._take_late(event.call_id, lambda late: _outcome(event, late))
             return expected
-        outcome = device_outcome(event.result, event.error, _seconds_since(record))
-        result = self._profile.executor.settle(event.call_id, outcome)
-        try:
-            await self._ledger.commit([FinishCall(event.call_id, result)])
-        except (Duplicate, Fenced):
-            self._take_late(event)  # the call was closed meanwhile
-            return True
-        except StoreError:
-            self._pending.answer(
-                event.call_id, outcome
-            )  # whoever waits records it, as soon as that is possible
-            raise
-        self._outbox.acknowledge(event.call_id)
-        if not self._pending.answer(event.call_id, outcome):
-            self._take_late(event)  # the turn gave it up while it was recorded
+        await self._finish(record, _outcome(event, record))
         return True
+
+    async def take_cancelled(self, event: ToolCancelled) -> None:
+        """Record what became of a call that was to be cancelled. Raises `StoreError`."""
+        record = self._open(event.call_id)
+        if record is not None:
+            await self._finish(record, cancelled_outcome(event.effect, event.result, _seconds_since(record)))
+            return
+        self._outbox.acknowledge(event.call_id)
+        if event.effect == "none":
+            # It is as the model was told, or better: nothing happened.
+            if self._late.take(event.call_id, _now()) is not None:
+                self.unknowns.settle(event.call_id)
+            return
+        self._take_late(
+            event.call_id,
+            lambda late: cancelled_outcome(event.effect, event.result, _seconds_since(late)),
+        )
+
+    async def take_accepted(self, event: ToolAccepted) -> None:
+        """Let the turn go on without the result of a call that became a job. Raises `StoreError`."""
+        record = self._open(event.call_id)
+        try:
+            if record is None:
+                self._outbox.acknowledge(event.call_id)
+            else:
+                self._late.add(record, _now(), wanted=True)  # its result may overtake the commit
+                await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
+        finally:
+            self._late.keep(event.call_id, _now(), self._limits.job_expiry)
+
+    def alive(self, call_id: str) -> None:
+        """Note that the device is at work on a call: its time begins anew."""
+        self._outbox.extend(call_id)
 
     async def time_out(self, call_id: str) -> None:
         """Answer for a device that did not: the outcome is unknown, and a late answer still counts."""
-        record = self._ledger.state.calls.get(call_id)
-        if record is None or record.result is not None:
+        record = self._open(call_id)
+        if record is None:
             return
         executor = self._profile.executor
-        outcome = executor.timed_out(record.effect, _seconds_since(record))
+        outcome = stamped(executor.timed_out(record.effect, _seconds_since(record)), 0.0, record.notes)
+        events = self._cancelling(record, "timeout")
         try:
-            await self._ledger.commit([FinishCall(call_id, executor.settle(call_id, outcome))])
+            await self._ledger.commit([FinishCall(call_id, executor.settle(call_id, outcome))], events)
         except Duplicate:
             return  # the device's answer came, or the turn ended, while this waited
         except StoreError as error:
             log.error("time-out not recorded", call=call_id, error=type(error).__name__)
-        self._late.add(record, _now())
+        self._late.add(record, _now(), wanted=True)
         self._pending.answer(call_id, outcome)
 
-    def give_up(self, call_id: str) -> None:
-        """Expect no answer in time any more: the call's turn is over. A late one still counts."""
-        record = self._ledger.state.calls.get(call_id)
-        if record is not None and record.source == "device" and record.result is None:
-            self._late.add(record, _now())
-            self._outbox.abandon(call_id)
+    def give_up(self, call_id: str) -> list[ServerEvent]:
+        """Expect no answer in time any more: the call's turn is over. A late one still counts.
 
-    def _take_late(self, event: ToolResultEvent) -> None:
-        call = self._late.take(event.call_id, _now())
-        if call is not None:
-            outcome = device_outcome(event.result, event.error, _seconds_since(call))
-            result = self._profile.executor.settle(event.call_id, outcome)
-            self.news.append(late_result(call.name, result.content))
+        Gives what the device is to be told.
+        """
+        record = self._open(call_id)
+        if record is None or record.source != "device" or not self._outbox.is_outstanding(call_id):
+            return []
+        sent = self._outbox.was_written(call_id)
+        self._late.add(record, _now(), wanted=record.effect != "read")
+        self._outbox.abandon(call_id)
+        spec = self._profile.executor.spec(record.name)
+        stops = spec is not None and spec.on_interrupt == "cancel"
+        return self._cancelling(record, "barge_in") if sent and stops else []
+
+    # -- inside
+
+    def _open(self, call_id: str) -> CallRecord | None:
+        """Find a call that has no result yet."""
+        record = self._ledger.state.calls.get(call_id)
+        return None if record is None or record.result is not None else record
+
+    async def _finish(self, record: CallRecord, outcome: ToolOutcome, *, goes_on: bool = False) -> None:
+        """Record a call's result. Raises `StoreError`.
+
+        A call that ``goes_on`` has another result to come: where its turn is over, only that one is told.
+        """
+        call_id = record.call_id
+        executor = self._profile.executor
+        outcome = stamped(outcome, 0.0, record.notes)
+        result = executor.settle(call_id, outcome, executor.spec(record.name))
+        try:
+            await self._ledger.commit([FinishCall(call_id, result)])
+        except (Duplicate, Fenced):
+            self._outbox.acknowledge(call_id)
+            if not goes_on:
+                self._take_late(call_id, lambda _: outcome)  # the call was closed meanwhile
+            return
+        except StoreError:
+            # Whoever waits records it, as soon as that is possible.
+            self._pending.answer(call_id, outcome)
+            raise
+        self._outbox.acknowledge(call_id)
+        if not self._pending.answer(call_id, outcome) and not goes_on:
+            self._take_late(call_id, lambda _: outcome)  # the turn gave it up while it was recorded
+
+    def _take_late(self, call_id: str, outcome: Callable[[CallRecord], ToolOutcome]) -> None:
+        late = self._late.take(call_id, _now())
+        if late is None:
+            return
+        self.unknowns.settle(call_id)
+        executor, record = self._profile.executor, late.record
+        result = executor.settle(call_id, outcome(record), executor.spec(record.name))
+        self.news.append(late_result(record.name, result.content))
+        own_turn = late.wanted and not self._is_busy()
+        self.wants_turn = self.wants_turn or own_turn
+        if "late" in self._profile.capabilities:
+            event = ToolLate(call_id, "turn" if own_turn else "context")
+            self._outbox.send(self._delivery.frame(event))
+
+    def _cancelling(self, record: CallRecord, reason: Literal["barge_in", "timeout"]) -> list[ServerEvent]:
+        return [ToolCancel(record.call_id, reason)] if "cancel" in self._profile.capabilities else []
+
+
+def _outcome(event: ToolResultEvent, record: CallRecord) -> ToolOutcome:
+    return device_outcome(event.result, event.error, _seconds_since(record))
 
 
 def _now() -> float:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 
 from conductor.stores.base import CallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LateCall:
+    """A call whose turn goes on without it. ``wanted``: its result deserves a turn of its own."""
+
+    record: CallRecord
+    wanted: bool
+    expires: float
 
 
 class LateCalls:
@@ -13,15 +23,21 @@ class LateCalls:
     def __init__(self, limit: int, seconds: float) -> None:
         self._limit = limit
         self._seconds = seconds
-        self._calls: OrderedDict[str, tuple[CallRecord, float]] = OrderedDict()
+        self._calls: OrderedDict[str, LateCall] = OrderedDict()
 
-    def add(self, call: CallRecord, now: float) -> None:
+    def add(self, call: CallRecord, now: float, *, wanted: bool) -> None:
         """Remember a call that was closed without its result."""
-        self._calls[call.call_id] = (call, now + self._seconds)
+        self._calls[call.call_id] = LateCall(call, wanted, now + self._seconds)
         if len(self._calls) > self._limit:
             self._calls.popitem(last=False)
 
-    def take(self, call_id: str, now: float) -> CallRecord | None:
+    def keep(self, call_id: str, now: float, seconds: float) -> None:
+        """Remember a call that became a job for ``seconds`` from now on; its result deserves a turn."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            self._calls[call_id] = replace(call, wanted=True, expires=now + seconds)
+
+    def take(self, call_id: str, now: float) -> LateCall | None:
         """Give the call that this late result belongs to, once, if it is not too late."""
-        call, expires = self._calls.pop(call_id, (None, 0.0))
-        return call if expires > now else None
+        call = self._calls.pop(call_id, None)
+        return call if call is not None and call.expires > now else None

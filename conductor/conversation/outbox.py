@@ -17,6 +17,9 @@ from conductor.conversation.transport import Frame, Transport
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
+_UI_CALLS = ("state", "message", "speak")
+_KEPT = ("call", "approval")
+"""What is never given up for want of room: there are few of them, and somebody waits for each."""
 _SIGNS_OF_SILENCE = 4
 """A turn's UI calls before its speech: none acknowledged means that this client acknowledges none."""
 
@@ -111,6 +114,10 @@ class Outbox:
             return
         self._transport.send(frame)
 
+    def is_outstanding(self, call_id: str) -> bool:
+        """Tell whether a call has not been answered yet."""
+        return call_id in self._by_call
+
     def was_written(self, call_id: str) -> bool:
         """Tell whether a call's frame was ever handed to a socket."""
         entry = self._by_call.get(call_id)
@@ -133,7 +140,7 @@ class Outbox:
             elif earlier.record.kind == "speak" and earlier.replayed:
                 # Its answer went down with the old socket, and an app that knows it does not answer again.
                 self._lose(earlier)
-        if entry.record.kind != "call":
+        if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
         self._remove(entry)
         self._settle()
@@ -153,6 +160,16 @@ class Outbox:
                 elif entry.record.kind != "call":
                     self._leave_lane(entry)
             self._settle()
+
+    def extend(self, call_id: str) -> bool:
+        """Let a call's time begin anew, for a sign of life; False if it is not waited for."""
+        entry = self._by_call.get(call_id)
+        if entry is None or entry.record.kind != "call":
+            return False
+        if self._head is entry and self._timer is not None:
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(entry.limit, self._expire, entry)
+        return True
 
     def end_speech(self, call_id: str) -> None:
         """Count a speech as over before its answer, and never say it again: it was interrupted."""
@@ -242,9 +259,7 @@ class Outbox:
             yield earlier
 
     def _unanswered(self) -> int:
-        return sum(
-            1 for e in self._entries.values() if e.record.kind not in ("call", "final") and e.frame.written
-        )
+        return sum(1 for e in self._entries.values() if e.record.kind in _UI_CALLS and e.frame.written)
 
     def _is_stale(self, entry: Entry) -> bool:
         return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
@@ -264,7 +279,7 @@ class Outbox:
             for earlier in self._before(entry):
                 if earlier.record.kind == "speak":
                     self._lose(earlier)
-        if kind == "call" or (kind != "final" and self._client_acknowledges is not False):
+        if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
             self._join_lane(entry)
             if kind == "speak":
                 self._speaking = entry
@@ -288,7 +303,7 @@ class Outbox:
     def _evict(self) -> None:
         """Forget the oldest interface events of a client that acknowledges nothing."""
         while len(self._entries) > self._limits.max_unacknowledged:
-            oldest = next((e for e in self._entries.values() if e.record.kind != "call"), None)
+            oldest = next((e for e in self._entries.values() if e.record.kind not in _KEPT), None)
             if oldest is None:
                 return
             if oldest.record.kind == "speak":

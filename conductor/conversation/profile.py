@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
+from conductor.bounds import TokenBucket
 from conductor.conversation.delivery import CallTerms
 from conductor.conversation.services import Services
 from conductor.events.client import SessionStart
-from conductor.events.server import RejectedTool
+from conductor.events.server import RejectedTool, ToolCallEvent
 from conductor.prompts import session_prompt
-from conductor.tools.base import CallContext, ToolSpec
+from conductor.tools.base import CallContext, SessionFields, ToolSpec
 from conductor.tools.client import DeviceToolset
 from conductor.tools.declarations import parse_declarations
-from conductor.tools.executor import ToolExecutor
+from conductor.tools.executor import Ready, ToolExecutor
+from conductor.tools.gate import Gate
 from conductor.tools.pending import Pending
+from conductor.tools.rules import Rule
 
-CAPABILITIES = ("tools",)
+CAPABILITIES = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
 """Those of the protocol's extensions that this version accepts."""
 
 
 class Profile:
-    """The prompt and the tools of one session, made anew whenever the client says something about them."""
+    """The prompt and the tools of one session, made anew whenever the client says something about them.
+
+    ``grants`` gives what the person has allowed, ``fields`` is what tools may keep with the session.
+    """
 
     def __init__(self, services: Services, session_id: str, pending: Pending) -> None:
         self._services = services
@@ -31,7 +39,10 @@ class Profile:
         self._time_zone: str | None = None
         self._instructions: str | None = None
         self._declared: tuple[ToolSpec, ...] | None = None
+        self._rates: dict[str, TokenBucket] = {}
         self.capabilities: tuple[str, ...] = ()
+        self.fields: SessionFields | None = None
+        self.grants: Callable[[], Sequence[Rule]] = tuple
         self._configure()
 
     def start(self, event: SessionStart) -> list[RejectedTool] | None:
@@ -70,13 +81,22 @@ class Profile:
 
     def context(self, call_id: str) -> CallContext:
         """Say what a tool may know of the session."""
-        return CallContext(self._session_id, call_id, self._time_zone, self._locale)
+        return CallContext(self._session_id, call_id, self._time_zone, self._locale, self.fields)
 
     def terms(self, name: str) -> CallTerms:
         """Say how long a call of the device may take, and what it does."""
         spec = self.executor.spec(name)
         assert spec is not None, "only calls that passed the gate are sent"
         return CallTerms(self.executor.timeout(spec), spec.effect)
+
+    def tool_call(self, ready: Ready) -> ToolCallEvent:
+        """Make the event that has the device run a call."""
+        timeout_ms = round(self.executor.timeout(ready.spec) * 1000) if "lease" in self.capabilities else None
+        arguments = msgspec.json.encode(ready.arguments).decode()
+        return ToolCallEvent(ready.call.call_id, ready.spec.name, arguments, timeout_ms)
+
+    def _granted(self) -> Sequence[Rule]:
+        return self.grants()
 
     def _configure(self) -> None:
         self.system_prompt = session_prompt(
@@ -87,4 +107,7 @@ class Profile:
         )
         specs: Sequence[ToolSpec] = self._services.catalog if self._declared is None else self._declared
         device = DeviceToolset(specs, self._pending)
-        self.executor = ToolExecutor([*self._services.toolsets, device], self._services.limits)
+        services = self._services
+        gate = Gate(services.rules, services.gate_options, self._granted)
+        toolsets = [*services.toolsets, device]
+        self.executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)

@@ -11,7 +11,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, ForgetCall, OpenCall, Operation
 from conductor.tools.base import ToolOutcome, failed
-from conductor.tools.executor import Ready, ToolExecutor
+from conductor.tools.executor import Asked, Permit, Ready, ToolExecutor
 
 _CUT_OFF = (
     "The reply reached its length limit inside this call's arguments, so they were cut off. Nothing was run. "
@@ -23,30 +23,38 @@ _CUT_OFF = (
 class Round:
     """The calls of one reply.
 
-    ``ready`` are to be run; ``results`` are those known so far, of the calls that are not run at first.
+    ``ready`` are to be run, ``asked`` wait for a person; ``results`` are those known so far. ``refused`` are
+    the ids of calls that a rule or a person did not allow.
     """
 
     calls: tuple[ToolCall, ...]
     ready: list[Ready] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     results: dict[str, ToolResult] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
     @property
     def device_calls(self) -> list[Ready]:
         """Those of the ready calls that the device runs."""
         return [one for one in self.ready if one.spec.source == "device"]
 
+    @property
+    def all_refused(self) -> bool:
+        """Whether nothing of it was allowed."""
+        return len(self.refused) == len(self.calls) > 0
+
     def open(self, turn_id: str) -> list[Operation]:
         """Make the operations that record every call, before any of them is sent or run."""
         now = time.time_ns() // 1_000_000
-        ready = {one.call.call_id: one.spec for one in self.ready}
+        known = {one.call.call_id: one for one in (*self.ready, *(asked.ready for asked in self.asked))}
         operations: list[Operation] = []
         for call in self.calls:
-            spec = ready.get(call.call_id)
-            source, effect = (spec.source, spec.effect) if spec is not None else ("none", "read")
+            ready = known.get(call.call_id)
+            source, effect = (ready.spec.source, ready.spec.effect) if ready is not None else ("none", "read")
+            notes = ready.notes if ready is not None else ()
             result = self.results.get(call.call_id)
-            operations.append(
-                OpenCall(CallRecord(call.call_id, call.name, turn_id, source, effect, now, result))
-            )
+            record = CallRecord(call.call_id, call.name, turn_id, source, effect, now, result, notes)
+            operations.append(OpenCall(record))
         return operations
 
     def close(self) -> list[Operation]:
@@ -56,7 +64,13 @@ class Round:
 
 
 def prepare_round(
-    executor: ToolExecutor, calls: Sequence[ToolCall], limits: Limits, *, room: int, whole: bool
+    executor: ToolExecutor,
+    calls: Sequence[ToolCall],
+    limits: Limits,
+    permit: Permit | None = None,
+    *,
+    room: int,
+    whole: bool,
 ) -> Round:
     """Send each call through the gate.
 
@@ -66,7 +80,7 @@ def prepare_round(
     prepared = Round(tuple(calls))
     room = min(room, limits.max_calls_per_round)
     for number, call in enumerate(calls):
-        checked: Ready | ToolOutcome
+        checked: Ready | Asked | ToolOutcome
         if not whole:
             checked = failed("parse_error", _CUT_OFF)
         elif number >= room:
@@ -74,9 +88,13 @@ def prepare_round(
                 "rate_limited", f"Too many calls at once; the first {room} were run, not this one."
             )
         else:
-            checked = executor.prepare(call)
+            checked = executor.prepare(call, permit)
         if isinstance(checked, Ready):
             prepared.ready.append(checked)
+        elif isinstance(checked, Asked):
+            prepared.asked.append(checked)
         else:
             prepared.results[call.call_id] = executor.settle(call.call_id, checked)
+            if checked.error_type == "permission_denied":
+                prepared.refused.add(call.call_id)
     return prepared

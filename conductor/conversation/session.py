@@ -16,11 +16,17 @@ import structlog
 from conductor.bounds import TokenBucket
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.device_calls import DeviceCalls
+from conductor.conversation.fields import Fields
+from conductor.conversation.grants import Grants
+from conductor.conversation.hearing import Hearing
 from conductor.conversation.ledger import Ledger
+from conductor.conversation.open_question import Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
+from conductor.conversation.questions import Questions
 from conductor.conversation.sentences import MESSAGES, agent_news
 from conductor.conversation.services import Services
+from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
 from conductor.conversation.turns import Turns, new_call_id
@@ -28,7 +34,7 @@ from conductor.conversation.waiting import News
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.events.server import ErrorEvent, SessionStarted, ToolsChanged, set_state
+from conductor.events.server import ErrorEvent, ServerEvent, SessionStarted, ToolsChanged, set_state
 from conductor.messages import Message
 from conductor.stores.base import Claim, Operation, OutboundRecord, RememberInbound
 from conductor.tools.pending import Pending
@@ -56,7 +62,25 @@ class Session:
         self._profile = Profile(services, self.key.session_id, pending)
         self._delivery = Delivery(self.key.session_id, self._outbox, self._limits, self._profile.terms)
         self._ledger = Ledger(services.store, claim, self._delivery, self._tasks)
-        self._device = DeviceCalls(self._limits, self._profile, pending, self._ledger, self._outbox)
+        self._device = DeviceCalls(
+            self._limits, self._profile, pending, self._ledger, self._delivery, lambda: self.busy
+        )
+        speeches = Speeches(self._limits.heard_window)
+        grants = Grants(self._ledger, services.lasting_grants)
+        self._profile.grants = grants.rules
+        self._profile.fields = Fields(self._ledger)
+        self._questions = Questions(
+            self._limits,
+            self._profile,
+            pending,
+            self._ledger,
+            self._outbox,
+            Voice(self._outbox, speeches),
+            self._tasks,
+            grants,
+            services.figures,
+        )
+        self._hearing = Hearing(self._questions)
         self._turns = Turns(
             services,
             self._profile,
@@ -64,6 +88,8 @@ class Session:
             self._ledger,
             self._delivery,
             self._device,
+            self._questions,
+            speeches,
             self._tasks,
             self._floor_is_free,
             self._count_news,
@@ -95,7 +121,7 @@ class Session:
     def attach(self, transport: Transport, *, resumed: bool) -> None:
         """Serve this connection from now on; any other one of this session falls silent."""
         previous = self._outbox.transport
-        reopens = resumed and not self.busy
+        reopens = resumed and not self.busy and not self._questions.open
         if previous is not transport:
             if previous is not None:
                 previous.park()
@@ -133,6 +159,8 @@ class Session:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
         if self._floor_timer is not None:
             self._floor_timer.cancel()
+        self._hearing.close()
+        self._questions.close()
         await self._turns.close()
         self._outbox.close()
         await self._tasks.close(self._limits.close_timeout)
@@ -150,8 +178,10 @@ class Session:
             self._profile.declared if rejected is not None else None,
             rejected,
         )
+        new = self._outbox.transport is not transport
         transport.send(self._delivery.frame(started))
         self.attach(transport, resumed=resumed)
+        self._hearing.attached(new=new)
 
     async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
         """Take one event from a connection that is bound to this session. Never waits for a turn."""
@@ -170,6 +200,7 @@ class Session:
         match event := inbound.event:
             case client.ToolResultEvent():
                 self._turns.speeches.over(event.call_id, self._now())
+                await self._hearing.spoken(event.call_id)
                 expected = await self._device.take(event)
                 self._turns.tell_news()
                 return "expected" if expected else "ordinary"
@@ -178,6 +209,7 @@ class Session:
                 return "ordinary" if taken else "refused"
             case client.TranscriptPartial():
                 self._hold_floor()
+                self._hearing.person_speaks()
             case client.OutputInterrupted():
                 await self._take_interruption(inbound.id, event)
             case client.AgentCompleted():
@@ -188,8 +220,26 @@ class Session:
             case client.SessionStart():
                 raise AssertionError("the connection starts the session")
             case _:
-                log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
+                await self._take_extension(inbound, transport)
         return "ordinary"
+
+    async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
+        """Take an event of a capability, if the client has declared that."""
+        spoken = self._profile.capabilities
+        match event := inbound.event:
+            case client.ApprovalResponse() if "approval" in spoken:
+                await self._take_decisions(event, transport)
+            case client.ResponseCancel() if "cancel" in spoken:
+                self._turns.interrupt()
+            case client.ToolCancelled() if "cancel" in spoken:
+                await self._device.take_cancelled(event)
+                self._turns.tell_news()
+            case client.ToolAccepted() if "async" in spoken:
+                await self._device.take_accepted(event)
+            case client.ToolStarted() | client.ToolProgress() if "lease" in spoken:
+                self._device.alive(event.call_id)
+            case _:
+                log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
 
     async def refuse(
         self,
@@ -210,7 +260,7 @@ class Session:
 
     async def reopen_microphone(self) -> None:
         """Say ``idle`` where no turn will: the app is transcribing until it hears that."""
-        if self.busy:
+        if self.busy and not self._questions.awaits_voice:
             return
         idle = set_state(new_call_id(), "idle")
         try:
@@ -228,6 +278,10 @@ class Session:
         if not text:
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
             return False
+        if self._questions.open:
+            if await self._hearing.hear(text, event_id):
+                return True
+            self._turns.interrupt()  # it is no answer: the question is closed, and this is the next turn
         wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
         if wait:
             message = "The server restarts." if self._draining else "Too many turns; wait."
@@ -247,6 +301,10 @@ class Session:
             raise Duplicate(event_id)
         operations: list[Operation] = [RememberInbound(event_id)]
         speech = self._turns.speeches.interrupt(self._now())
+        if speech is not None and self._hearing.unheard(speech.call_id):
+            self._outbox.end_speech(speech.call_id)
+            await self._ledger.commit(operations)
+            return
         # The running turn goes on only if the speech is another's, and was still to be heard.
         other = speech if speech is not None and speech.over_at is None else None
         self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
@@ -255,6 +313,13 @@ class Session:
             operations += self._turns.speeches.amend(speech, event.spoken_text, event.played_ms)
         await self._ledger.commit(operations)
         self._turns.tell_news()
+
+    async def _take_decisions(self, event: client.ApprovalResponse, transport: Transport) -> None:
+        def answer(resolved: ServerEvent) -> None:
+            transport.send(self._delivery.frame(resolved))
+
+        for decision in event.all():
+            await self._questions.decide(decision, answer)
 
     async def _take_news(self, event_id: str, text: str) -> None:
         await self._ledger.commit([RememberInbound(event_id)])
@@ -290,6 +355,7 @@ class Session:
     def _expired(self, record: OutboundRecord) -> None:
         if record.kind == "speak":
             self._turns.speeches.forget(record.call_id)  # nobody will ever say whether it was heard
+            self._hearing.unanswered(record.call_id)
             self._turns.tell_news()
         else:
             self._tasks.spawn(self._device.time_out(record.call_id))

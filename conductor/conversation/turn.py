@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import structlog
 
+from conductor.conversation.batch import Batch, Decided
 from conductor.conversation.clock import TurnClock
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, marked
 from conductor.conversation.history import repair
@@ -27,13 +28,18 @@ from conductor.messages import AssistantMessage, Message, ToolCall
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta, Usage
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, FinishCall, Operation
-from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.executor import Ready, ToolExecutor, interrupted_outcome
+from conductor.tools.approvals import not_answered
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
+from conductor.tools.executor import Asked, Ready, ToolExecutor, interrupted_outcome, stamped
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import arguments_digest
 
 log = structlog.get_logger(__name__)
 
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 
+_MAX_REFUSED_ROUNDS = 2
+"""Tools, "Approvals": after so many rounds in which everything was denied the model answers without tools."""
 _NO_ANSWER = "I have nothing to say to that."
 
 
@@ -60,6 +66,26 @@ class TurnHost(Protocol):
 
     async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
+        ...
+
+    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        """Decide about a call with validated arguments."""
+        ...
+
+    async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
+        """Ask a person about calls. Raises `StoreError`."""
+        ...
+
+    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
+        """Close the questions that stand; gives what is to be committed and sent for that."""
+        ...
+
+    def begins(self, ready: Ready) -> None:
+        """Note that a call is run."""
+        ...
+
+    def ends(self, ready: Ready, outcome: ToolOutcome) -> None:
+        """Note what came of a call that was run."""
         ...
 
     async def say(self, turn: Turn, message: AssistantMessage, prepared: Round | None = None) -> None:
@@ -143,7 +169,10 @@ class Turn:
         self._waiting = False
         self._reply = Reply()
         self._round: Round | None = None
+        self._batch = Batch()
         self._calls_made = 0
+        self._denied: set[str] = set()
+        self._refused_rounds = 0
 
     def stop(self, reason: EndReason, heard: str | None = None) -> None:
         """Ask the turn to end: at once where it waits, else after the commit that it is in.
@@ -194,6 +223,8 @@ class Turn:
         limits = self._host.limits
         spent = False
         while True:
+            if self._refused_rounds >= _MAX_REFUSED_ROUNDS:
+                spent = True
             if not spent and (
                 self.figures.rounds >= limits.max_tool_rounds or self._calls_made >= limits.max_calls_per_turn
             ):
@@ -271,7 +302,7 @@ class Turn:
         """Record the calls, send and run them together, and log their results in the model's order."""
         host = self._host
         room = host.limits.max_calls_per_turn - self._calls_made
-        prepared = prepare_round(host.executor, calls, host.limits, room=room, whole=whole)
+        prepared = prepare_round(host.executor, calls, host.limits, self._permit, room=room, whole=whole)
         for ready in prepared.device_calls:
             host.expect(ready.call.call_id)
         self._calls_made += len(calls)
@@ -280,33 +311,74 @@ class Turn:
         try:
             await host.say(self, msgspec.structs.replace(message, calls=prepared.calls), prepared)
             self._reply = Reply()
-            if prepared.ready:
+            if prepared.ready or prepared.asked:
                 await self._gather(prepared)
         finally:
             for ready in prepared.device_calls:
                 host.forget(ready.call.call_id)
         await host.commit(prepared.close())
+        self._refused_rounds = self._refused_rounds + 1 if prepared.all_refused else 0
         self._round = None
 
+    def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        """Decide about a call; what the person has denied in this turn is not asked again."""
+        if self._denied and arguments_digest(spec.name, arguments) in self._denied:
+            return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
+        return self._host.permit(spec, arguments)
+
     async def _gather(self, prepared: Round) -> None:
-        """Wait for all calls of one reply. The clock stands still while a person acts in one of them."""
-        host = self._host
-        tasks = {
-            asyncio.create_task(host.executor.run(one, host.context(one.call.call_id))): one
-            for one in prepared.ready
-        }
-        waiting: set[asyncio.Task[ToolOutcome]] = set(tasks)
+        """Run the calls that may run; then ask about the others, and run those that are allowed."""
+        running = {self._begin(one): one for one in prepared.ready}
         try:
-            while waiting:
-                with self._interruptible(), self._paused(any(tasks[t].spec.interactive for t in waiting)):
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    await self._record(prepared, tasks[task], task.result())
+            await self._see_to(prepared, running)
+            if prepared.asked:
+                self._check()
+                self._batch = await self._host.ask(self.id, prepared.asked)
+                await self._see_to(prepared, running)
         finally:
-            for task in waiting:
+            for task in running:
                 task.cancel()
-            if waiting:
-                await asyncio.wait(waiting, timeout=host.limits.close_timeout)
+            if running:
+                await asyncio.wait(running, timeout=self._host.limits.close_timeout)
+
+    def _begin(self, ready: Ready) -> asyncio.Task[ToolOutcome]:
+        self._host.begins(ready)
+        context = self._host.context(ready.call.call_id)
+        return asyncio.create_task(self._host.executor.run(ready, context))
+
+    async def _see_to(self, prepared: Round, running: dict[asyncio.Task[ToolOutcome], Ready]) -> None:
+        """Wait for calls and decisions. The clock stands still while a person acts in one of them."""
+        decision: asyncio.Task[Decided] | None = None
+        try:
+            while running or self._batch.open:
+                if decision is None and self._batch.open:
+                    decision = asyncio.create_task(self._batch.next())
+                waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
+                person = decision is not None or any(one.spec.interactive for one in running.values())
+                with self._interruptible(), self._paused(person):
+                    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if decision in done:
+                    decided, decision = decision.result(), None
+                    await self._take_decision(prepared, decided, running)
+                for task in [task for task in running if task in done]:
+                    await self._record(prepared, running.pop(task), task.result())
+        finally:
+            if decision is not None and not decision.cancel():
+                self._batch.put(decision.result())  # it came with the end, and may have sent its call
+
+    async def _take_decision(
+        self, prepared: Round, decided: Decided, running: dict[asyncio.Task[ToolOutcome], Ready]
+    ) -> None:
+        asked = decided.asked
+        self.figures.trace.append("allowed" if decided.ready is not None else "not allowed")
+        if decided.ready is not None:
+            prepared.ready.append(decided.ready)
+            running[self._begin(decided.ready)] = decided.ready
+        elif decided.outcome is not None:
+            if decided.outcome.metadata.reason == "denied":  # what nobody answered may be asked again
+                self._denied.add(arguments_digest(asked.ready.spec.name, asked.ready.arguments))
+            prepared.refused.add(asked.ready.call.call_id)
+            await self._record(prepared, asked.ready, decided.outcome)
 
     async def _record(self, prepared: Round, ready: Ready, outcome: ToolOutcome) -> None:
         """Take a call's outcome: the device's was recorded when it came, any other is now."""
@@ -315,7 +387,7 @@ class Turn:
         if record is not None and record.result is not None:
             prepared.results[call_id] = record.result
         else:
-            prepared.results[call_id] = result = self._host.executor.settle(call_id, outcome)
+            prepared.results[call_id] = result = self._host.executor.settle(call_id, outcome, ready.spec)
             try:
                 await self._host.commit([FinishCall(call_id, result)])
             except Duplicate:
@@ -323,6 +395,8 @@ class Turn:
                 recorded = self._host.record(call_id)
                 if recorded is not None and recorded.result is not None:
                     prepared.results[call_id] = recorded.result
+        if call_id in {one.call.call_id for one in prepared.ready}:
+            self._host.ends(ready, outcome)
         if outcome.success and ready.spec.effect != "read":
             self.actions.append(ready.spec.name)
 
@@ -330,10 +404,11 @@ class Turn:
 
     async def _close(self, reason: EndReason) -> None:
         """Give every call its one result, and the history its end; the session then says it is idle."""
-        operations: list[Operation] = []
+        operations, events = await self._host.withdraw_questions()
         cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
         prepared, self._round = self._round, None
         if prepared is not None and self._host.record(prepared.calls[0].call_id) is not None:
+            prepared.ready += [one.ready for one in self._batch.rest() if one.ready is not None]
             self._give_up(prepared, cause)
             operations += prepared.close()
         cut = self.unspoken
@@ -346,7 +421,7 @@ class Turn:
             return
         try:
             async with asyncio.timeout(self._host.limits.close_timeout):
-                await self._host.commit(operations)
+                await self._host.commit(operations, events)
         except (StoreError, TimeoutError) as error:
             # The store is away; the history in memory is mended before the next request anyway.
             log.error("turn not closed in the store", turn=self.id, error=type(error).__name__)
@@ -355,12 +430,23 @@ class Turn:
         """Give the calls that have no result an honest one: not run, or nobody knows."""
         for ready in prepared.ready:
             call_id = ready.call.call_id
+            self._host.forget(call_id)
             record = self._host.record(call_id)
             if record is not None and record.result is not None:
                 prepared.results[call_id] = record.result
             if call_id not in prepared.results:
                 sent = ready.spec.source != "device" or not self._host.withdraw(call_id)
                 outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
+                outcome = stamped(outcome, 0.0, ready.notes)
+                prepared.results[call_id] = self._host.executor.settle(call_id, outcome)
+                self._host.ends(ready, outcome)
+        for asked in prepared.asked:
+            call_id = asked.ready.call.call_id
+            record = self._host.record(call_id)
+            if record is not None and record.result is not None:
+                prepared.results.setdefault(call_id, record.result)
+            if call_id not in prepared.results:
+                outcome = not_answered("superseded" if cause == "interrupted" else "interrupted")
                 prepared.results[call_id] = self._host.executor.settle(call_id, outcome)
 
     @contextmanager

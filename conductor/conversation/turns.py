@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import structlog
 
+from conductor.conversation.activity import finished, started
+from conductor.conversation.batch import Batch
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.heard import Speech
@@ -15,6 +17,7 @@ from conductor.conversation.history import cut_point
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.partials import Partials, Reply
 from conductor.conversation.profile import Profile
+from conductor.conversation.questions import Questions
 from conductor.conversation.round import Round
 from conductor.conversation.sentences import CUT_OFF, MESSAGES
 from conductor.conversation.services import Services
@@ -29,17 +32,18 @@ from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
     SpeechPartial,
-    ToolCallEvent,
     append_message,
     set_state,
     speak,
 )
-from conductor.messages import AssistantMessage, Message, Note, UserMessage
+from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.speech import for_the_ear
 from conductor.stores.base import AppendLog, CallRecord, ForgetCall, Operation, RememberInbound, TrimLog
-from conductor.tools.base import CallContext
-from conductor.tools.executor import ToolExecutor
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
+from conductor.tools.executor import Asked, Ready, ToolExecutor
 from conductor.tools.pending import Pending
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import arguments_digest
 from conductor.tools.shorten import shorten
 
 log = structlog.get_logger(__name__)
@@ -66,6 +70,8 @@ class Turns:
         ledger: Ledger,
         delivery: Delivery,
         device: DeviceCalls,
+        questions: Questions,
+        speeches: Speeches,
         tasks: Tasks,
         may_tell_news: Callable[[], bool],
         on_news: Callable[[], None],
@@ -73,7 +79,7 @@ class Turns:
         self.limits = services.limits
         self.provider = services.provider
         self.waiting = Waiting(self.limits.max_queued_transcripts, self.limits.max_queued_notes)
-        self.speeches = Speeches(self.limits.heard_window)
+        self.speeches = speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
@@ -82,6 +88,8 @@ class Turns:
         self._ledger = ledger
         self._delivery = delivery
         self._device = device
+        self._questions = questions
+        self._figures = services.figures
         self._tasks = tasks
         self._may_tell_news = may_tell_news
         self._on_news = on_news
@@ -141,10 +149,13 @@ class Turns:
     def tell_news(self) -> None:
         """Begin a turn of the server's own, if there is something to tell and nobody is in the way."""
         now = asyncio.get_running_loop().time()
-        if self.busy or self._closed or now < self._no_news_until or not self.waiting.has_news(now):
+        if self.busy or self._closed or now < self._no_news_until or not self._has_news(now):
             return
         if self._may_tell_news():
             self._runner = self._tasks.spawn(self._run_turns(None))
+
+    def _has_news(self, now: float) -> bool:
+        return self._device.wants_turn or self.waiting.has_news(now)
 
     async def settled(self) -> None:
         """Wait until no turn is running or waiting."""
@@ -209,7 +220,7 @@ class Turns:
         if transcript is not None:
             return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
         now = asyncio.get_running_loop().time()
-        if not self.waiting.has_news(now) or not self._may_tell_news():
+        if not self._has_news(now) or not self._may_tell_news():
             return None
         self._on_news()
         return await self._begin("news", None)
@@ -241,6 +252,7 @@ class Turns:
             events.append(append_message(new_call_id(), "user", message.text))
         await self._ledger.commit(operations, events, turn.id)
         del self._device.news[: len(told)]
+        self._device.wants_turn = self._device.wants_turn and bool(self._device.news)
         self.waiting.drop_news(news)
         self._turn = turn
         return turn
@@ -338,10 +350,45 @@ class Turns:
 
     async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
+        told: list[ServerEvent] = []
         for operation in operations:
             if isinstance(operation, ForgetCall):
-                self._device.give_up(operation.call_id)
-        await self._ledger.commit(operations, events, self._turn.id if self._turn is not None else "")
+                told += self._device.give_up(operation.call_id)
+        turn_id = self._turn.id if self._turn is not None else ""
+        await self._ledger.commit(operations, [*told, *events], turn_id)
+
+    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        """Decide about a call with validated arguments."""
+        changes = spec.effect != "read"
+        tainted = changes and any(isinstance(one, ToolResult) and one.untrusted for one in self.messages)
+        now = asyncio.get_running_loop().time()
+        unknown = changes and self._device.unknowns.holds(arguments_digest(spec.name, arguments), now)
+        return self.executor.gate.judge(spec, arguments, tainted=tainted, may_have_happened=unknown)
+
+    async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
+        """Ask a person about calls. Raises `StoreError`."""
+        return await self._questions.ask(turn_id, asked)
+
+    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
+        """Close the questions that stand; gives what is to be committed and sent for that."""
+        return await self._questions.withdraw()
+
+    def begins(self, ready: Ready) -> None:
+        """Note that a call is run."""
+        if "activity" in self._profile.capabilities:
+            self._show(started(ready))
+
+    def ends(self, ready: Ready, outcome: ToolOutcome) -> None:
+        """Note what came of a call that was run."""
+        spec = ready.spec
+        took = outcome.metadata.execution_time_ms / 1000
+        self._figures.called(spec.name, spec.source, outcome.error_type, took)
+        if outcome.error_type == "unknown" and spec.effect != "read":
+            now = asyncio.get_running_loop().time()
+            digest = arguments_digest(spec.name, ready.arguments)
+            self._device.unknowns.add(ready.call.call_id, digest, now)
+        if "activity" in self._profile.capabilities:
+            self._show(finished(ready, outcome))
 
     async def say(self, turn: Turn, message: AssistantMessage, prepared: Round | None = None) -> None:
         """Commit and send a message of the assistant; without a round of calls it is the turn's last."""
@@ -356,9 +403,7 @@ class Turns:
             events.append(set_state(new_call_id(), "thinking"))
         if prepared is not None:
             operations += prepared.open(turn.id)
-            for ready in device_calls:
-                arguments = msgspec.json.encode(ready.arguments).decode()
-                events.append(ToolCallEvent(ready.call.call_id, ready.spec.name, arguments))
+            events += [self._profile.tool_call(ready) for ready in device_calls]
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         turn.figures.answered = message.text or turn.figures.answered

@@ -100,6 +100,8 @@ class Hub:
             await asyncio.wait(self._closing)
 
     async def _open(self, key: SessionKey) -> Session:
+        if self._services.lasting_grants is not None:
+            await self._services.lasting_grants.load(key.subject)
         claim = await self._services.store.claim(key)
         return Session(self._services, claim)  # the services of now: they may have been reloaded meanwhile
 

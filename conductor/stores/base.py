@@ -36,7 +36,8 @@ LogEntry: TypeAlias = Message | Amendment
 class CallRecord(msgspec.Struct, frozen=True):
     """A tool call, from the commit that opens it until its result is in the log.
 
-    ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open.
+    ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the
+    model with the result: what was changed about the arguments, what the person said.
     """
 
     call_id: str
@@ -46,17 +47,19 @@ class CallRecord(msgspec.Struct, frozen=True):
     effect: str
     opened_ms: int
     result: ToolResult | None = None
+    notes: tuple[str, ...] = ()
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):
     """A durable event until the client acknowledges it. ``frame`` is what was, or will be, sent.
 
     ``kind``: a model's ``call``; ``final`` and ``message``, which are one reply's text and its place in the
-    app's transcript; ``state``; ``speak``. ``created_ms`` is epoch milliseconds.
+    app's transcript; ``state``; ``speak``; an ``approval`` request, whose ``call_id`` is the approval's id.
+    ``created_ms`` is epoch milliseconds.
     """
 
     event_id: str
-    kind: Literal["call", "final", "message", "state", "speak"]
+    kind: Literal["call", "final", "message", "state", "speak", "approval"]
     call_id: str
     turn_id: str
     created_ms: int

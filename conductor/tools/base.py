@@ -62,6 +62,8 @@ class ToolSpec:
     approval: Literal["never", "ask"] | None = None
     open_world: bool = False
     untrusted: bool = False
+    sensitive: Callable[[Mapping[str, Any]], str | None] | None = None
+    describe: Callable[[Mapping[str, Any]], str] | None = None
 
     @cached_property
     def definition(self) -> ToolDefinition:

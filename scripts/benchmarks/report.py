@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import scenarios
+from benchmarks.gate import gate_costs, redaction_growth
 from benchmarks.process import Process, conductor, echo, pin_load
 from benchmarks.scenarios import Figures
 from tests.stand_ins.anthropic_persona import BenchPersona
@@ -33,6 +34,7 @@ TARGETS = {
     "memory.base_mb": ("95", "60"),
     "memory.kb_a_session_at_2000": ("40", "20"),
     "start.ready_ms": ("1000", "500"),
+    "gate.cpu_us_a_safe_call": ("100", ""),
 }
 """Figure -> what it must reach, and what it should aim at."""
 
@@ -41,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run what is asked for; 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="turns stream round first barge memory start echo; all if none"
+        "names",
+        nargs="*",
+        help="turns stream round first barge memory start gate redaction echo; all if none",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -90,6 +94,9 @@ async def _run(options: argparse.Namespace) -> dict[str, Figures]:
     if not wanted or "start" in wanted:
         async with conductor("http://127.0.0.1:9", pinned=pinned) as server:
             results["start"] = {"ready_ms": round(server.started_in * 1000)}
+    for name, measure in (("gate", gate_costs), ("redaction", redaction_growth)):
+        if not wanted or name in wanted:
+            results[name] = measure()
     for count in [int(part) for part in options.sessions.split(",")]:
         await with_server(
             f"turns_{count}", partial(scenarios.standard_turns, sessions=count, seconds=seconds)

@@ -201,8 +201,8 @@ def tool(name: str, **fields: Any) -> ToolSpec:
 
 CATALOG = (
     tool("device.look", effect="read", risk="safe"),
-    tool("device.do", effect="write"),
-    tool("device.pick", effect="read", interactive=True, timeout_s=600.0),
+    tool("device.do", effect="write", approval="never"),
+    tool("device.pick", effect="read", risk="safe", interactive=True, timeout_s=600.0),
 )
 
 
@@ -218,7 +218,7 @@ class LocalTools:
         return (
             tool("local.sum", source="builtin", effect="read", risk="safe"),
             tool("local.wait", source="builtin", effect="read", risk="safe"),
-            tool("local.write", source="builtin", effect="write"),
+            tool("local.write", source="builtin", effect="write", approval="never"),
         )
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -362,6 +362,7 @@ class App:
     ) -> None:
         self.answer = answer or (lambda name, call_id: SPOKEN)
         self.store = store
+        self.capabilities: Sequence[str] = ()
         self.line: Line | None = None
         self.lines: list[Line] = []
         self.log: list[Event] = []
@@ -377,7 +378,8 @@ class App:
         again = self.line is not None if resumed is None else resumed
         self.line = Line(self, session, slow=slow)
         self.lines.append(self.line)
-        session.start(client.SessionStart(), self.line, resumed=again)
+        start = client.SessionStart(capabilities=list(self.capabilities))
+        session.start(start, self.line, resumed=again)
         return self.line
 
     async def close(self) -> None:

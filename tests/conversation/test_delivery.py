@@ -10,11 +10,16 @@ import pytest
 from conductor.conversation.delivery import CallTerms, Delivery, Outgoing
 from conductor.conversation.outbox import Outbox
 from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
     ErrorEvent,
     ServerEvent,
     SpeechFinal,
     SpeechPartial,
+    ToolActivity,
     ToolCallEvent,
+    ToolCancel,
+    ToolLate,
     append_message,
     set_state,
     speak,
@@ -60,12 +65,32 @@ def test_what_must_arrive_has_a_record_with_the_frames_own_id(
     assert set(sent) == {"id", "type", "timestamp", "sessionId", "protocolVersion", "payload"}
 
 
+def test_a_question_must_arrive_and_is_known_by_its_own_id() -> None:
+    request = ApprovalRequest(
+        "appr1", "b1", "c1", "device.do", {}, "0" * 64, "medium", (), "Do it?", ("once",), "2027-01-15"
+    )
+    record = ready(request).record
+    assert record is not None
+    assert (record.kind, record.call_id, record.effect) == ("approval", "appr1", "")
+    assert json.loads(bytes(record.frame))["payload"]["callId"] == "c1"
+
+
 def test_only_calls_of_tools_have_an_effect() -> None:
     effects = [ready(event).record for event in (ToolCallEvent("c1", "device.do", "{}"), speak("c2", "hi"))]
     assert [record.effect for record in effects if record is not None] == ["write", ""]
 
 
-@pytest.mark.parametrize("event", [SpeechPartial("hi"), ErrorEvent("internal_error", "Sorry.")])
+@pytest.mark.parametrize(
+    "event",
+    [
+        SpeechPartial("hi"),
+        ErrorEvent("internal_error", "Sorry."),
+        ApprovalResolved("appr1", "expired"),
+        ToolCancel("c1", "barge_in"),
+        ToolLate("c1", "context"),
+        ToolActivity("c1", "device.do", "device", "started", display="device.do …"),
+    ],
+)
 def test_what_need_not_arrive_has_a_frame_only(event: ServerEvent) -> None:
     outgoing = ready(event)
     assert outgoing.record is None

@@ -6,15 +6,21 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
+from conductor.events import client
 from conductor.messages import Note, ToolResult
-from conductor.models.base import TextDelta
+from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
 from conductor.stores.base import OpenCall, Operation
+from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
+    PLAIN_TURN,
     SPOKEN,
     SlowStore,
     Stage,
@@ -27,9 +33,17 @@ from tests.conversation.helpers import (
     run,
     stage,
     steps,
+    tool,
 )
 
-ONE_CALL: list[Script] = [[call("device.do")], [TextDelta("Done.")], [TextDelta("Next.")]]
+SERVERS_TURN = PLAIN_TURN[2:]
+"""A turn of the server's own leaves "thinking" out, and nobody said anything."""
+ONE_CALL: list[Script] = [
+    [call("device.do")],
+    [TextDelta("Done.")],
+    [TextDelta("Next.")],
+    [TextDelta("After that.")],
+]
 
 
 def silent_tools(name: str, call_id: str) -> str | None:
@@ -91,6 +105,7 @@ def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is
         await one.quiet()
         (note,) = notes(one)
         assert "heron" in note
+        assert one.app.spoken() == ["Done.", "Next.", "After that."]
         await one.close()
 
     run(scenario())
@@ -366,6 +381,440 @@ def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None
         one.app.say("go")
         await one.settled()
         assert len(one.session._device._pending) == 0
+        await one.close()
+
+    run(scenario())
+
+
+# -- what a late result brings about
+
+
+def with_tools(services: Services, *specs: ToolSpec) -> Services:
+    return replace(services, catalog=specs)
+
+
+def declare(one: Stage, *capabilities: str) -> None:
+    """Have the app say what it can do."""
+    assert one.app.line is not None
+    one.session.start(client.SessionStart(capabilities=list(capabilities)), one.app.line, resumed=False)
+
+
+def say(one: Stage, event: client.ClientEvent) -> None:
+    assert one.app.line is not None
+    one.app.line.say(event)
+
+
+def payloads(one: Stage, event_type: str) -> list[dict[str, object]]:
+    return [event["payload"] for event in one.app.log if event["type"] == event_type]
+
+
+@pytest.mark.parametrize("name", ["device.look", "device.do"])
+def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
+        one = await stage(make_services(scripts), silent_tools)
+        declare(one, "late")
+        one.app.say("go")
+        call_id = await device_call(one, name)
+        await one.quiet()
+        since = len(one.app.log)
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        assert one.app.shapes(since) == ["tool.late", *SERVERS_TURN]
+        assert one.app.spoken() == ["No answer.", "A heron."]
+        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+        (note,) = notes(one)
+        assert name in note and "heron" in note
+        assert faults(one.session.messages) == []
+        assert len(one.provider.requests) == 3
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
+def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the_next_turn(
+    name: str, own_turn: bool
+) -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
+        one = await stage(make_services(scripts), silent_tools)
+        declare(one, "late")
+        one.app.say("go")
+        call_id = await device_call(one, name)
+        one.app.interrupt()
+        await one.settled()
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        await later(100)
+        assert one.app.spoken() == (["One."] if own_turn else [])
+        one.app.say("and?")
+        await one.quiet()
+        assert len(one.app.spoken()) == (2 if own_turn else 1)
+        assert [late["deliveredAs"] for late in payloads(one, "tool.late")] == [
+            "turn" if own_turn else "context"
+        ]
+        assert len([text for text in notes(one) if "heron" in text]) == 1
+        assert faults(one.session.messages) == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
+    async def scenario() -> None:
+        hold = asyncio.Event()
+        scripts: list[Script] = [
+            [call("device.do")],
+            [TextDelta("No answer.")],
+            [hold, TextDelta("Two.")],
+            [TextDelta("Three.")],
+        ]
+        one = await stage(make_services(scripts), silent_tools)
+        declare(one, "late")
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.quiet()
+        one.app.say("something else")
+        await steps(20)
+        assert one.session.busy
+        one.app.result(call_id, "heron")
+        await steps(20)
+        hold.set()
+        await one.quiet()
+        await later(100)
+        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
+        assert one.app.spoken() == ["No answer.", "Two."], "no turn of its own"
+        assert notes(one) == []
+        one.app.say("and?")
+        await one.quiet()
+        assert any("heron" in text for text in notes(one))
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
+        one = await stage(make_services(scripts), silent_tools)
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.quiet()
+        say(one, client.TranscriptPartial("and"))
+        one.app.result(call_id, "heron")
+        await later(2.0)
+        assert not one.session.busy
+        one.app.say("and now?")
+        await one.quiet()
+        await later(100)
+        assert one.app.spoken() == ["No answer.", "Both."]
+        assert len(notes(one)) == 1
+        await one.close()
+
+    run(scenario())
+
+
+def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL), silent_tools)
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.quiet()
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        assert payloads(one, "tool.late") == []
+        assert one.app.spoken() == ["Done.", "Next."]
+        await one.close()
+
+    run(scenario())
+
+
+def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [
+            [call("device.do")],
+            [TextDelta("No answer.")],
+            [TextDelta("It is done.")],
+            [call("device.do")],
+            [TextDelta("Again.")],
+        ]
+        answers = iter([None, SPOKEN])
+
+        def answer(name: str, call_id: str) -> str | None:
+            return next(answers) if name == "device.do" else SPOKEN
+
+        one = await stage(make_services(scripts), answer)
+        declare(one, "approval")
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.quiet()
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        one.app.say("once more")
+        await one.quiet()
+        assert payloads(one, "approval.request") == []
+        assert one.app.spoken()[-1] == "Again."
+        await one.close()
+
+    run(scenario())
+
+
+# -- what is noted about the arguments
+
+COERCED: list[Script] = [[call("device.do", '{"x":"7"}')], [TextDelta("Done.")]]
+
+
+def noted(one: Stage) -> object:
+    (result,) = results(one)
+    metadata = result["metadata"]
+    assert isinstance(metadata, dict)
+    return metadata.get("notes")
+
+
+@pytest.mark.parametrize("how", ["in time", "not recorded", "never", "interrupted"])
+def test_the_model_hears_what_was_changed_about_the_arguments_whatever_comes_of_the_call(how: str) -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = await stage(make_services(COERCED, store=store), silent_tools)
+        one.app.say("go")
+        call_id = await device_call(one)
+        await steps(20)
+        if how == "not recorded":
+            failures = iter([StoreUnavailable("away")])
+            store.fail = lambda operations: next(failures, None)
+        if how in ("in time", "not recorded"):
+            one.app.result(call_id, "heron")
+        if how == "interrupted":
+            one.app.interrupt()
+        await one.quiet()
+        assert noted(one) == ['x: "7" was read as 7']
+        await one.close()
+
+    run(scenario())
+
+
+def test_nothing_is_noted_where_nothing_was_changed() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL))
+        one.app.say("go")
+        await one.quiet()
+        assert noted(one) is None
+        await one.close()
+
+    run(scenario())
+
+
+# -- calls that go on as jobs
+
+JOB: list[Script] = [[call("device.do")], [TextDelta("It has begun.")], [TextDelta("It is finished.")]]
+
+
+def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(JOB), silent_tools)
+        declare(one, "async", "late")
+        one.app.say("go")
+        call_id = await device_call(one)
+        say(one, client.ToolAccepted(call_id, "job-7"))
+        await one.quiet()
+        (result,) = results(one)
+        assert (result["success"], result["data"]) == (True, {"status": "accepted", "jobId": "job-7"})
+        assert one.app.spoken() == ["It has begun."]
+        await later(5 * 3600)
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        assert one.app.spoken() == ["It has begun.", "It is finished."]
+        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+        assert loose_ends(one.session) == {}
+        await one.close()
+
+    run(scenario())
+
+
+def test_without_the_capability_a_call_is_not_accepted() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(JOB), silent_tools)
+        one.app.say("go")
+        say(one, client.ToolAccepted(await device_call(one), "job-7"))
+        await one.quiet()
+        assert [result["error_type"] for result in results(one)] == ["unknown"]
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("delay", range(12))
+def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
+    async def scenario() -> None:
+        store = SlowStore(lambda: 2, lambda: 2)
+        one = await stage(make_services(JOB, store=store), silent_tools)
+        declare(one, "async", "late")
+        one.app.say("go")
+        call_id = await device_call(one)
+        await steps(20)
+        one.app.interrupt()
+        await steps(delay)
+        say(one, client.ToolAccepted(call_id, "job-7"))
+        await one.settled()
+        await one.quiet()
+        await later(300)
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        one.app.say("and?")
+        await one.quiet()
+        assert told(one, "heron")
+        assert len(payloads(one, "tool.late")) == 1
+        await one.close()
+
+    run(scenario())
+
+
+# -- calls that are cancelled
+
+STOPPABLE = tool("device.do", effect="write", approval="never", on_interrupt="cancel")
+KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
+
+
+@pytest.mark.parametrize(
+    ("spec", "capabilities", "sent"),
+    [(STOPPABLE, ["cancel"], True), (KEPT, ["cancel"], False), (STOPPABLE, [], False)],
+)
+def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
+    spec: ToolSpec, capabilities: list[str], sent: bool
+) -> None:
+    async def scenario() -> None:
+        one = await stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
+        declare(one, *capabilities)
+        one.app.say("go")
+        call_id = await device_call(one)
+        one.app.interrupt()
+        await one.settled()
+        expected = [{"callId": call_id, "reason": "barge_in"}] if sent else []
+        assert payloads(one, "tool.cancel") == expected
+        assert [result["error_type"] for result in results(one)] == ["unknown"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
+    async def scenario() -> None:
+        one = await stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
+        declare(one, "cancel")
+        assert one.app.line is not None
+        one.app.line.flush()
+        one.app.say("go")
+        await steps(20)
+        assert b"device.do" in one.app.line.queue[-1].data
+        one.app.interrupt()
+        await one.settled()
+        one.app.line.flush()
+        assert payloads(one, "tool.cancel") == []
+        assert "device.do" not in one.app.shapes()
+        assert [result["error_type"] for result in results(one)] == ["cancelled"]
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("effect", "success", "error_type"),
+    [("none", False, "cancelled"), ("partial", False, "cancelled"), ("complete", True, "none")],
+)
+def test_a_device_that_cancels_in_time_says_how_far_it_got(
+    effect: Literal["none", "partial", "complete"], success: bool, error_type: str
+) -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL), silent_tools)
+        declare(one, "cancel")
+        one.app.say("go")
+        say(one, client.ToolCancelled(await device_call(one), effect, "two of three"))
+        await one.quiet()
+        (result,) = results(one)
+        assert (result["success"], result["error_type"]) == (success, error_type)
+        words = json.dumps(result)
+        assert ("two of three" in words) == (effect != "none")
+        assert ("Nothing was done" in words) == (effect == "none")
+        assert loose_ends(one.session) == {}
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("effect", ["none", "partial", "complete"])
+def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
+    effect: Literal["none", "partial", "complete"],
+) -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
+        one = await stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
+        declare(one, "cancel")
+        one.app.say("go")
+        call_id = await device_call(one)
+        one.app.interrupt()
+        await one.settled()
+        assert len(one.session._device.unknowns._calls) == 1
+        say(one, client.ToolCancelled(call_id, effect, "two of three"))
+        await one.quiet()
+        assert len(one.session._device.unknowns._calls) == 0
+        assert told_late(one) == (effect != "none")
+        await one.close()
+
+    run(scenario())
+
+
+def told_late(one: Stage) -> bool:
+    return any("two of three" in text for text in notes(one))
+
+
+def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL), silent_tools)
+        declare(one, "cancel")
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.quiet()
+        assert payloads(one, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
+        await one.close()
+
+    run(scenario())
+
+
+# -- signs of life
+
+
+@pytest.mark.parametrize(("capabilities", "seconds"), [(["lease"], 25.0 * 4 + 30.0), ([], 30.0)])
+def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
+    capabilities: list[str], seconds: float
+) -> None:
+    async def scenario() -> None:
+        over: list[float] = []
+
+        def replies(request: ModelRequest) -> Script:
+            if not isinstance(request.messages[-1], ToolResult):
+                return [call("device.do")]
+            over.append(asyncio.get_running_loop().time())
+            return [TextDelta("Well.")]
+
+        services = make_services(replies, tool_timeout=30.0, turn_timeout=900.0)
+        one = await stage(services, silent_tools)
+        declare(one, *capabilities)
+        one.app.say("go")
+        event = await one.app.until("device.do")
+        call_id, begun = event["payload"]["callId"], asyncio.get_running_loop().time()
+        assert event["payload"].get("timeoutMs") == (30_000 if capabilities else None)
+        signs: list[client.ClientEvent] = [
+            client.ToolStarted(call_id),
+            *[client.ToolProgress(call_id, "on it")] * 3,
+        ]
+        for sign in signs:
+            await later(25.0)
+            say(one, sign)
+        await one.quiet()
+        (result,) = results(one)
+        assert result["error_type"] == "unknown"
+        assert over[0] - begun == pytest.approx(seconds)
         await one.close()
 
     run(scenario())

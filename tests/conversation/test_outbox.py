@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.conversation.outbox import Outbox
+from conductor.conversation.outbox import Entry, Outbox
 from conductor.conversation.transport import Frame
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 from tests.conversation.helpers import later, limits, run
 
-Kind = Literal["call", "final", "message", "state", "speak"]
+Kind = Literal["call", "final", "message", "state", "speak", "approval"]
 CALL_LIMIT, UI_LIMIT, SPEECH_LIMIT = 30.0, 5.0, 20.0
 LIMITS = {"call": CALL_LIMIT, "speak": SPEECH_LIMIT}
 
@@ -457,6 +458,179 @@ def test_an_interrupted_speech_is_not_said_again_on_the_next_connection() -> Non
     run(scenario())
 
 
+# -- questions
+
+
+def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        wire = bench.connect()
+        bench.put("approval")
+        assert not bench.outbox.outstanding
+        begun = asyncio.get_running_loop().time()
+        bench.put("call")
+        bench.put("approval")
+        await later(10_000)
+        assert wire.ids() == ["e1", "e2", "e3"]
+        assert bench.expired == [("c2", begun + CALL_LIMIT)]
+        assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
+        assert len(bench.outbox) == 2
+
+    run(scenario())
+
+
+def test_a_question_is_shown_again_under_its_own_id_until_it_is_settled() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        first = bench.connect()
+        bench.put("approval", age_s=500.0)
+        for _ in range(3):
+            bench.outbox.detach()
+            assert not bench.outbox.outstanding
+            again = bench.connect()
+            assert [f.data for f in again.frames] == [f.data for f in first.frames]
+        assert not bench.outbox.withdraw("c1"), "a socket had it"
+        bench.outbox.abandon("c1")
+        assert bench.outbox.take_gone() == ["e1"]
+        bench.outbox.detach()
+        assert bench.connect().frames == []
+        assert bench.rests()
+
+    run(scenario())
+
+
+def test_a_question_that_no_socket_had_is_taken_back() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        wire = bench.connect(slow=True)
+        bench.put("approval")
+        assert bench.outbox.withdraw("c1")
+        wire.write(9)
+        assert wire.ids() == []
+        assert bench.outbox.take_gone() == ["e1"]
+        assert bench.rests()
+
+    run(scenario())
+
+
+def test_a_question_that_waits_behind_a_speech_can_be_given_up() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        wire = bench.connect()
+        for kind in ("speak", "speak", "approval"):
+            bench.put(kind)
+        bench.outbox.abandon("c3")
+        bench.outbox.acknowledge("c1")
+        bench.outbox.acknowledge("c2")
+        assert wire.ids() == ["e1", "e2"]
+        assert bench.rests()
+
+    run(scenario())
+
+
+def test_no_answer_to_what_follows_settles_a_question() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.connect()
+        for kind in ("approval", "state", "message", "speak", "state"):
+            bench.put(kind)
+        for number in range(2, 6):
+            bench.outbox.acknowledge(f"c{number}")
+        assert len(bench.outbox) == 1
+        assert bench.outbox.is_outstanding("c1")
+
+    run(scenario())
+
+
+def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None:
+    async def scenario() -> None:
+        bench = Bench(max_unacknowledged=4)
+        bench.connect()
+        for kind in ("approval", "call", "approval", "call", "approval", "state", "message", "final"):
+            bench.put(kind)
+        assert all(bench.outbox.is_outstanding(f"c{number}") for number in range(1, 6))
+        assert set(bench.outbox.take_gone()) == {"e6", "e7", "e8"}
+        bench.outbox.detach()
+        assert bench.connect(slow=True).queue[0].data == bytes(make_record(1, "approval").frame)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])
+def test_questions_that_nobody_answers_are_no_sign_of_a_client_that_acknowledges_nothing(
+    silent: Kind, waited_for: bool
+) -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        wire = bench.connect()
+        for _ in range(4):
+            bench.put(silent)
+        bench.put("speak")
+        bench.outbox.expect_no_acknowledgements()
+        bench.put("speak")
+        assert (wire.ids()[-1] == "e5") == waited_for
+        bench.outbox.close()
+
+    run(scenario())
+
+
+# -- signs of life
+
+
+def test_a_sign_of_life_lets_a_calls_time_begin_anew() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.connect()
+        bench.put("call")
+        for _ in range(5):
+            await later(CALL_LIMIT - 1)
+            assert bench.outbox.extend("c1")
+        told = asyncio.get_running_loop().time()
+        await later(100)
+        assert bench.expired == [("c1", told + CALL_LIMIT)]
+        assert not bench.outbox.extend("c1")
+        assert bench.rests()
+
+    run(scenario())
+
+
+def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.connect()
+        begun = asyncio.get_running_loop().time()
+        for kind in ("call", "call", "speak", "approval"):
+            bench.put(kind)
+        await later(10)
+        assert bench.outbox.extend("c2"), "it waits its turn"
+        assert [bench.outbox.extend(call_id) for call_id in ("c3", "c4", "nobody's")] == [False] * 3
+        await later(200)
+        assert bench.expired == [
+            ("c1", begun + CALL_LIMIT),
+            ("c2", begun + 2 * CALL_LIMIT),
+            ("c3", begun + 2 * CALL_LIMIT + SPEECH_LIMIT),
+        ]
+
+    run(scenario())
+
+
+def test_a_call_whose_turn_is_over_may_show_that_it_lives_and_is_still_not_reported() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.connect()
+        bench.put("call")
+        bench.put("call")
+        bench.outbox.abandon("c1")
+        await later(CALL_LIMIT - 1)
+        assert bench.outbox.extend("c1")
+        alive = asyncio.get_running_loop().time()
+        await later(200)
+        assert bench.expired == [("c2", alive + 2 * CALL_LIMIT)]
+        assert bench.rests()
+
+    run(scenario())
+
+
 # -- the model
 
 
@@ -489,7 +663,7 @@ class Phone:
             if event["kind"] in ("call", "speak"):
                 self.busy = event
                 self.ran.append(event["id"])
-            elif event["callId"]:
+            elif event["callId"] and event["kind"] != "approval":
                 self.answer(event)
 
     def finish(self) -> None:
@@ -522,6 +696,9 @@ KINDS: tuple[Kind, ...] = ("state", "message", "final", "speak", "call", "call")
 class Walk:
     """A random walk of an outbox and its phone, checked after each step."""
 
+    kinds: tuple[Kind, ...] = KINDS
+    operations: Mapping[str, int] = dict(zip(OPERATIONS, WEIGHTS, strict=True))
+
     def __init__(self, rng: random.Random, *, answers_interrupted: bool) -> None:
         self.rng = rng
         self.answers_interrupted = answers_interrupted
@@ -533,18 +710,18 @@ class Walk:
         self.trail: list[str] = []
 
     async def step(self) -> None:
-        name = self.rng.choices(OPERATIONS, WEIGHTS)[0]
+        name = self.rng.choices(list(self.operations), list(self.operations.values()))[0]
         self.trail.append(name)
         await getattr(self, name)()
         self.phone.take()
         self.check()
 
     async def put(self) -> None:
-        kind = self.rng.choice(KINDS)
+        kind = self.rng.choice(self.kinds)
         effect = self.rng.choice(("read", "write", "irreversible"))
         event_id = self.bench.put(kind, effect=effect, age_s=self.rng.choice((0.0, 0.0, 60.0)))
         self.trail[-1] += f" {event_id} {kind} {effect}"
-        if kind == "call":
+        if kind in ("call", "approval"):
             self.calls.append(event_id)
 
     async def show(self) -> None:
@@ -654,9 +831,45 @@ class Walk:
         return {event_id for event_id in ids if ids.count(event_id) > 1}
 
 
-def check_walk(seed: int, number: int, *, answers_interrupted: bool = True) -> None:
+class Asking(Walk):
+    """A walk with questions, which are given up one day, and calls that show that they live."""
+
+    kinds = (*KINDS, "approval", "approval")
+    operations: Mapping[str, int] = {**Walk.operations, "extend": 2}
+
+    async def extend(self) -> None:
+        if self.calls:
+            self.bench.outbox.extend(self.rng.choice(self.calls).replace("e", "c"))
+
+    def check(self) -> None:
+        super().check()
+        outbox = self.bench.outbox
+        waiting = [entry.record.kind for entry in outbox._lane.values()]
+        assert "approval" not in waiting, "a question stands in the lane"
+        assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
+        if self.phone.wire is not None:
+            queued = [*self.phone.wire.frames, *self.phone.wire.queue, *(e.frame for e in self.held())]
+            shown = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
+            assert self.questions() <= shown, "a question is not shown"
+
+    def held(self) -> list[Entry]:
+        return [one for one in self.bench.outbox._held if isinstance(one, Entry)]
+
+    def questions(self) -> set[str]:
+        """Name the questions that stand."""
+        entries = self.bench.outbox._entries.values()
+        return {entry.record.call_id for entry in entries if entry.record.kind == "approval"}
+
+    async def settle(self) -> None:
+        for call_id in self.questions():
+            if not self.bench.outbox.withdraw(call_id):
+                self.bench.outbox.abandon(call_id)
+        await super().settle()
+
+
+def check_walk(seed: int, number: int, *, answers_interrupted: bool = True, kind: type[Walk] = Walk) -> None:
     async def scenario() -> None:
-        walk = Walk(random.Random(seed), answers_interrupted=answers_interrupted)
+        walk = kind(random.Random(seed), answers_interrupted=answers_interrupted)
         try:
             for _ in range(number):
                 await walk.step()
@@ -676,6 +889,11 @@ def test_no_walk_breaks_the_rules(start: int) -> None:
 def test_no_walk_with_interrupted_speeches_that_are_never_answered_breaks_the_rules() -> None:
     for seed in range(1000, 1200):
         check_walk(seed, 20 + seed % 130, answers_interrupted=False)
+
+
+def test_no_walk_with_questions_breaks_the_rules() -> None:
+    for seed in range(2000, 2150):
+        check_walk(seed, 20 + seed % 90, answers_interrupted=seed % 2 == 0, kind=Asking)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)

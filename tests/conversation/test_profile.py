@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from conductor.conversation.profile import Profile
+import pytest
+
+from conductor.conversation.profile import CAPABILITIES, Profile
 from conductor.events.client import SessionStart
+from conductor.messages import ToolCall
+from conductor.tools.base import ToolOutcome
+from conductor.tools.executor import Asked, Ready
 from conductor.tools.pending import Pending
+from conductor.tools.rules import Rule
 from tests.conversation.helpers import CATALOG, LocalTools, make_services
 
 LAMP: dict[str, Any] = {
@@ -15,6 +22,7 @@ LAMP: dict[str, Any] = {
     "annotations": {"readOnlyHint": True},
     "_meta": {"conductor": {"timeoutMs": 1500}},
 }
+DOOR: dict[str, Any] = {"name": "door.open", "inputSchema": {"type": "object"}}
 
 
 def make_profile() -> Profile:
@@ -42,6 +50,57 @@ def test_declared_tools_take_the_catalogs_place() -> None:
     assert profile.capabilities == ("tools",)
     terms = profile.terms("lamp.dim")
     assert (terms.limit, terms.effect) == (1.5, "read")
+
+
+def test_the_capabilities_of_this_version_are_accepted_in_its_own_order() -> None:
+    profile = make_profile()
+    for asked, accepted in (
+        (["telepathy", *reversed(CAPABILITIES), "resume"], list(CAPABILITIES)),
+        (["late", "approval", "late"], ["approval", "late"]),
+        ([], []),
+    ):
+        profile.start(SessionStart(capabilities=asked))
+        assert list(profile.capabilities) == accepted
+
+
+@pytest.mark.parametrize(("capabilities", "timeout_ms"), [([], None), (["lease"], 600_000)])
+def test_a_client_with_a_lease_is_told_how_long_a_call_may_take(
+    capabilities: list[str], timeout_ms: int | None
+) -> None:
+    profile = make_profile()
+    profile.start(SessionStart(capabilities=capabilities))
+    prepared = profile.executor.prepare(ToolCall("c1", "device.pick", '{"x":"7"}'))
+    assert isinstance(prepared, Ready)
+    event = profile.tool_call(prepared)
+    assert (event.call_id, event.name, event.arguments) == ("c1", "device.pick", '{"x":7}')
+    assert event.timeout_ms == timeout_ms
+
+
+def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
+    services = replace(make_services(), rules=(Rule("deny", "device.pick"), Rule("ask", "device.look")))
+    profile = Profile(services, "s-1", Pending())
+    granted: list[Rule] = []
+    profile.grants = lambda: granted
+    profile.declare([{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")])
+
+    def kind(name: str) -> type:
+        return type(profile.executor.prepare(ToolCall("c1", name, "{}")))
+
+    assert "device.pick" not in names(profile)
+    assert (kind("device.look"), kind("door.open")) == (Asked, Asked)
+    granted.append(Rule("allow", "*"))
+    assert (kind("device.look"), kind("door.open")) == (Asked, Ready)
+    profile.reload(replace(services, rules=()))
+    assert (kind("device.pick"), kind("device.look")) == (Ready, Ready)
+
+
+def test_declaring_anew_does_not_let_a_tool_be_called_more_often() -> None:
+    profile = Profile(make_services(calls_per_minute=2.0), "s-1", Pending())
+    kinds = []
+    for _ in range(3):
+        profile.declare([LAMP])
+        kinds.append(type(profile.executor.prepare(ToolCall("c1", "lamp.dim", "{}"))))
+    assert kinds == [Ready, Ready, ToolOutcome]
 
 
 def test_tools_without_the_capability_are_not_taken() -> None:

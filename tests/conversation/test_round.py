@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from conductor.conversation.round import Round, prepare_round
 from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, ForgetCall, OpenCall
+from conductor.tools.base import ToolSpec
 from conductor.tools.client import DeviceToolset
 from conductor.tools.executor import ToolExecutor
 from conductor.tools.pending import Pending
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import RuleEffect
 from tests.conversation.helpers import CATALOG, LocalTools, limits
 
 
@@ -43,6 +47,43 @@ def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -
     assert [one.call.call_id for one in prepared.device_calls] == ["c0"]
     assert errors(prepared) == {"c2": "not_found", "c3": "validation_failed"}
     assert all(result.is_error for result in prepared.results.values())
+
+
+def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> None:
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        effects: dict[str, RuleEffect] = {"device.do": "ask", "local.sum": "deny"}
+        return Verdict(effects.get(spec.name, "allow"), ("Because.",), None, warn=False)
+
+    bounds = limits()
+    wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
+    prepared = prepare_round(executor(bounds), wanted, bounds, permit, room=40, whole=True)
+    assert [one.call.call_id for one in prepared.ready] == ["c0"]
+    assert [one.ready.call.call_id for one in prepared.asked] == ["c1", "c3"]
+    assert [one.verdict.reasons for one in prepared.asked] == [("Because.",)] * 2
+    assert [one.call.call_id for one in prepared.device_calls] == ["c0"], "nothing that asks is sent"
+    assert errors(prepared) == {"c2": "permission_denied"}
+    assert prepared.refused == {"c2"}
+    assert not prepared.all_refused
+    opened = [o.call for o in prepared.open("t1") if isinstance(o, OpenCall)]
+    assert [(c.source, c.effect) for c in opened] == [
+        ("device", "read"),
+        ("device", "write"),
+        ("none", "read"),
+        ("device", "write"),
+    ]
+    assert [c.notes for c in opened] == [(), (), (), ('x: "7" was read as 7',)]
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"), [(["local.sum"], True), (["local.sum", "nobody.home"], False), ([], False)]
+)
+def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], refused: bool) -> None:
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        return Verdict("deny", ("Because.",), None, warn=False)
+
+    bounds = limits()
+    prepared = prepare_round(executor(bounds), calls(*names), bounds, permit, room=40, whole=True)
+    assert prepared.all_refused == refused
 
 
 def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:

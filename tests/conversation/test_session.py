@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import pytest
 
+from conductor.conversation.lasting import LastingGrants
 from conductor.conversation.sentences import FAILURES
+from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
 from conductor.stores.base import AppendLog, FinishCall, OpenCall
+from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import (
     PLAIN_TURN,
     SPOKEN,
+    Event,
     LocalTools,
     SlowStore,
     Stage,
@@ -28,8 +34,10 @@ from tests.conversation.helpers import (
     make_services,
     randomly_slow,
     run,
+    shape_of,
     stage,
     steps,
+    tool,
 )
 
 SEEDS = [11, 23, 37, 53, 71]
@@ -48,7 +56,10 @@ def check_rest(one: Stage, *, calls: bool = True) -> None:
 WORDS = ("alpha", "bravo", "charlie", "delta")
 
 
-def random_reply(rng: random.Random, request: ModelRequest) -> Script:
+NAMES = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "nobody.home")
+
+
+def random_reply(rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES) -> Script:
     """Say something, call something, fail, or take time; end after some rounds."""
     rounds = 0
     for message in reversed(request.messages):
@@ -61,7 +72,6 @@ def random_reply(rng: random.Random, request: ModelRequest) -> Script:
     if rng.random() < 0.1:
         return [*script, ModelError("overloaded", "busy")]
     if rounds < 3 and rng.random() < 0.5:
-        names = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "nobody.home")
         script += [
             call(rng.choice(names), rng.choice(("{}", '{"x":1}', "{"))) for _ in range(rng.randint(1, 4))
         ]
@@ -71,6 +81,17 @@ def random_reply(rng: random.Random, request: ModelRequest) -> Script:
 class Chaos:
     """A session whose app, store, model and person all do as they like."""
 
+    ACTIONS: ClassVar[Mapping[str, int]] = {
+        "say": 4,
+        "interrupt": 3,
+        "agent": 2,
+        "partial": 1,
+        "cut": 1,
+        "steps": 8,
+        "wait": 6,
+        "twice": 1,
+    }
+
     def __init__(self, rng: random.Random, one: Stage, store: SlowStore) -> None:
         self.rng = rng
         self.one = one
@@ -78,17 +99,7 @@ class Chaos:
         self.trail: list[str] = []
 
     async def step(self) -> None:
-        actions = {
-            "say": 4,
-            "interrupt": 3,
-            "agent": 2,
-            "partial": 1,
-            "cut": 1,
-            "steps": 8,
-            "wait": 6,
-            "twice": 1,
-        }
-        action = self.rng.choices(list(actions), list(actions.values()))[0]
+        action = self.rng.choices(list(self.ACTIONS), list(self.ACTIONS.values()))[0]
         self.trail.append(action)
         app, line = self.one.app, self.one.app.line
         assert line is not None
@@ -108,8 +119,14 @@ class Chaos:
             app.connect(self.one.session)  # a second line, while the first one is still there
         elif action == "steps":
             await steps(self.rng.randint(1, 12))
-        else:
+        elif action == "wait":
             await later(self.rng.choice((0.01, 0.2, 4.0, 40.0)))
+        else:
+            self.do(action)
+
+    def do(self, action: str) -> None:
+        """Do what only some clients do."""
+        raise AssertionError(action)
 
     def check(self) -> None:
         one = self.one
@@ -366,3 +383,181 @@ def count_steps(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
         assert after < 500, failures
     assert not failures, failures
     assert after > 8
+
+
+# -- questions
+
+ASKING = (
+    tool("device.look", effect="read", risk="safe"),
+    tool("device.move", effect="write", risk="medium"),
+    tool("device.wipe", effect="irreversible", risk="high"),
+    tool("device.do", effect="write", approval="never", on_interrupt="cancel"),
+)
+ALL = ["approval", "cancel", "lease", "late", "async", "activity"]
+
+
+def asking_services(services: Services) -> Services:
+    return replace(services, catalog=ASKING)
+
+
+def open_with(one: Stage, capabilities: Sequence[str]) -> None:
+    assert one.app.line is not None
+    one.session.start(client.SessionStart(capabilities=list(capabilities)), one.app.line, resumed=False)
+
+
+def check_honest(one: Stage) -> None:
+    """Check that no call that the app was sent is said not to have been run, nor one that nobody allowed."""
+    sent = {e["payload"]["callId"] for e in one.app.raw if shape_of(e).startswith("device.")}
+    for message in one.session.messages:
+        if isinstance(message, ToolResult) and message.call_id in sent:
+            outcome = json.loads(message.content)
+            assert outcome["error_type"] not in ("approval_timeout", "permission_denied"), outcome
+            assert "Nothing was run" not in (outcome["error_message"] or ""), outcome
+
+
+async def next_card(one: Stage) -> Event:
+    return (await one.app.until("approval.request"))["payload"]  # type: ignore[no-any-return] # parsed JSON
+
+
+def decide(one: Stage, card: Event, decision: Literal["allow", "deny", "edit"], **fields: Any) -> None:
+    assert one.app.line is not None
+    answer = client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], decision, **fields)
+    one.app.line.say(answer)
+
+
+def move_and_look(request: ModelRequest) -> Script:
+    """Answer "stop" at once, and anything else with two calls and then words."""
+    if request.messages[-1] == UserMessage("stop"):
+        return [TextDelta("Second.")]
+    if isinstance(request.messages[-1], UserMessage):
+        return [call("device.move", '{"x":1}'), call("device.look")]
+    return [TextDelta("First.")]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("decision", ["allow", "deny", "edit"])
+@pytest.mark.parametrize("how", ["interrupt", "say", "time out", "hang up"])
+def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
+    how: str, decision: Literal["allow", "deny", "edit"], delay: int
+) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        one = await stage(asking_services(make_services(move_and_look, store=store)))
+        open_with(one, ALL)
+        one.app.say("go")
+        card = await next_card(one)
+        since = len(one.app.log)
+        edited = {"edited_arguments": {"x": 2}} if decision == "edit" else {}
+        decide(one, card, decision, **edited)
+        await steps(after)
+        over = "state idle" in one.app.shapes(since)
+        await end_it(one, how)
+        await come_to_rest(one)
+        check_honest(one)
+        check_rest(one)
+        assert one.session._ledger.state.fields.keys() <= {"grants"}
+        if how == "say":
+            assert one.app.finals(since)[-1] == "Second."
+        await one.close()
+        return over
+
+    count_steps(scenario)
+
+
+class Doubts(Chaos):
+    """Chaos, with a client that also decides, cancels and accepts as it likes."""
+
+    ACTIONS: ClassVar[Mapping[str, int]] = {
+        **Chaos.ACTIONS,
+        "decide": 8,
+        "words": 5,
+        "cancelled": 2,
+        "accepted": 2,
+        "alive": 1,
+        "stop": 1,
+    }
+
+    def do(self, action: str) -> None:
+        line, rng = self.one.app.line, self.rng
+        assert line is not None
+        calls = [e["payload"]["callId"] for e in self.one.app.log if shape_of(e).startswith("device.")]
+        cards = [e["payload"] for e in self.one.app.log if e["type"] == "approval.request"]
+        if action == "decide" and cards:
+            card = cards[-rng.randint(1, min(3, len(cards)))]
+            kinds: tuple[Literal["allow", "deny", "edit"], ...] = ("allow", "allow", "deny", "edit")
+            kind = rng.choice(kinds)
+            fields: dict[str, Any] = {"edited_arguments": {"x": 5}} if kind == "edit" else {}
+            if kind == "allow":
+                fields["scope"] = rng.choice(("once", "once", "session", "always"))
+            digest = rng.choice((card["argumentsDigest"], card["argumentsDigest"], "0" * 64))
+            line.say(client.ApprovalResponse(card["approvalId"], digest, kind, **fields))
+        elif action == "words":
+            self.one.app.say(rng.choice(("yes", "no", "okay", "what?", "yes please", "confirm wipe")))
+        elif action == "cancelled" and calls:
+            line.say(client.ToolCancelled(rng.choice(calls), rng.choice(("none", "partial", "complete"))))
+        elif action == "accepted" and calls:
+            line.say(client.ToolAccepted(rng.choice(calls), "job"))
+        elif action == "alive" and calls:
+            line.say(client.ToolProgress(rng.choice(calls)))
+        elif action == "stop":
+            line.say(client.ResponseCancel())
+
+    def check(self) -> None:
+        check_rest(self.one)
+        assert "internal_error" not in self.one.app.errors()
+        check_honest(self.one)
+        opened = {o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)}
+        results = [m.call_id for m in self.one.session.messages if isinstance(m, ToolResult)]
+        assert sorted(opened) == sorted(results)
+        assert "approvals" not in self.one.session._ledger.state.fields
+        asked = [e["payload"]["approvalId"] for e in self.one.app.log if e["type"] == "approval.request"]
+        ended = [
+            e["payload"]["approvalId"]
+            for e in self.one.app.log
+            if e["type"] == "approval.resolved" and e["payload"]["outcome"] in ENDS
+        ]
+        assert set(ended) <= set(asked)
+        ran = [e["payload"]["callId"] for e in self.one.app.log if shape_of(e).startswith("device.")]
+        assert len(ran) == len(set(ran)), "a call was sent twice"
+
+
+ENDS = ("allowed", "denied", "edited")
+
+
+@pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
+@pytest.mark.parametrize("start", range(0, 120, 20))
+def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
+    for seed in range(start, start + 20):
+        run(doubts(seed, capabilities))
+
+
+async def doubts(seed: int, capabilities: list[str]) -> None:
+    """Do sixty things at random with tools that ask, let time pass, and check what is left."""
+    rng = random.Random(seed)
+    store = randomly_slow(rng)
+    names = [spec.name for spec in ASKING]
+    services = make_services(
+        lambda request: random_reply(rng, request, names),
+        store=store,
+        max_turns=1000,
+        stale_speech=-1.0,
+        turns_per_minute=1e6,
+    )
+    services = replace(services, catalog=ASKING, lasting_grants=LastingGrants(MemoryStore()))
+    one = await stage(services, random_device(rng))
+    one.app.capabilities = capabilities
+    open_with(one, capabilities)
+    world = Doubts(rng, one, store)
+    try:
+        for _ in range(60):
+            await world.step()
+        await later(5_000)
+        await one.quiet()
+        one.app.connect(one.session)
+        await later(100)
+        await one.quiet()
+        world.check()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}; {world.trail}; {one.app.shapes()[-30:]}") from error
+    finally:
+        await one.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from conductor.conversation.services import Services
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
@@ -23,6 +25,7 @@ from tests.conversation.helpers import (
     run,
     stage,
     steps,
+    tool,
 )
 
 
@@ -270,6 +273,48 @@ def test_each_request_is_a_valid_history_that_ends_with_what_is_to_be_answered()
             assert faults(request.messages) == []
             assert isinstance(request.messages[-1], UserMessage | Note | ToolResult)
             assert sum(isinstance(m, UserMessage) for m in request.messages) <= 3
+        await one.close()
+
+    run(scenario())
+
+
+# -- what a person does not allow
+
+
+ASKS = (tool("device.move", effect="write", risk="medium"),)
+
+
+def asking(scripts: list[Script]) -> Services:
+    return replace(make_services(scripts), catalog=ASKS)
+
+
+def test_a_question_that_nobody_answered_is_no_denial() -> None:
+    """Asked again in the same turn, it is asked again: nobody has said no."""
+
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.move")], [call("device.move")], [TextDelta("Well.")]]
+        one = await stage(asking(scripts))
+        one.app.capabilities = ["approval"]
+        one.app.connect(one.session, resumed=False)
+        one.app.say("go")
+        await one.quiet()
+        assert [o["error_type"] for o in outcomes(one)] == ["approval_timeout", "approval_timeout"]
+        assert one.app.shapes().count("approval.request") == 2
+        await one.close()
+
+    run(scenario())
+
+
+def test_two_rounds_in_which_nothing_was_allowed_end_without_tools() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [[call("device.move", f'{{"x":{n}}}')] for n in range(3)]
+        one = await stage(asking([*scripts[:2], [TextDelta("Well.")]]))
+        one.app.capabilities = ["approval"]
+        one.app.connect(one.session, resumed=False)
+        one.app.say("go")
+        await one.quiet()
+        assert [request.tool_choice for request in one.provider.requests] == ["auto", "auto", "none"]
+        assert one.app.spoken() == ["Well."]
         await one.close()
 
     run(scenario())

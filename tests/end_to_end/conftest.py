@@ -58,6 +58,7 @@ async def serving(
     """Run a server; the other keyword arguments are fields of `Limits`."""
     settings = load_settings(None, interruption_mode=mode, speak_errors=speak_errors)
     limits.setdefault("turns_per_minute", 1e6)
+    limits.setdefault("calls_per_minute", 1e6)
     services = make_services(settings, provider)
     services = replace(services, limits=replace(services.limits, **limits))
     listener = Listener(services, Authenticator(tokens))

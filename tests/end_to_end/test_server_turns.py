@@ -112,6 +112,7 @@ async def test_tools_that_the_client_declares_replace_the_catalog(claude: Anthro
             "required": ["on"],
             "additionalProperties": False,
         },
+        "_meta": {"conductor": {"approval": "never"}},
     }
     fields = {"capabilities": ["tools", "telepathy"], "tools": [torch, {"name": "tts.speak"}, 7]}
     claude.replies += [Reply(calls=(Call("torch_set", {"on": "true"}),)), Reply(text="There is light.")]

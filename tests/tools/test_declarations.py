@@ -66,6 +66,12 @@ def test_the_wishes_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize("hint", [True, False, None])
+def test_a_tool_that_reaches_out_brings_back_what_strangers_wrote(hint: bool | None) -> None:
+    tool = spec(annotations={"readOnlyHint": True, "openWorldHint": hint})
+    assert (tool.open_world, tool.untrusted) == (hint is True, hint is True)
+
+
 def test_without_wishes_the_defaults_hold() -> None:
     assert spec() == ToolSpec("t", "", {"type": "object"}, source="device")
 

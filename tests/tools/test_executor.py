@@ -1,4 +1,4 @@
-"""The executor: find, validate, limit, run, shorten, in this order, and an outcome whatever happens."""
+"""The executor: find, validate, permit, limit, run, redact, shorten, and an outcome whatever happens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from conductor.bounds import TokenBucket
 from conductor.messages import ToolCall
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
-from conductor.tools.executor import Ready, ToolExecutor, device_outcome, interrupted_outcome
+from conductor.tools.executor import (
+    Asked,
+    Ready,
+    ToolExecutor,
+    cancelled_outcome,
+    device_outcome,
+    interrupted_outcome,
+    job_outcome,
+)
+from conductor.tools.gate import Gate
+from conductor.tools.permissions import GateOptions, Verdict
+from conductor.tools.redaction import Redactor
+from conductor.tools.rules import Rule
 
 WAIT = 5.0
 LIMITS = Limits(
@@ -30,7 +43,9 @@ ADD = ToolSpec(
         "additionalProperties": False,
     },
     source="builtin",
+    approval="never",
 )
+NOTED = '{"text":"x","n":"7"}'
 NAP = replace(ADD, name="nap", input_schema={"type": "object"})
 
 
@@ -148,6 +163,128 @@ def test_a_prepared_call_is_not_run_yet() -> None:
     assert tools.calls == []
 
 
+# -- permit
+
+
+@pytest.mark.parametrize(
+    "fields", [{"risk": "medium"}, {"risk": "high"}, {"risk": "safe", "approval": "ask"}]
+)
+def test_a_call_that_asks_is_ready_to_run_once_somebody_says_so(fields: dict[str, Any]) -> None:
+    tools = shelf(succeeded, replace(ADD, **({"approval": None} | fields)))
+    asked = ToolExecutor([tools], LIMITS).prepare(ToolCall("c-1", "add_task", NOTED))
+    assert isinstance(asked, Asked)
+    assert asked.verdict.effect == "ask" and asked.verdict.reasons
+    assert asked.ready.arguments == {"text": "x", "n": 7} and len(asked.ready.notes) == 1
+    assert tools.calls == []
+
+
+def test_a_call_that_is_denied_is_not_run_and_says_why() -> None:
+    executor = ToolExecutor([shelf()], LIMITS, Gate((Rule("deny", "add_task", args={"text": {"eq": "x"}}),)))
+    outcome = refuse(executor, "add_task", '{"text":"x"}')
+    assert (outcome.error_type, outcome.metadata.reason) == ("permission_denied", "policy")
+    assert (outcome.error_message or "").endswith("Nothing was run.")
+    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", '{"text":"y"}')), Ready)
+
+
+def test_the_conversation_may_know_better_and_sees_the_arguments_as_they_would_be_run() -> None:
+    seen: list[Any] = []
+
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        seen.append((spec.name, arguments))
+        return Verdict("ask", ("It may have happened.",), None, warn=False)
+
+    executor = ToolExecutor([shelf()], LIMITS)
+    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", NOTED), permit), Asked)
+    assert seen == [("add_task", {"text": "x", "n": 7})]
+
+
+def test_nobody_is_asked_about_a_call_that_cannot_be_run() -> None:
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        raise AssertionError("asked")
+
+    executor = ToolExecutor([shelf()], LIMITS)
+    for name, arguments in (("none", "{}"), ("add_task", "{}"), ("add_task", "{")):
+        assert isinstance(executor.prepare(ToolCall("c-1", name, arguments), permit), ToolOutcome)
+
+
+def test_a_tool_that_is_left_out_is_neither_offered_nor_found() -> None:
+    gate = Gate((Rule("deny", "nap"),))
+    executor = ToolExecutor([shelf()], LIMITS, gate)
+    assert [definition.name for definition in executor.definitions] == ["add_task"]
+    assert refuse(executor, "nap").error_type == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_run"),
+    [
+        ({"risk": "safe"}, True),
+        ({"risk": "medium"}, False),
+        ({"risk": "safe", "effect": "irreversible"}, False),
+    ],
+)
+def test_a_dry_run_says_what_would_be_done_and_asks_nobody(fields: dict[str, Any], is_run: bool) -> None:
+    def describe(arguments: Mapping[str, Any]) -> str:
+        return f"add {arguments['text']}"
+
+    spec = replace(ADD, **({"approval": None, "describe": describe} | fields))
+    executor = ToolExecutor([shelf(succeeded, spec)], LIMITS, Gate(options=GateOptions(dry_run=True)))
+    prepared = executor.prepare(ToolCall("c-1", "add_task", NOTED))
+    if is_run:
+        assert isinstance(prepared, Ready)
+        return
+    assert isinstance(prepared, ToolOutcome) and prepared.success
+    assert prepared.data == {
+        "dry_run": True,
+        "would_call": "add_task",
+        "arguments": {"text": "x", "n": 7},
+        "would": "add x",
+    }
+    assert len(prepared.metadata.notes) == 2 and "Nothing was run" not in prepared.metadata.notes[0]
+    assert "nothing was run" in prepared.metadata.notes[1]
+
+
+def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> None:
+    now = [1_000.0]
+    rates: dict[str, TokenBucket] = {}
+    limits = replace(LIMITS, calls_per_minute=3.0)
+
+    def often(name: str, arguments: str = "{}") -> list[str]:
+        executor = ToolExecutor([shelf()], limits, Gate(now=lambda: now[0]), rates=rates)  # as a reload makes
+        found = [executor.prepare(ToolCall("c-1", name, arguments)) for _ in range(5)]
+        return [
+            "ran" if isinstance(one, Ready) else one.error_type for one in found if not isinstance(one, Asked)
+        ]
+
+    assert often("nap") == ["ran"] * 3 + ["rate_limited"] * 2
+    assert often("add_task", '{"text":"x"}') == ["ran"] * 3 + ["rate_limited"] * 2
+    now[0] += 20.0
+    assert often("nap") == ["ran", *["rate_limited"] * 4]
+    assert often("add_task", "{}") == ["validation_failed"] * 5, "which costs nothing"
+    assert often("add_task", '{"text":"x"}') == ["ran", *["rate_limited"] * 4]
+
+
+# -- edit
+
+
+def test_edited_arguments_are_checked_and_the_model_is_told_what_was_changed() -> None:
+    executor = ToolExecutor([shelf()], LIMITS)
+    edited = executor.edited(ready(executor, "add_task", '{"text":"x","n":1}'), {"text": "y", "n": "2"})
+    assert isinstance(edited, Ready)
+    assert edited.arguments == {"text": "y", "n": 2} and edited.call.call_id == "c-1"
+    coerced, told = edited.notes
+    assert coerced == 'n: "2" was read as 2'
+    assert json.loads(told.split(": ", 1)[1]) == {
+        "n": {"before": 1, "after": 2},
+        "text": {"before": "x", "after": "y"},
+    }
+
+
+@pytest.mark.parametrize("arguments", [{}, {"text": 1, "more": 2}, {"text": "x" * 200}])
+def test_an_edit_that_does_not_fit_says_so(arguments: dict[str, Any]) -> None:
+    executor = ToolExecutor([shelf()], LIMITS)
+    assert isinstance(executor.edited(ready(executor, "add_task", '{"text":"x"}'), arguments), str)
+
+
 # -- limit
 
 
@@ -252,9 +389,6 @@ async def test_a_time_that_the_tool_knows_better_is_kept() -> None:
     assert (await run(lambda _: succeeded("x", took_s=12.0))).metadata.execution_time_ms == 12_000
 
 
-NOTED = '{"text":"x","n":"7"}'
-
-
 @pytest.mark.parametrize(
     "does",
     [lambda _: succeeded("x"), lambda _: failed("io_error", "It broke."), never, lambda _: 1 / 0],
@@ -269,6 +403,51 @@ async def test_the_notes_about_the_arguments_go_with_every_outcome(
 async def test_the_tools_own_notes_are_kept_beside_them() -> None:
     notes = (await run(lambda _: succeeded("x", notes=["its own"]), ADD, NOTED)).metadata.notes
     assert len(notes) == 2 and notes[1] == "its own"
+
+
+async def test_what_is_noted_about_a_call_of_the_device_is_kept_with_its_record() -> None:
+    device = replace(ADD, source="device")
+    assert (await run(lambda _: succeeded("x"), device, NOTED)).metadata.notes == ()
+
+
+# -- redact
+
+KEY = "sk-ant-api03-" + "Ab1" * 31 + "AA"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        succeeded(f"the key is {KEY}"),
+        succeeded({"keys": [KEY, {"deep": f"{KEY}!"}]}),
+        failed("io_error", f"no such file: {KEY}"),
+        succeeded("open sesame"),
+        succeeded({"words": ["open sesame"]}),
+        failed("io_error", "open sesame"),
+        succeeded([f"{KEY} " * 100]),
+        succeeded("x" * 150 + KEY),
+    ],
+)
+def test_secrets_are_taken_out_of_whatever_the_model_reads(outcome: ToolOutcome) -> None:
+    executor = ToolExecutor([], LIMITS, redactor=Redactor(["open sesame"]))
+    content = executor.settle("c-1", outcome).content
+    assert KEY[:24] not in content and "sesame" not in content
+    assert "REDACTED" in content or "shortened" in content
+
+
+def test_what_is_shown_of_a_secret_that_is_cut_through_is_nothing_of_it() -> None:
+    secret = "correct horse battery staple"
+    executor = ToolExecutor([], LIMITS, redactor=Redactor([secret]))
+    for at in range(150, 205):
+        content = executor.settle("c-1", succeeded("x" * at + secret + "y" * 500)).content
+        assert "corr" not in content, f"at {at}: {content}"
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_result_says_whether_strangers_wrote_it(untrusted: bool) -> None:
+    executor = ToolExecutor([], LIMITS)
+    assert executor.settle("c-1", succeeded("x"), replace(ADD, untrusted=untrusted)).untrusted == untrusted
+    assert not executor.settle("c-1", succeeded("x")).untrusted
 
 
 # -- shorten
@@ -307,6 +486,28 @@ def test_the_limit_may_be_reached_to_the_byte() -> None:
 
 
 # -- outcomes made elsewhere
+
+
+def test_a_job_has_begun_and_is_not_finished() -> None:
+    outcome = job_outcome("job-7", 0.5)
+    assert outcome.success and outcome.data == {"status": "accepted", "jobId": "job-7"}
+    assert "not finished" in outcome.metadata.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("effect", "success", "error_type", "says"),
+    [
+        ("none", False, "cancelled", "Nothing was done"),
+        ("partial", False, "cancelled", "two of three"),
+        ("complete", True, "none", "two of three"),
+    ],
+)
+def test_a_cancelled_call_says_whether_it_took_effect(
+    effect: Literal["none", "partial", "complete"], success: bool, error_type: str, says: str
+) -> None:
+    outcome = cancelled_outcome(effect, "two of three", 0.5)
+    assert (outcome.success, outcome.error_type) == (success, error_type)
+    assert says in outcome.content and ("Nothing was done" in outcome.content) == (effect == "none")
 
 
 def test_what_the_device_answers_is_the_data_and_is_not_parsed() -> None:

@@ -1,0 +1,176 @@
+"""What a person says to a question, and when a prompt counts as heard (tools, "Spoken approvals")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import msgspec
+import structlog
+
+from conductor.conversation.open_question import OpenQuestion
+from conductor.conversation.questions import NOTHING_HEARD, Heard, Questions
+from conductor.errors import Fenced, StoreError
+from conductor.events.envelope import IdSource
+from conductor.events.server import append_message, set_state
+from conductor.stores.base import RememberInbound
+from conductor.tools.approvals import Scope, denied, not_answered
+from conductor.tools.spoken import Answer, judge
+
+log = structlog.get_logger(__name__)
+
+MAX_UNCLEAR = 2
+MAX_PRESENTATIONS = 5
+"""Item 0 there: so often an unclear answer, or a prompt that was not heard, is asked again."""
+
+_call_ids = IdSource("call")
+
+
+class Hearing:
+    """Takes spoken answers to the questions of a session, and presents again what was not heard."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._again: asyncio.TimerHandle | None = None
+
+    async def hear(self, text: str, event_id: str) -> bool:
+        """Take what the person said for an answer; False if it is none. Raises `StoreError`."""
+        await self._questions.decided()
+        focus = self._questions.focus
+        if focus is None:
+            return False
+        self._stop_waiting_to_ask_again()
+        answer = judge(text, focus.question)
+        heard = Heard([RememberInbound(event_id)], [append_message(_call_ids(), "user", text)])
+        if answer.kind == "other":
+            return False
+        if focus.by_card:
+            return await self._hear_about_cards(focus, answer, heard)
+        if answer.kind == "deny":
+            await self._questions.settle(focus, "denied", denied(answer.words), heard)
+        elif answer.kind == "allow" and focus.approval.presented:
+            scope: Scope = answer.scope if focus.approval.risk != "high" else "once"
+            scope = scope if scope in focus.approval.scopes else "once"
+            await self._questions.allow(focus, focus.asked.ready, "allowed", scope, answer.words, heard)
+        else:
+            await self._ask_again(focus, heard)
+        return True
+
+    async def spoken(self, call_id: str) -> None:
+        """Note that a prompt was spoken, or could not be, its text being shown. Raises `StoreError`."""
+        question = self._prompted(call_id)
+        if question is not None and not question.approval.presented and not self._questions.voice.interrupted:
+            question.approval = msgspec.structs.replace(question.approval, presented=True)
+            await self._questions.commit([], [])
+
+    def unheard(self, call_id: str) -> bool:
+        """Note that a prompt was interrupted; False if this speech was none."""
+        question = self._prompted(call_id)
+        if question is None:
+            return self._questions.voice.question_of(call_id) is not None
+        question.approval = msgspec.structs.replace(question.approval, presented=False)
+        self._questions.voice.interrupted = True
+        self._wait_for_silence(question)
+        return True
+
+    def unanswered(self, call_id: str) -> None:
+        """Note that nobody will say whether a prompt was spoken: then its text must have been shown."""
+        if self._prompted(call_id) is not None and self._questions.voice.is_shown:
+            self._questions.tasks.spawn(self._guarded(self.spoken(call_id)))
+
+    def person_speaks(self) -> None:
+        """Wait until the person has finished, then ask again what they did not hear."""
+        focus = self._questions.focus
+        if focus is None or focus.by_card or focus.approval.presented or self._questions.voice.is_being_said:
+            return
+        self._wait_for_silence(focus)
+
+    def attached(self, *, new: bool) -> None:
+        """Note that a client is there: ask it in its own way what still stands.
+
+        ``new`` means that it has come by another connection.
+        """
+        if self._questions.standing:
+            self._questions.tasks.spawn(self._guarded(self._ask_anew(new)))
+
+    def close(self) -> None:
+        """Ask nothing again."""
+        self._stop_waiting_to_ask_again()
+
+    # -- inside
+
+    async def _hear_about_cards(self, focus: OpenQuestion, answer: Answer, heard: Heard) -> bool:
+        """Take a spoken answer to cards: of several, nobody knows which one a yes is for."""
+        if answer.kind == "deny":
+            for question in list(self._questions.standing.values()):
+                await self._questions.settle(question, "denied", denied(answer.words), heard)
+                heard = NOTHING_HEARD
+            return True
+        if answer.kind != "allow" or focus.approval.risk == "high":
+            return False
+        if len(self._questions.standing) > 1:
+            idle = set_state(_call_ids(), "idle")
+            await self._questions.commit(heard.operations, [*heard.events, idle])
+            return True
+        scope = answer.scope if answer.scope in focus.approval.scopes else "once"
+        await self._questions.allow(focus, focus.asked.ready, "allowed", scope, answer.words, heard)
+        return True
+
+    async def _ask_again(self, question: OpenQuestion, heard: Heard = NOTHING_HEARD) -> None:
+        """Present a question once more, or give it up."""
+        approval = question.approval
+        unclear = approval.unclear + (1 if approval.presented else 0)
+        if unclear > MAX_UNCLEAR or approval.presentations >= MAX_PRESENTATIONS:
+            await self._questions.settle(question, "expired", not_answered("unclear"), heard)
+            return
+        question.approval = msgspec.structs.replace(approval, unclear=unclear)
+        prompt = self._questions.voice.present(question)
+        await self._questions.commit(heard.operations, [*heard.events, *prompt])
+
+    def _ask_again_in_silence(self, question: OpenQuestion) -> None:
+        self._again = None
+        if (
+            self._questions.standing.get(question.approval.approval_id) is question
+            and not question.approval.presented
+        ):
+            self._questions.tasks.spawn(self._guarded(self._ask_again(question)))
+
+    def _wait_for_silence(self, question: OpenQuestion) -> None:
+        self._stop_waiting_to_ask_again()
+        loop = asyncio.get_running_loop()
+        self._again = loop.call_later(
+            self._questions.limits.floor_timeout, self._ask_again_in_silence, question
+        )
+
+    def _stop_waiting_to_ask_again(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
+    async def _ask_anew(self, new: bool) -> None:
+        questions = self._questions
+        focus = questions.focus
+        if focus is None:
+            return
+        if "approval" in questions.profile.capabilities:
+            unshown = [one for one in questions.standing.values() if not one.by_card]
+            if unshown:
+                await questions.commit([], [one.card() for one in unshown])
+        elif focus.by_card or (new and not focus.approval.presented and not questions.voice.is_being_said):
+            await questions.commit([], questions.voice.present(focus))
+        elif new:
+            await questions.commit([], [set_state(_call_ids(), "idle")])
+
+    def _prompted(self, speak_id: str) -> OpenQuestion | None:
+        """Find the question that stands and whose prompt is this speech."""
+        approval_id = self._questions.voice.question_of(speak_id)
+        return None if approval_id is None else self._questions.standing.get(approval_id)
+
+    @staticmethod
+    async def _guarded(work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Fenced:
+            log.warning("session taken over")
+        except StoreError as error:
+            log.error("question not recorded", error=type(error).__name__)

@@ -1,0 +1,336 @@
+"""The open questions of a session: asked, and decided once each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import structlog
+
+from conductor.conversation.batch import Batch, Decided
+from conductor.conversation.grants import Grants
+from conductor.conversation.ledger import Ledger
+from conductor.conversation.open_question import OpenQuestion, Voice
+from conductor.conversation.outbox import Outbox
+from conductor.conversation.profile import Profile
+from conductor.conversation.tasks import Tasks
+from conductor.errors import Duplicate, StoreError
+from conductor.events.client import Decision
+from conductor.events.envelope import IdSource
+from conductor.events.server import ApprovalResolved, ServerEvent, set_state
+from conductor.settings import Limits
+from conductor.stores.base import FinishCall, ForgetCall, OpenCall, Operation, SetField
+from conductor.tools.approvals import SCOPES, Approval, Outcome, Scope, denied, encode_approvals, not_answered
+from conductor.tools.base import ToolOutcome, failed
+from conductor.tools.executor import Asked, Ready
+from conductor.tools.figures import Figures
+from conductor.tools.gate import MAY_HAVE_HAPPENED
+from conductor.tools.pending import Pending
+from conductor.tools.rules import arguments_digest
+from conductor.tools.spoken_prompt import Reason, make_question
+
+log = structlog.get_logger(__name__)
+
+FIELD = "approvals"
+"""The session's field that keeps the open questions."""
+MAX_CLOSED = 64
+"""Questions whose end is remembered, for decisions that come too late."""
+
+_approval_ids = IdSource("appr")
+_batch_ids = IdSource("batch")
+_call_ids = IdSource("call")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What is recorded and shown of the words that answered a question."""
+
+    operations: Sequence[Operation] = ()
+    events: Sequence[ServerEvent] = ()
+
+
+NOTHING_HEARD = Heard()
+
+
+@dataclass(slots=True)
+class Questions:
+    """Asks a person about calls, and takes decisions. A decision is recorded before anything is run.
+
+    ``standing`` are the open questions in the order of asking, ``deciding`` the ids of those whose decision
+    is being recorded.
+    """
+
+    limits: Limits
+    profile: Profile
+    pending: Pending
+    ledger: Ledger
+    outbox: Outbox
+    voice: Voice
+    tasks: Tasks
+    grants: Grants
+    figures: Figures
+    standing: OrderedDict[str, OpenQuestion] = field(default_factory=OrderedDict)
+    deciding: set[str] = field(default_factory=set)
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
+
+    @property
+    def open(self) -> bool:
+        """Whether a question stands."""
+        return bool(self.standing)
+
+    @property
+    def focus(self) -> OpenQuestion | None:
+        """The one question that a spoken answer can be for."""
+        return next(iter(self.standing.values()), None)
+
+    @property
+    def awaits_voice(self) -> bool:
+        """Whether the microphone is to be open for an answer."""
+        focus = self.focus
+        return focus is not None and not focus.by_card
+
+    # -- what a turn asks for
+
+    async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
+        """Ask about the calls of one reply. Raises `StoreError`."""
+        batch, batch_id = Batch(len(asked)), _batch_ids()
+        by_card = "approval" in self.profile.capabilities
+        asking = [self._make(one, batch, batch_id, turn_id) for one in asked]
+        for question in asking:
+            self.standing[question.approval.approval_id] = question
+        try:
+            events = [one.card() for one in asking] if by_card else self.voice.present(asking[0])
+            await self.commit([], events)
+        except BaseException:
+            self.standing.clear()
+            raise
+        loop = asyncio.get_running_loop()
+        for question in asking:
+            question.timer = loop.call_later(self.limits.approval_timeout, self._expire, question)
+            self.figures.asked(question.asked.ready.spec.name, question.asked.ready.spec.source)
+        return batch
+
+    async def withdraw(self) -> tuple[list[Operation], list[ServerEvent]]:
+        """Close what stands, since the turn ends: gives what is to be committed and sent with its end."""
+        await self.decided()
+        if not self.standing:
+            return [], []
+        events: list[ServerEvent] = []
+        for question in list(self.standing.values()):
+            self._close(question, "superseded")
+            events += self._resolved(question, "superseded")
+        return [SetField(FIELD, "")], events
+
+    async def decided(self) -> None:
+        """Wait until no decision is being recorded."""
+        while self.deciding:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def close(self) -> None:
+        """Let no question run out any more."""
+        for question in self.standing.values():
+            if question.timer is not None:
+                question.timer.cancel()
+
+    # -- what the client says
+
+    async def decide(self, decision: Decision, answer: Callable[[ServerEvent], None]) -> None:
+        """Take a decision; one that does not count is answered. Raises `StoreError`."""
+        approval_id = decision.approval_id
+        question = self.standing.get(approval_id)
+        if question is None or approval_id in self.deciding:
+            answer(self._too_late(approval_id))
+            return
+        approval, refusal = question.approval, None
+        if decision.arguments_digest != approval.digest:
+            refusal = "This decision is about other arguments than those that are asked about."
+        elif decision.decision == "deny":
+            await self.settle(question, "denied", denied(decision.message))
+        elif decision.decision == "edit":
+            refusal = await self._edit(question, decision)
+        elif decision.scope not in approval.scopes:
+            refusal = f"This call cannot be allowed with scope {decision.scope}."
+        else:
+            await self.allow(question, question.asked.ready, "allowed", decision.scope, decision.message)
+        if refusal is not None:
+            answer(ApprovalResolved(approval_id, "refused", refusal))
+
+    # -- asking
+
+    def _make(self, asked: Asked, batch: Batch, batch_id: str, turn_id: str) -> OpenQuestion:
+        spec, arguments = asked.ready.spec, asked.ready.arguments
+        scopes: tuple[Scope, ...] = SCOPES if self.grants.lasting else SCOPES[:2]
+        reasons: list[Reason] = ["may_have_happened"] if MAY_HAVE_HAPPENED in asked.verdict.reasons else []
+        approval = Approval(
+            approval_id=_approval_ids(),
+            batch_id=batch_id,
+            call_id=asked.ready.call.call_id,
+            turn_id=turn_id,
+            tool=spec.name,
+            arguments=arguments,
+            digest=arguments_digest(spec.name, arguments),
+            risk=spec.risk,
+            reasons=asked.verdict.reasons,
+            scopes=scopes,
+            expires_ms=time.time_ns() // 1_000_000 + round(self.limits.approval_timeout * 1000),
+        )
+        shown = dict(self.profile.executor.redacted(arguments))
+        question = make_question(spec.name, spec.risk, spec.effect, shown, reasons, scopes)
+        now = asyncio.get_running_loop().time()
+        return OpenQuestion(approval, asked, batch, question, shown, by_card=False, since=now)
+
+    # -- deciding
+
+    async def _edit(self, question: OpenQuestion, decision: Decision) -> str | None:
+        """Run a call with other arguments; a text says why not."""
+        edited = decision.edited_arguments or {}
+        if "[REDACTED:" in str(edited) and "[REDACTED:" not in str(question.asked.ready.arguments):
+            return "What was withheld from the card must be written out, or left to an unedited allow."
+        ready = self.profile.executor.edited(question.asked.ready, edited)
+        if isinstance(ready, str):
+            return ready
+        gate = self.profile.executor.gate
+        verdict = gate.judge(ready.spec, ready.arguments, tainted=False, may_have_happened=False)
+        if verdict.effect == "deny":
+            return " ".join(verdict.reasons)
+        await self.allow(question, ready, "edited", "once", decision.message)
+        return None
+
+    async def allow(
+        self,
+        question: OpenQuestion,
+        ready: Ready,
+        outcome: Outcome,
+        scope: Scope,
+        words: str | None,
+        heard: Heard = NOTHING_HEARD,
+    ) -> None:
+        """Record a decision and dispatch the call in one commit: the decision is used up with that."""
+        spec, call_id = self.profile.executor.spec(ready.spec.name), ready.call.call_id
+        if spec is None or spec.fingerprint != ready.spec.fingerprint:
+            changed = failed("permission_denied", _CHANGED, reason="definition_changed")
+            await self.settle(question, "superseded", changed, heard)
+            return
+        note = f"The user allowed this call, saying: {words!r}." if words else "The user allowed this call."
+        ready = replace(ready, notes=(*ready.notes, note))
+        with self._decision(question):
+            record = msgspec.structs.replace(self.ledger.state.calls[call_id], notes=ready.notes)
+            operations: list[Operation] = [ForgetCall(call_id), OpenCall(record)]
+            operations += await self.grants.add(spec, ready.arguments, scope)
+            if spec.source != "device":
+                await self._decide(question, outcome, operations, [], heard)
+            else:
+                self.pending.expect(call_id)
+                try:
+                    await self._decide(question, outcome, operations, [self.profile.tool_call(ready)], heard)
+                except StoreError:
+                    self.pending.forget(call_id)
+                    raise
+        question.batch.put(Decided(question.asked, ready, None))
+
+    async def settle(
+        self, question: OpenQuestion, outcome: Outcome, result: ToolOutcome, heard: Heard = NOTHING_HEARD
+    ) -> None:
+        """Record that a call is not run."""
+        call_id = question.approval.call_id
+        finish = FinishCall(call_id, self.profile.executor.settle(call_id, result))
+        with self._decision(question):
+            await self._decide(question, outcome, [finish], [], heard)
+        question.batch.put(Decided(question.asked, None, result))
+
+    @contextmanager
+    def _decision(self, question: OpenQuestion) -> Iterator[None]:
+        """Keep other decisions about a question out while one is recorded."""
+        approval_id = question.approval.approval_id
+        self.deciding.add(approval_id)
+        try:
+            yield
+        finally:
+            self.deciding.discard(approval_id)
+            self._settled.set()
+
+    async def _decide(
+        self,
+        question: OpenQuestion,
+        outcome: Outcome,
+        operations: Sequence[Operation],
+        calls: Sequence[ServerEvent],
+        heard: Heard,
+    ) -> None:
+        """Commit a decision, what follows from it, and the next question that is spoken."""
+        approval_id = question.approval.approval_id
+        events = [*heard.events, *self._resolved(question, outcome)]
+        if not question.by_card:
+            events.append(set_state(_call_ids(), "thinking"))
+        events += calls
+        following = next((one for key, one in self.standing.items() if key != approval_id), None)
+        if following is not None and not following.by_card:
+            events += self.voice.present(following)
+        await self.commit([*heard.operations, *operations], events)
+        self._close(question, outcome)
+
+    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent]) -> None:
+        """Commit, with what stands then."""
+        standing = [one.approval for key, one in self.standing.items() if key not in self.deciding]
+        field_now = SetField(FIELD, encode_approvals(standing))
+        turn_id = next((one.approval.turn_id for one in self.standing.values()), "")
+        try:
+            await self.ledger.commit([*operations, field_now], events, turn_id)
+        except StoreError:
+            self.voice.take_back()  # if it was about to be said, it is not
+            raise
+
+    def _close(self, question: OpenQuestion, outcome: Outcome) -> None:
+        approval = question.approval
+        self.standing.pop(approval.approval_id, None)
+        if question.timer is not None:
+            question.timer.cancel()
+        if not self.outbox.withdraw(approval.approval_id):
+            self.outbox.abandon(approval.approval_id)
+        self._closed[approval.approval_id] = outcome
+        if len(self._closed) > MAX_CLOSED:
+            self._closed.popitem(last=False)
+        spec = question.asked.ready.spec
+        took = asyncio.get_running_loop().time() - question.since
+        self.figures.decided(spec.name, spec.source, outcome, took)
+
+    def _expire(self, question: OpenQuestion) -> None:
+        if question.approval.approval_id not in self.deciding:
+            self.tasks.spawn(self._run_out(question))
+
+    async def _run_out(self, question: OpenQuestion) -> None:
+        result = not_answered("expired")
+        try:
+            await self.settle(question, "expired", result)
+        except Duplicate:
+            pass  # the turn ended meanwhile
+        except StoreError as error:
+            # The turn records it, as soon as that is possible.
+            log.error("expiry not recorded", error=type(error).__name__)
+            self._close(question, "expired")
+            question.batch.put(Decided(question.asked, None, result))
+
+    # -- inside
+
+    def _resolved(self, question: OpenQuestion, outcome: Outcome) -> list[ServerEvent]:
+        if "approval" not in self.profile.capabilities:
+            return []
+        return [ApprovalResolved(question.approval.approval_id, outcome)]
+
+    def _too_late(self, approval_id: str) -> ApprovalResolved:
+        outcome = self._closed.get(approval_id)
+        if outcome in ("expired", "superseded"):
+            return ApprovalResolved(approval_id, outcome, "The question does not stand any more.")
+        known = outcome is not None or approval_id in self.deciding
+        message = "This was decided already." if known else "There is no such question."
+        return ApprovalResolved(approval_id, "refused", message)
+
+
+_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."

@@ -1,0 +1,94 @@
+"""A question about a call that runs only if a person says so, as it is kept with the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from conductor.tools.base import Risk, ToolOutcome, failed
+
+Scope: TypeAlias = Literal["once", "session", "always"]
+Outcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded"]
+
+SCOPES: tuple[Scope, ...] = ("once", "session", "always")
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """A call that waits for a person's decision.
+
+    ``digest`` binds a decision to the tool and its arguments. ``expires_ms`` is epoch milliseconds.
+    ``presented``: its spoken prompt was heard to the end. ``presentations`` counts how often the prompt was
+    spoken, ``unclear`` how often the answer was neither yes nor no.
+    """
+
+    approval_id: str
+    batch_id: str
+    call_id: str
+    turn_id: str
+    tool: str
+    arguments: Mapping[str, Any]
+    digest: str
+    risk: Risk
+    reasons: tuple[str, ...]
+    scopes: tuple[Scope, ...]
+    expires_ms: int
+    presented: bool = False
+    presentations: int = 0
+    unclear: int = 0
+
+    @property
+    def expires_at(self) -> str:
+        """Say until when it stands, as the wire writes times."""
+        time = datetime.fromtimestamp(self.expires_ms / 1000, UTC)
+        return f"{time:%Y-%m-%dT%H:%M:%S}.{self.expires_ms % 1000:03d}Z"
+
+
+_decoder = msgspec.json.Decoder(list[Approval])
+
+
+def encode_approvals(approvals: Sequence[Approval]) -> str:
+    """Write open questions as text for a session's field; empty if there are none."""
+    return msgspec.json.encode(list(approvals)).decode() if approvals else ""
+
+
+def decode_approvals(text: str) -> list[Approval]:
+    """Read them again. Raises `msgspec.DecodeError`."""
+    return _decoder.decode(text) if text else []
+
+
+def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
+    """Make the outcome of a call that the person does not want; ``words`` are theirs."""
+    said = f" The user said: {words!r}." if words else ""
+    return failed(
+        "permission_denied",
+        f"The user did not allow this call.{said} Nothing was run. Do not ask for it again.",
+        reason=reason,
+    )
+
+
+def not_answered(reason: Literal["expired", "unclear", "superseded", "interrupted"]) -> ToolOutcome:
+    """Make the outcome of a call about which nobody decided."""
+    return failed("approval_timeout", _NOT_ANSWERED[reason], reason=reason)
+
+
+_NOT_ANSWERED = {
+    "expired": "The user did not answer in time; do not assume consent. Nothing was run.",
+    "unclear": "The user's answers were neither a clear yes nor a clear no; do not assume consent. "
+    "Nothing was run.",
+    "superseded": "The user did not answer the question and asked for something else; do not assume consent. "
+    "Nothing was run.",
+    "interrupted": "The turn ended before the user answered; do not assume consent. Nothing was run.",
+}
+
+
+def edits(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Say what a person changed about the arguments, for the model."""
+    changed = {
+        name: {"before": before.get(name), "after": after.get(name)}
+        for name in sorted({*before, *after})
+        if name not in before or name not in after or before[name] != after[name]
+    }
+    return f"The user changed the arguments before allowing the call: {msgspec.json.encode(changed).decode()}"

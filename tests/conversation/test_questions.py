@@ -1,0 +1,537 @@
+"""Questions about calls: put by card or by voice, answered once, or not at all; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conductor.conversation.lasting import LastingGrants
+from conductor.conversation.services import Services
+from conductor.events import client
+from conductor.messages import AssistantMessage, ToolResult
+from conductor.models.base import TextDelta
+from conductor.models.scripted import Script
+from conductor.stores.base import SessionKey
+from conductor.tools.base import ToolSpec
+from conductor.tools.rules import Rule
+from tests.conversation.helpers import (
+    SPOKEN,
+    Event,
+    Stage,
+    arguments_of,
+    call,
+    faults,
+    later,
+    make_services,
+    run,
+    stage,
+    tool,
+)
+
+ALL = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
+CATALOG = (
+    tool("device.look", effect="read", risk="safe"),
+    tool("device.move", effect="write", risk="medium"),
+    tool("device.copy", effect="write", risk="medium"),
+    tool("device.wipe", effect="irreversible", risk="high"),
+)
+MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [TextDelta("Next.")]]
+
+
+class Scene:
+    """A stage with tools that ask, and what one wants to know of it."""
+
+    def __init__(self, one: Stage) -> None:
+        self.one = one
+        self.app = one.app
+        self.ran: list[str] = []
+
+    async def card(self, number: int = 1) -> dict[str, Any]:
+        """Wait for a number of cards; give the last one's payload."""
+        found: list[Event] = []
+        async with asyncio.timeout(10_000):
+            while len(found) < number:
+                found = [event for event in self.app.log if event["type"] == "approval.request"]
+                await later(0.01)
+        payload: dict[str, Any] = found[number - 1]["payload"]
+        return payload
+
+    async def prompt(self, number: int = 1) -> str:
+        """Wait for the number-th speech, and until the microphone is open after it."""
+        async with asyncio.timeout(10_000):
+            while len(self.app.spoken()) < number:
+                await later(0.01)
+            await later(0.5)
+        assert self.app.states()[-1] == "idle"
+        return self.app.spoken()[number - 1]
+
+    def decide(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
+        assert self.app.line is not None
+        digest = fields.pop("digest", card["argumentsDigest"])
+        event = client.ApprovalResponse(card["approvalId"], digest, decision, **fields)
+        self.app.line.say(event)
+
+    def resolved(self) -> list[str]:
+        return [e["payload"]["outcome"] for e in self.app.log if e["type"] == "approval.resolved"]
+
+    def results(self) -> list[dict[str, Any]]:
+        return [json.loads(m.content) for m in self.one.session.messages if isinstance(m, ToolResult)]
+
+    async def over(self) -> None:
+        await self.one.quiet()
+        assert faults(self.one.session.messages) == []
+        assert self.app.states()[-1] == "idle"
+        assert self.one.session._ledger.state.fields.get("approvals") is None, "nothing stands any more"
+
+
+def scene(
+    play: Callable[[Scene], Coroutine[Any, Any, None]],
+    replies: Sequence[Script] = MOVE,
+    *,
+    capabilities: Sequence[str] = (),
+    catalog: Sequence[ToolSpec] = CATALOG,
+    answer: Callable[[str, str], str | None] | None = None,
+    rules: Sequence[Rule] = (),
+    services: Services | None = None,
+    **limits: Any,
+) -> None:
+    """Say "go" to a session with tools that ask, and play the rest."""
+
+    async def scenario() -> None:
+        made = services or make_services(replies, **limits)
+        made = replace(made, catalog=catalog, rules=rules)
+        here: list[Scene] = []
+
+        def handle(name: str, call_id: str) -> str | None:
+            if name.startswith("device."):
+                here[0].ran.append(name)
+            return SPOKEN if answer is None else answer(name, call_id)
+
+        one = await stage(made, handle)
+        here.append(Scene(one))
+        assert one.app.line is not None
+        one.session.start(client.SessionStart(capabilities=list(capabilities)), one.app.line, resumed=False)
+        one.app.say("go")
+        try:
+            await play(here[0])
+        finally:
+            await one.close()
+
+    run(scenario())
+
+
+# -- cards
+
+
+def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await later(540)
+        assert on.ran == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"] and on.app.errors() == []
+        assert on.app.finals() == ["Well."]
+
+    scene(play, capabilities=ALL, turn_timeout=120.0)
+
+
+def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await later(601)
+        await on.over()
+        assert on.resolved() == ["expired"]
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert "do not assume consent" in on.results()[0]["error_message"]
+        on.decide(card, "allow")
+        await later(1)
+        assert on.resolved() == ["expired", "expired"] and on.ran == []
+
+    scene(play, capabilities=ALL)
+
+
+def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.decide(card, "edit", edited_arguments={"x": 2})
+        await on.over()
+        sent = next(
+            arguments_of(e)
+            for e in on.app.log
+            if e["payload"].get("name") == "device.move" and e["type"] == "tool.call"
+        )
+        assert sent == {"x": 2} and on.resolved() == ["edited"]
+        (note,) = on.results()[0]["metadata"]["notes"][:1]
+        assert '"before":1' in note and '"after":2' in note
+
+    scene(play, capabilities=ALL)
+
+
+@pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
+def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.decide(card, "edit", edited_arguments=edited)
+        await later(1)
+        assert on.resolved() == ["refused"] and on.ran == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.resolved() == ["refused", "allowed"] and on.ran == ["device.move"]
+
+    forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
+    scene(play, capabilities=ALL, rules=[forbidden])
+
+
+def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> None:
+    async def play(on: Scene) -> None:
+        on.decide(await on.card(), "deny", message="leave it")
+        await on.over()
+        assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
+        assert [r["error_type"] for r in on.results()] == ["permission_denied"] * 2
+        choices = [request.tool_choice for request in on.one.provider.requests]
+        assert choices == ["auto", "auto", "none"]
+
+    again: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
+    scene(play, again, capabilities=ALL)
+
+
+def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_only_for_the_same() -> None:
+    async def play(on: Scene) -> None:
+        on.decide(await on.card(1), "allow", scope="session")
+        on.decide(await on.card(2), "allow", scope="session")
+        third = await on.card(3)
+        assert third["arguments"] == {"x": 8}, "other arguments at high risk"
+        on.decide(third, "deny")
+        await on.over()
+        assert on.ran == ["device.move", "device.wipe", "device.move", "device.wipe"]
+
+    replies: list[Script] = [
+        [call("device.move", '{"x":1}')],
+        [call("device.wipe", '{"x":7}')],
+        [call("device.move", '{"x":2}')],
+        [call("device.wipe", '{"x":7}')],
+        [call("device.wipe", '{"x":8}')],
+        [TextDelta("Done.")],
+    ]
+    scene(play, replies, capabilities=ALL)
+
+
+def test_allowed_always_holds_in_another_session_of_the_same_person_until_the_tool_is_defined_anew() -> None:
+    asked: list[int] = []
+    base = make_services(())
+    lasting = LastingGrants(base.store)
+
+    def again(catalog: Sequence[ToolSpec], play: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        made = make_services(MOVE)
+        scene(play, services=replace(made, lasting_grants=lasting), capabilities=ALL, catalog=catalog)
+
+    async def first(on: Scene) -> None:
+        card = await on.card()
+        assert card["scopes"] == ["once", "session", "always"]
+        on.decide(card, "allow", scope="always")
+        await on.over()
+
+    async def second(on: Scene) -> None:
+        await on.over()
+        asked.append(sum(e["type"] == "approval.request" for e in on.app.log))
+        assert on.ran == ["device.move"]
+
+    async def third(on: Scene) -> None:
+        on.decide(await on.card(), "deny")
+        await on.over()
+
+    again(CATALOG, first)
+    again(CATALOG, second)
+    changed = tuple(replace(spec, description="Moves it, and more.") for spec in CATALOG)
+    again(changed, third)
+    assert asked == [0]
+
+
+def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        spec = replace(CATALOG[1], description="Something else.")
+        on.one.session.reload(replace(on.one.services, catalog=(spec,)))
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["superseded"]
+        assert "changed" in on.results()[0]["error_message"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(60)
+        on.app.connect(on.one.session)
+        assert on.app.line is not None
+        on.one.session.start(client.SessionStart(capabilities=ALL), on.app.line, resumed=True)
+        await later(1)
+        again = [e for e in on.app.repeated if e["type"] == "approval.request"]
+        assert again and again[0]["payload"] == card, "the same event, with its id"
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_a_card_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
+    async def allowed(on: Scene) -> None:
+        await on.card()
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"] and on.resolved() == ["allowed"]
+
+    async def superseded(on: Scene) -> None:
+        card = await on.card()
+        on.app.say("what time is it in Paris")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["superseded"]
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.finals() == ["Well."], "the new request has its answer"
+        on.decide(card, "allow")
+        await later(1)
+        assert on.resolved()[-1] == "superseded" and on.ran == []
+
+    scene(allowed, capabilities=ALL)
+    scene(superseded, capabilities=ALL)
+
+
+def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -> None:
+    async def play(on: Scene) -> None:
+        await on.card(2)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == [] and on.resolved() == []
+        on.app.say("no, none of them")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["denied", "denied"]
+
+    two: list[Script] = [[call("device.move"), call("device.copy")], [TextDelta("Well.")]]
+    scene(play, two, capabilities=ALL)
+
+
+def test_high_risk_cards_are_not_allowed_by_voice() -> None:
+    async def play(on: Scene) -> None:
+        await on.card()
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == []
+
+    scene(play, [[call("device.wipe")], [TextDelta("Well.")], [TextDelta("Next.")]], capabilities=ALL)
+
+
+# -- voice
+
+
+def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
+    async def play(on: Scene) -> None:
+        prompts = []
+        for number in range(1, 4):
+            prompts.append(await on.prompt(number))
+            on.app.say("okay")
+        await on.over()
+        assert len(set(prompts)) == 3 and on.ran == []
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.spoken()[3:] == ["Well."]
+
+    scene(play)
+
+
+def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def yes(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.result(held.pop(), SPOKEN)  # the app says so of an interrupted speech too
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == [] and len(on.app.spoken()) == 2, "it is presented again"
+        on.app.result(held.pop(), SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+        on.app.result(held.pop(), SPOKEN)
+        await on.over()
+
+    async def no(on: Scene) -> None:
+        held.clear()
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.say("no")
+        await later(1)
+        assert on.results()[0]["error_type"] == "permission_denied"
+
+    scene(yes, answer=deaf)
+    scene(no, answer=deaf)
+
+
+def test_a_prompt_that_was_interrupted_in_silence_is_said_again_and_five_times_at_most() -> None:
+    async def play(on: Scene) -> None:
+        await later(200)
+        spoken = len(on.app.spoken())
+        assert spoken == 6, "five presentations and the answer"
+        assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
+
+    interrupting: list[Stage] = []
+
+    async def run_it() -> None:
+        one = await stage(
+            replace(make_services(MOVE), catalog=CATALOG),
+            lambda name, call_id: None if name == "tts.speak" else SPOKEN,
+        )
+        interrupting.append(one)
+        one.app.say("go")
+        on = Scene(one)
+        seen = 0
+        for _ in range(300):
+            await later(1)
+            if len(one.app.spoken()) > seen and one.app.spoken()[-1] != "Well.":
+                seen = len(one.app.spoken())
+                one.app.interrupt()
+        await play(on)
+        await one.close()
+
+    run(run_it())
+
+
+def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
+    def broken(name: str, call_id: str) -> str | None:
+        return SPOKEN
+
+    async def play(on: Scene) -> None:
+        call_id = (await on.app.until("tts.speak"))["payload"]["callId"]
+        assert on.app.line is not None
+        on.app.line.say(client.ToolResultEvent(call_id, None, "no voice"))
+        await later(1)
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    def no_voice(name: str, call_id: str) -> str | None:
+        return None if name == "tts.speak" else SPOKEN
+
+    scene(play, answer=no_voice)
+    assert broken("", "") == SPOKEN
+
+
+def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
+    async def play(on: Scene) -> None:
+        prompt = await on.prompt(1)
+        phrase = prompt.partition("say: ")[2].partition(".")[0]
+        assert len(phrase.split()) >= 2
+        on.app.say("yes")
+        await on.prompt(2)
+        on.app.say(f"{phrase}, always")
+        await later(1)
+        if on.ran:  # the scope is not taken, the words are
+            assert on.one.session._ledger.state.fields.get("grants") is None
+        else:
+            await on.prompt(3)
+            on.app.say(phrase)
+            await later(1)
+        assert on.ran == ["device.wipe"]
+        assert on.one.session._ledger.state.fields.get("grants") is None
+
+    scene(play, [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]])
+
+
+def test_another_request_closes_the_question_and_is_answered() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt(1)
+        on.app.say("what is the weather like in Oslo tomorrow")
+        await on.over()
+        assert on.ran == [] and on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.spoken()[1:] == ["Well."]
+
+    scene(play)
+    scene(play, services=replace(make_services(MOVE), interruption_mode="queue"))
+
+
+def test_the_question_stands_after_a_reconnect_and_the_spoken_answer_counts() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt(1)
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(30)
+        on.app.connect(on.one.session)
+        await later(1)
+        assert on.app.states()[-1] == "idle", "the microphone is open"
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play)
+
+
+def test_always_by_voice_is_remembered_at_medium_risk() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt(1)
+        on.app.say("yes, always allow that")
+        await on.over()
+        assert on.ran == ["device.move"]
+        claim = await on.one.services.store.claim(SessionKey("ann", "$grants"))
+        assert "device.move" in claim.state.fields["grants"]
+
+    made = make_services(MOVE)
+    scene(play, services=replace(made, lasting_grants=LastingGrants(made.store)))
+
+
+# -- what may have happened
+
+
+def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
+    free = (tool("device.move", effect="write", approval="never"),)
+    silent = True
+
+    def answer(name: str, call_id: str) -> str | None:
+        return None if name == "device.move" and silent else SPOKEN
+
+    async def play(on: Scene) -> None:
+        nonlocal silent
+        await on.card()
+        assert [r["error_type"] for r in on.results()] == ["unknown"]
+        assert "may have happened" in " ".join((await on.card())["reasons"])
+        silent = False
+        on.decide(await on.card(), "allow")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"]
+
+    twice: list[Script] = [MOVE[0], MOVE[0], [TextDelta("Well.")]]
+    scene(play, twice, capabilities=ALL, catalog=free, answer=answer, tool_timeout=5.0)
+
+
+def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
+    before = time.monotonic()
+
+    async def play(on: Scene) -> None:
+        await on.card()
+        await later(599)
+        assert on.one.session.busy
+        await later(2)
+        await on.over()
+        assert isinstance(on.one.session.messages[-1], AssistantMessage)
+
+    scene(play, capabilities=ALL, turn_timeout=10.0)
+    assert time.monotonic() - before < 30

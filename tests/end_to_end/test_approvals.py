@@ -1,0 +1,135 @@
+"""Calls that run only if a person says so, by cards and by voice, against the strict stand-in for Claude."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
+from tests.end_to_end.test_tool_turns import results_of
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+
+def declared(name: str, *, properties: dict[str, Any] | None = None, **annotations: bool) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties or {"path": {"type": "string"}}}
+    return {"name": name, "description": f"{name}.", "inputSchema": schema, "annotations": annotations}
+
+
+LOOK = declared("look", readOnlyHint=True)
+MOVE = declared("move_file", destructiveHint=False)
+DELETE = declared("delete_file", destructiveHint=True)
+TOOLS = [LOOK, MOVE, DELETE]
+THREE = Reply(
+    calls=(
+        Call("delete_file", {"path": "old.txt"}),
+        Call("look", {"path": "."}),
+        Call("move_file", {"path": "notes.txt"}),
+    )
+)
+
+
+async def begin(phone: Phone, *capabilities: str, tools: list[dict[str, Any]] | None = None) -> None:
+    payload = {"capabilities": ["tools", *capabilities], "tools": tools or TOOLS}
+    await phone.send("session.start", payload)
+    await phone.until(
+        lambda event: event["type"] == "session.started" and "acceptedTools" in event["payload"]
+    )
+
+
+def of_type(event_type: str, **fields: Any) -> Any:
+    return lambda event: event["type"] == event_type and fields.items() <= event["payload"].items()
+
+
+async def decide(phone: Phone, request: Event, decision: str, **fields: Any) -> Event:
+    asked = request["payload"]
+    answer = {
+        "approvalId": asked["approvalId"],
+        "argumentsDigest": asked["argumentsDigest"],
+        "decision": decision,
+    }
+    since = len(phone.log)
+    await phone.send("approval.response", answer | fields)
+    return await phone.until(of_type("approval.resolved", approvalId=asked["approvalId"]), since=since)
+
+
+async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they_are_allowed(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [THREE, Reply(text="Done, as far as you let me.")]
+    tools = {
+        name: (lambda a, name=name: f"{name} {a['path']}") for name in ("look", "move_file", "delete_file")
+    }
+    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
+        await begin(phone, "approval")
+        since = len(phone.log)
+        await phone.say("tidy up")
+        high = await phone.until(of_type("approval.request", name="delete_file"))
+        assert [name for name, _ in phone.runs] == ["look"], "the safe call has run before anything is asked"
+        medium = await phone.until(of_type("approval.request", name="move_file"))
+        assert (high["payload"]["risk"], medium["payload"]["risk"]) == ("high", "medium")
+        assert high["payload"]["batchId"] == medium["payload"]["batchId"]
+        assert high["payload"]["arguments"] == {"path": "old.txt"}
+        resolved = await decide(phone, medium, "allow", message="yes, just this once")
+        assert resolved["payload"]["outcome"] == "allowed"
+        resolved = await decide(phone, high, "deny", message="no, leave it")
+        assert resolved["payload"]["outcome"] == "denied"
+        await phone.idle(since=since)
+        assert phone.spoken() == ["Done, as far as you let me."]
+    assert [name for name, _ in phone.runs] == ["look", "move_file"]
+    first, second, third = results_of(claude.requests[-1])
+    assert (first["error_type"], "no, leave it" in first["error_message"]) == ("permission_denied", True)
+    assert second["data"] == "look ."
+    assert third["data"] == "move_file notes.txt"
+    assert any("just this once" in note for note in third["metadata"]["notes"])
+
+
+async def test_the_same_by_voice_alone_with_the_microphone_open_at_each_question(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [THREE, Reply(text="Done, as far as you let me.")]
+    tools = {
+        name: (lambda a, name=name: f"{name} {a['path']}") for name in ("look", "move_file", "delete_file")
+    }
+    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
+        await begin(phone)
+        since = len(phone.log)
+        await phone.say("tidy up")
+        first = await phone.until(is_call("tts.speak"), since=since)
+        assert "confirm" in arguments(first)["text"]
+        assert [name for name, _ in phone.runs] == ["look"]
+        await phone.until(is_state("idle"), since=phone.log.index(first))
+        await phone.say("no, leave it")
+        second = await phone.until(is_call("tts.speak"), since=phone.log.index(first) + 1)
+        assert "move file" in arguments(second)["text"]
+        await phone.until(is_state("idle"), since=phone.log.index(second))
+        await phone.say("yes, just this once")
+        last = await phone.until(is_call("tts.speak"), since=phone.log.index(second) + 1)
+        assert arguments(last)["text"] == "Done, as far as you let me."
+        await phone.until(is_state("idle"), since=phone.log.index(last))
+    assert [name for name, _ in phone.runs] == ["look", "move_file"]
+    denied, looked, moved = results_of(claude.requests[-1])
+    assert denied["error_type"] == "permission_denied" and "leave it" in denied["error_message"]
+    assert looked["success"] and moved["data"] == "move_file notes.txt"
+
+
+async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and_is_answered(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [Reply(calls=(Call("move_file", {"path": "a"}),)), Reply(text="Moved.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
+            await begin(phone, "approval")
+            since = len(phone.log)
+            await phone.say("move it")
+            request = await phone.until(of_type("approval.request"))
+            wrong = await decide(phone, request, "allow", argumentsDigest="0" * 64)
+            assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
+            assert (await decide(phone, request, "allow"))["payload"]["outcome"] == "allowed"
+            again = await decide(phone, request, "allow")
+            assert again["payload"]["outcome"] == "refused"
+            await phone.idle(since=since)
+            assert len(phone.runs) == 1
+    (result,) = results_of(claude.requests[-1])
+    assert json.loads(json.dumps(result))["success"]

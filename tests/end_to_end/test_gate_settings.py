@@ -1,0 +1,508 @@
+"""The gate as the operator's settings make it, from the settings to what the model is sent next."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services, reload, running
+from conductor.conversation.services import Services
+from conductor.server.listener import Listener
+from conductor.settings import Settings, load_settings
+from tests.end_to_end.conftest import Served, provider_for
+from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
+from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
+from tests.end_to_end.test_tool_turns import results_of
+from tests.server.wires import get, http
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+AGENTS = {"agent_spawn", "agent_status", "agent_cancel", "agent_followup", "agent_list"}
+DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}
+
+
+class Configured(Served):
+    """A running server, wired by the settings alone."""
+
+    def __init__(self, listener: Listener, settings: Settings, services: Services) -> None:
+        super().__init__(listener)
+        self.settings = settings
+        self.services = services
+
+    def reload(self) -> None:
+        """Do what SIGHUP does."""
+        reload(self.settings, self.services, self.listener)
+
+
+@asynccontextmanager
+async def configured(claude: AnthropicService, folder: Path, **values: Any) -> AsyncIterator[Configured]:
+    """Run a server as the program does, with a rules file in ``folder``; ``values`` are settings."""
+    if not (folder / "policies.json").exists():
+        write_rules(folder)
+    rules = folder / "policies.json"
+    settings = load_settings(
+        None, port=0, policies_file=rules, session_rate_limit_per_min=1_000_000, **values
+    )
+    services = make_services(settings, provider_for(claude))
+    async with running(settings, services) as listener:
+        yield Configured(listener, settings, services)
+
+
+def asked(phone: Phone) -> list[Event]:
+    """List what was asked by card."""
+    return [event for event in phone.log if event["type"] == "approval.request"]
+
+
+def prompts(phone: Phone) -> list[str]:
+    """List what was asked aloud."""
+    spoken = [arguments(event)["text"] for event in phone.log if is_call("tts.speak")(event)]
+    return [text for text in spoken if "May I " in text]
+
+
+def offered(claude: AnthropicService) -> set[str]:
+    """Name the tools that the last request offers."""
+    return {tool["name"] for tool in claude.requests[-1]["tools"]}
+
+
+def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
+    (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))
+
+
+async def ask_deciding(phone: Phone, text: str, decision: str = "allow", **fields: Any) -> Event:
+    """Say something that leads to one question, decide it, and wait for the turn's end."""
+    since = len(phone.log)
+    await phone.say(text)
+    request = await phone.until(of_type("approval.request"), since=since)
+    await decide(phone, request, decision, **fields)
+    await phone.idle(since=since)
+    return request
+
+
+async def ask_aloud(phone: Phone, text: str, answer: str) -> None:
+    """Say something that leads to one spoken question, answer it, and wait for the turn's end."""
+    since = len(phone.log)
+    await phone.say(text)
+    prompt = await phone.until(is_call("tts.speak"), since=since)
+    opened = await phone.until(is_state("idle"), since=phone.log.index(prompt))
+    await phone.say(answer)
+    final = await phone.until(of_type("assistant.speech.final"), since=phone.log.index(opened))
+    await phone.until(is_state("idle"), since=phone.log.index(final))
+
+
+def calls(*pairs: tuple[str, str]) -> Reply:
+    return Reply(calls=tuple(Call(name, {"path": path}) for name, path in pairs))
+
+
+# -- what the model sees at all
+
+
+async def test_only_the_allowed_tools_reach_the_model(claude: AnthropicService, tmp_path: Path) -> None:
+    claude.replies += [calls(("look", "."), ("move_file", "a")), Reply(text="I cannot.")]
+    async with configured(claude, tmp_path, allowed_tools="look, calc*") as server:
+        async with server.phone(tools=DEVICE) as phone:
+            await begin(phone, "approval")
+            (started,) = [e["payload"] for e in phone.log if "acceptedTools" in e["payload"]]
+            assert started["acceptedTools"] == ["look"]
+            await phone.ask("look and move")
+            assert [name for name, _ in phone.runs] == ["look"]
+            assert asked(phone) == []
+    assert {"look", "calculator"} <= offered(claude)
+    assert not {"delete_file", "get_current_time", "add_task"} & offered(claude)
+    looked, moved = results_of(claude.requests[-1])
+    assert looked["success"] and moved["error_type"] == "not_found"
+
+
+async def test_local_only_takes_the_cloud_out_of_the_shipped_catalogue(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    claude.replies += [Reply(calls=(Call("agent_spawn", {"prompt": "go"}),)), Reply(text="I cannot.")]
+    async with configured(claude, tmp_path, local_only="true") as server:
+        async with server.phone(tools={"agent.spawn": lambda a: "a-1"}) as phone:
+            await phone.ask("start an agent")
+            assert phone.runs == []
+    assert not {name for name in offered(claude) if name.startswith("repositories")}
+    # What was called is defined, since it is in the history, but is not to be called.
+    (former,) = [tool for tool in claude.requests[-1]["tools"] if tool["name"] in AGENTS]
+    assert "No longer available" in former["description"]
+    assert not AGENTS & {tool["name"] for tool in claude.requests[0]["tools"]}
+    assert results_of(claude.requests[-1])[0]["error_type"] == "not_found"
+
+
+async def test_without_local_only_the_shipped_catalogue_is_whole(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    async with configured(claude, tmp_path) as server, server.phone() as phone:
+        await phone.ask("hi")
+    assert AGENTS <= offered(claude)
+
+
+async def test_local_only_takes_out_declared_tools_that_reach_the_world(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    async with configured(claude, tmp_path, local_only="true") as server, server.phone() as phone:
+        await begin(phone, tools=[LOOK, declared("fetch_page", readOnlyHint=True, openWorldHint=True)])
+        await phone.ask("hi")
+    assert "look" in offered(claude) and "fetch_page" not in offered(claude)
+
+
+# -- what is denied, and what only says what it would do
+
+
+@pytest.mark.parametrize("by_card", [True, False])
+async def test_what_cannot_be_undone_is_denied_where_that_is_set(
+    claude: AnthropicService, tmp_path: Path, by_card: bool
+) -> None:
+    claude.replies += [calls(("delete_file", "a"), ("look", ".")), Reply(text="I may not.")]
+    async with configured(claude, tmp_path, deny_irreversible="true") as server:
+        async with server.phone(tools=DEVICE) as phone:
+            await begin(phone, *(["approval"] if by_card else []))
+            await phone.ask("delete it")
+            assert [name for name, _ in phone.runs] == ["look"]
+            assert asked(phone) == [] and prompts(phone) == []
+    deleted, looked = results_of(claude.requests[-1])
+    assert (deleted["error_type"], deleted["metadata"]["reason"]) == ("permission_denied", "policy")
+    assert "Nothing was run" in deleted["error_message"] and looked["success"]
+
+
+@pytest.mark.parametrize("by_card", [True, False])
+async def test_in_a_dry_run_nothing_that_changes_anything_is_run_or_asked_about(
+    claude: AnthropicService, tmp_path: Path, by_card: bool
+) -> None:
+    never = {**declared("send_mail"), "_meta": {"conductor": {"approval": "never"}}}
+    everything = calls(("delete_file", "a"), ("move_file", "b"), ("look", "."), ("send_mail", "c"))
+    claude.replies += [everything, Reply(text="That is what I would do.")]
+    async with configured(claude, tmp_path, dry_run="true") as server:
+        async with server.phone(tools=DEVICE) as phone:
+            await begin(phone, *(["approval"] if by_card else []), tools=[LOOK, MOVE, DELETE, never])
+            await phone.ask("tidy up")
+            assert [name for name, _ in phone.runs] == ["look"]
+            assert asked(phone) == [] and prompts(phone) == []
+    deleted, moved, looked, sent = results_of(claude.requests[-1])
+    for result, name, path in (
+        (deleted, "delete_file", "a"),
+        (moved, "move_file", "b"),
+        (sent, "send_mail", "c"),
+    ):
+        assert result["data"] == {"dry_run": True, "would_call": name, "arguments": {"path": path}}
+        assert any("nothing was run" in note for note in result["metadata"]["notes"])
+    assert looked["data"] == "seen"
+
+
+async def test_a_dry_run_says_what_a_file_tool_would_do(claude: AnthropicService, tmp_path: Path) -> None:
+    roots = tmp_path / "files"
+    roots.mkdir()
+    write = Call("create_file", {"path": "new.txt", "content": "hello"})
+    claude.replies += [Reply(calls=(write,)), Reply(text="That is what I would do.")]
+    async with configured(claude, tmp_path, dry_run="true", file_roots=str(roots)) as server:
+        async with server.phone() as phone:
+            await phone.ask("write it")
+    (result,) = results_of(claude.requests[-1])
+    assert result["data"]["would"].startswith("Would create 'new.txt'")
+    assert list(roots.iterdir()) == []
+
+
+async def test_in_a_dry_run_a_denied_call_is_denied(claude: AnthropicService, tmp_path: Path) -> None:
+    write_rules(tmp_path, {"effect": "deny", "tool": "move_file", "args": {"path": {"eq": "a"}}})
+    claude.replies += [calls(("move_file", "a"), ("move_file", "b")), Reply(text="So it would be.")]
+    async with configured(claude, tmp_path, dry_run="true") as server, server.phone() as phone:
+        await begin(phone, "approval")
+        await phone.ask("move both")
+    denied, dry = results_of(claude.requests[-1])
+    assert denied["error_type"] == "permission_denied"
+    assert dry["data"]["dry_run"] is True
+
+
+# -- the operator's rules
+
+
+async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicService, tmp_path: Path) -> None:
+    write_rules(
+        tmp_path,
+        {"effect": "allow", "tool": "move_*", "args": {"path": {"under": "notes"}}},
+        {"effect": "ask", "tool": "look", "args": {"path": {"glob": "*.key"}}},
+        {"effect": "deny", "tool": "*", "source": "device", "args": {"path": {"under": "secrets"}}},
+    )
+    claude.replies += [
+        calls(("move_file", "notes/a"), ("look", "."), ("look", "./secrets/x"), ("look", "my.key")),
+        calls(("move_file", "notes/../b")),
+        Reply(text="Done."),
+    ]
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone, "approval")
+        since = len(phone.log)
+        await phone.say("do all that")
+        by_rule = await phone.until(of_type("approval.request", name="look"))
+        assert by_rule["payload"]["arguments"] == {"path": "my.key"}
+        assert any("A rule asks first" in reason for reason in by_rule["payload"]["reasons"])
+        assert sorted(phone.runs) == [("look", {"path": "."}), ("move_file", {"path": "notes/a"})]
+        await decide(phone, by_rule, "allow")
+        climbing = await phone.until(of_type("approval.request", name="move_file"))
+        assert climbing["payload"]["arguments"] == {"path": "notes/../b"}
+        await decide(phone, climbing, "deny")
+        await phone.idle(since=since)
+        assert len(asked(phone)) == 2 and len(phone.runs) == 3
+    first = results_of(claude.requests[-2])
+    assert [one["error_type"] for one in first] == ["none", "none", "permission_denied", "none"]
+    assert "A rule denies it" in first[2]["error_message"]
+
+
+async def test_a_rule_that_asks_asks_aloud_where_there_are_no_cards(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    write_rules(tmp_path, {"effect": "ask", "tool": "look"})
+    claude.replies += [calls(("look", "here")), Reply(text="Seen.")]
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone)
+        await ask_aloud(phone, "look", "yes")
+        assert len(prompts(phone)) == 1 and len(phone.runs) == 1
+    assert results_of(claude.requests[-1])[0]["data"] == "seen"
+
+
+async def test_the_operators_ask_wins_over_what_the_person_allowed_always(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    write_rules(tmp_path, {"effect": "ask", "tool": "move_file"})
+    for path in ("a", "b"):
+        claude.replies += [calls(("move_file", path)), Reply(text="Moved.")]
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone, "approval")
+        await ask_deciding(phone, "move a", scope="always")
+        await ask_deciding(phone, "move b")
+        assert len(asked(phone)) == 2
+
+
+async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicService, tmp_path: Path) -> None:
+    write_rules(tmp_path, {"effect": "deny", "tool": "move_file", "args": {"path": {"under": "secrets"}}})
+    claude.replies += [calls(("move_file", "a")), Reply(text="Moved.")]
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone, "approval")
+        since = len(phone.log)
+        await phone.say("move it")
+        request = await phone.until(of_type("approval.request"))
+        refused = await decide(phone, request, "edit", editedArguments={"path": "secrets/b"})
+        assert refused["payload"]["outcome"] == "refused" and "rule" in refused["payload"]["message"]
+        edited = await decide(phone, request, "edit", editedArguments={"path": "c"})
+        assert edited["payload"]["outcome"] == "edited"
+        await phone.idle(since=since)
+        assert phone.runs == [("move_file", {"path": "c"})]
+    (result,) = results_of(claude.requests[-1])
+    assert any('"before":"a"' in note and '"after":"c"' in note for note in result["metadata"]["notes"])
+
+
+async def test_a_damaged_rules_file_makes_everything_ask(claude: AnthropicService, tmp_path: Path) -> None:
+    (tmp_path / "policies.json").write_text('{"version": 1, "rules": [{"effect": "de')
+    sum_up = Call("calculator", {"expression": "1+1"})
+    claude.replies += [Reply(calls=(sum_up,)), Reply(text="Two."), calls(("look", ".")), Reply(text="No.")]
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone, "approval")
+        request = await ask_deciding(phone, "one and one?")
+        assert request["payload"]["name"] == "calculator"
+        await ask_deciding(phone, "look", "deny")
+        assert phone.runs == []
+    assert any(name.startswith("policies.json.corrupt-") for name in os.listdir(tmp_path))
+    assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
+
+
+async def test_rules_that_are_read_again_hold_for_sessions_that_are_there(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    claude.default = lambda request: (
+        calls(("look", "."))
+        if isinstance(last := request["messages"][-1]["content"], str) or last[-1]["type"] == "text"
+        else Reply(text="Well.")
+    )
+    async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
+        await begin(phone, "approval")
+        await phone.ask("look")
+        assert len(phone.runs) == 1
+        write_rules(tmp_path, {"effect": "ask", "tool": "look"})
+        server.reload()
+        await ask_deciding(phone, "look")
+        write_rules(tmp_path, {"effect": "no such effect", "tool": "look"})
+        server.reload()  # a mistake changes nothing
+        await ask_deciding(phone, "look")
+        assert len(phone.runs) == 3
+        write_rules(tmp_path, {"effect": "deny", "tool": "look"})
+        server.reload()
+        await phone.ask("look")
+        assert results_of(claude.requests[-1])[0]["error_type"] == "not_found"
+        (tmp_path / "policies.json").write_text("{")
+        server.reload()
+        await ask_deciding(phone, "look", "deny")
+        write_rules(tmp_path)
+        server.reload()
+        await phone.ask("look")
+        assert len(phone.runs) == 4 and len(asked(phone)) == 3
+
+
+# -- files
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Make a folder with a note and with what may hold secrets."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("buy milk")
+    (folder / "more.txt").write_text("and bread")
+    (folder / ".env").write_text("DEBUG=1")
+    return folder
+
+
+def reads(*paths: str) -> list[Reply]:
+    found = []
+    for path in paths:
+        found += [Reply(calls=(Call("read_file", {"path": path}),)), Reply(text="Read.")]
+    return found
+
+
+async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_does(
+    claude: AnthropicService, tmp_path: Path, files: Path
+) -> None:
+    claude.replies += reads("notes.txt", "more.txt", ".env", "../policies.json")
+    async with configured(claude, tmp_path, file_roots=str(files)) as server, server.phone() as phone:
+        await begin(phone, "approval")
+        request = await ask_deciding(phone, "read my notes", scope="always")
+        assert (request["payload"]["risk"], request["payload"]["name"]) == ("medium", "read_file")
+        assert results_of(claude.requests[-1])[0]["data"]["text"] == "buy milk"
+        await phone.ask("read more")
+        assert len(asked(phone)) == 1
+        assert results_of(claude.requests[-1])[0]["data"]["text"] == "and bread"
+        request = await ask_deciding(phone, "read the environment", "deny")
+        assert any("environment secrets" in reason for reason in request["payload"]["reasons"])
+        assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
+        await phone.ask("read the rules")
+        assert results_of(claude.requests[-1])[0]["success"] is False
+        assert len(asked(phone)) == 2
+
+
+async def test_reading_a_file_asks_aloud_where_there_are_no_cards(
+    claude: AnthropicService, tmp_path: Path, files: Path
+) -> None:
+    claude.replies += reads("notes.txt", "more.txt", ".env")
+    async with configured(claude, tmp_path, file_roots=str(files)) as server, server.phone() as phone:
+        await ask_aloud(phone, "read my notes", "yes, always")
+        await phone.ask("read more")
+        assert len(prompts(phone)) == 1
+        await ask_aloud(phone, "read the environment", "no")
+        assert len(prompts(phone)) == 2
+    assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
+
+
+async def test_without_folders_there_are_no_file_tools(claude: AnthropicService, tmp_path: Path) -> None:
+    async with configured(claude, tmp_path) as server, server.phone() as phone:
+        await phone.ask("hi")
+    assert not {"read_file", "get_file_tree", "create_file"} & offered(claude)
+
+
+# -- what is kept
+
+
+async def test_tasks_are_kept_with_the_session_across_a_reconnect(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    claude.replies += [
+        Reply(calls=(Call("add_task", {"title": "water the plants"}),)),
+        Reply(text="Noted."),
+        Reply(calls=(Call("list_tasks"),)),
+        Reply(text="One thing."),
+        Reply(calls=(Call("list_tasks"),)),
+        Reply(text="Nothing."),
+    ]
+    async with configured(claude, tmp_path) as server, server.phone() as phone:
+        await phone.ask("remind me of the plants")
+        await phone.cut()
+        await phone.open()
+        await phone.ask("what is there to do?")
+        (listed,) = results_of(claude.requests[-1])
+        assert listed["data"]["tasks"] == [{"id": "task_1", "title": "water the plants", "status": "pending"}]
+        async with server.phone("s-2") as other:
+            await other.ask("and what have I to do?")
+        (nothing,) = results_of(claude.requests[-1])
+        assert nothing["data"]["tasks"] == []
+
+
+def as_subject(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_always_holds_in_another_session_of_the_same_person_and_of_nobody_else(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    for number in range(5):
+        claude.replies += [calls(("move_file", str(number))), Reply(text="Moved.")]
+    async with configured(claude, tmp_path, auth_tokens="alpha-token,beta-token") as server:
+        alpha, beta = as_subject("alpha-token"), as_subject("beta-token")
+        async with server.phone("s-1", headers=alpha, tools=DEVICE) as one:
+            await begin(one, "approval")
+            await ask_deciding(one, "move 0", scope="session")
+        async with server.phone("s-2", headers=alpha, tools=DEVICE) as two:
+            await begin(two, "approval")
+            await ask_deciding(two, "move 1", scope="always")  # the other's was for its session only
+        async with server.phone("s-3", headers=alpha, tools=DEVICE) as three:
+            await begin(three)  # by voice, too, nothing is asked
+            await three.ask("move 2")
+            assert prompts(three) == [] and len(three.runs) == 1
+        for session_id in ("s-2", "s-9"):
+            async with server.phone(session_id, headers=beta, tools=DEVICE) as other:
+                await begin(other, "approval")
+                await ask_deciding(other, "move 3", "deny")
+                assert other.runs == []
+
+
+# -- what the operator sees
+
+
+async def test_the_figures_tell_of_calls_and_of_what_was_asked_and_decided(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    claude.replies += [
+        calls(("delete_file", "a"), ("move_file", "b"), ("look", ".")),
+        Reply(text="Done."),
+        calls(("move_file", "c")),
+        Reply(text="Done."),
+        calls(("look", "broken")),
+        Reply(text="Hm."),
+    ]
+
+    def look(asked_for: dict[str, Any]) -> str:
+        if asked_for["path"] == "broken":
+            raise RuntimeError("no")
+        return "seen"
+
+    async with configured(claude, tmp_path, admin_token="operators-only") as server:
+        async with server.phone(tools={**DEVICE, "look": look}) as phone:
+            await begin(phone, "approval")
+            since = len(phone.log)
+            await phone.say("tidy up")
+            high = await phone.until(of_type("approval.request", name="delete_file"))
+            medium = await phone.until(of_type("approval.request", name="move_file"))
+            await decide(phone, high, "deny")
+            await decide(phone, medium, "allow")
+            await phone.idle(since=since)
+            await ask_deciding(phone, "move c", "edit", editedArguments={"path": "d"})
+            await phone.ask("look again")
+        status, answer = await http(
+            server.listener.port, get("/admin/stats", "Authorization: Bearer operators-only")
+        )
+        refused, _ = await http(server.listener.port, get("/admin/stats"))
+    assert (status, refused) == (200, 401)
+    stats = json.loads(answer.partition("\r\n\r\n")[2])
+    rows = {row["tool"]: row for row in stats["tools"]}
+    assert stats["sessions"] == 1
+    assert rows["look"]["calls"] == 2 and rows["look"]["errors"] == {"internal_error": 1}
+    assert rows["look"]["approvals"]["asked"] == 0
+    assert rows["move_file"]["calls"] == 2 and rows["move_file"]["successes"] == 2
+    counts = {name: n for name, n in rows["move_file"]["approvals"].items() if n}
+    assert counts == {"asked": 2, "allowed": 1, "edited": 1}
+    counts = {name: n for name, n in rows["delete_file"]["approvals"].items() if n}
+    assert counts == {"asked": 1, "denied": 1} and rows["delete_file"]["calls"] == 0
+    assert stats["totals"]["approvals"]["asked"] == 3
+    assert rows["move_file"]["run_ms"]["p50"] is not None
+    assert rows["delete_file"]["decide_ms"]["p50"] is not None
