@@ -19,9 +19,13 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):
-    """What the server tells the model and nobody said: a late result, an agent that has finished."""
+    """What the server tells the model and nobody said: a late result, an agent that has finished.
+
+    ``untrusted``: strangers wrote part of it, so that instructions may hide in it.
+    """
 
     text: str
+    untrusted: bool = False
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -158,6 +158,7 @@ class Settings(BaseSettings):
             model_silence=self.model_timeout_ms / 1000,
             turn_timeout=self.turn_timeout_ms / 1000,
             turns_per_minute=self.session_rate_limit_per_min,
+            calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
             max_connections_per_subject=self.max_connections_per_subject,
             partial_interval=self.partial_interval_ms / 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import structlog
 
@@ -18,6 +18,7 @@ from conductor.conversation.unknown import Unknowns
 from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolResultEvent
 from conductor.events.server import ServerEvent, ToolCancel, ToolLate
+from conductor.messages import Note
 from conductor.settings import Limits
 from conductor.stores.base import CallRecord, FinishCall
 from conductor.tools.base import ToolOutcome
@@ -25,6 +26,8 @@ from conductor.tools.executor import cancelled_outcome, device_outcome, job_outc
 from conductor.tools.pending import Pending
 
 log = structlog.get_logger(__name__)
+
+CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
 
 
 class DeviceCalls:
@@ -52,7 +55,7 @@ class DeviceCalls:
         self._is_busy = is_busy
         self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
         self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
-        self.news: list[str] = []
+        self.news: list[Note] = []
         self.wants_turn = False
 
     async def take(self, event: ToolResultEvent) -> bool:
@@ -75,10 +78,8 @@ class DeviceCalls:
             await self._finish(record, cancelled_outcome(event.effect, event.result, _seconds_since(record)))
             return
         self._outbox.acknowledge(event.call_id)
-        if event.effect == "none":
-            # It is as the model was told, or better: nothing happened.
-            if self._late.take(event.call_id, _now()) is not None:
-                self.unknowns.settle(event.call_id)
+        if event.effect == "none" and self._late.is_read(event.call_id):
+            self._late.take(event.call_id, _now())  # nothing came of it, as the model was told
             return
         self._take_late(
             event.call_id,
@@ -118,8 +119,8 @@ class DeviceCalls:
         self._late.add(record, _now(), wanted=True)
         self._pending.answer(call_id, outcome)
 
-    def give_up(self, call_id: str) -> list[ServerEvent]:
-        """Expect no answer in time any more: the call's turn is over. A late one still counts.
+    def give_up(self, call_id: str, reason: CancelReason) -> list[ServerEvent]:
+        """Expect no answer in time any more, the call's turn being over. A late one still counts.
 
         Gives what the device is to be told.
         """
@@ -130,8 +131,8 @@ class DeviceCalls:
         self._late.add(record, _now(), wanted=record.effect != "read")
         self._outbox.abandon(call_id)
         spec = self._profile.executor.spec(record.name)
-        stops = spec is not None and spec.on_interrupt == "cancel"
-        return self._cancelling(record, "barge_in") if sent and stops else []
+        stops = reason == "timeout" or (spec is not None and spec.on_interrupt == "cancel")
+        return self._cancelling(record, reason) if sent and stops else []
 
     # -- inside
 
@@ -148,7 +149,7 @@ class DeviceCalls:
         call_id = record.call_id
         executor = self._profile.executor
         outcome = stamped(outcome, 0.0, record.notes)
-        result = executor.settle(call_id, outcome, executor.spec(record.name))
+        result = executor.settle(call_id, outcome, untrusted=record.untrusted)
         try:
             await self._ledger.commit([FinishCall(call_id, result)])
         except (Duplicate, Fenced):
@@ -170,15 +171,15 @@ class DeviceCalls:
             return
         self.unknowns.settle(call_id)
         executor, record = self._profile.executor, late.record
-        result = executor.settle(call_id, outcome(record), executor.spec(record.name))
-        self.news.append(late_result(record.name, result.content))
-        own_turn = late.wanted and not self._is_busy()
+        result = executor.settle(call_id, outcome(record), untrusted=record.untrusted)
+        self.news.append(Note(late_result(record.name, result.content), record.untrusted))
+        own_turn = late.job or (late.wanted and not self._is_busy())
         self.wants_turn = self.wants_turn or own_turn
         if "late" in self._profile.capabilities:
             event = ToolLate(call_id, "turn" if own_turn else "context")
             self._outbox.send(self._delivery.frame(event))
 
-    def _cancelling(self, record: CallRecord, reason: Literal["barge_in", "timeout"]) -> list[ServerEvent]:
+    def _cancelling(self, record: CallRecord, reason: CancelReason) -> list[ServerEvent]:
         return [ToolCancel(record.call_id, reason)] if "cancel" in self._profile.capabilities else []
 
 

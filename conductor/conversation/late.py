@@ -10,11 +10,15 @@ from conductor.stores.base import CallRecord
 
 @dataclass(frozen=True, slots=True)
 class LateCall:
-    """A call whose turn goes on without it. ``wanted``: its result deserves a turn of its own."""
+    """A call whose turn goes on without it.
+
+    ``wanted``: its result deserves a turn of its own where nobody is talking; that of a ``job`` in any case.
+    """
 
     record: CallRecord
     wanted: bool
     expires: float
+    job: bool = False
 
 
 class LateCalls:
@@ -35,7 +39,12 @@ class LateCalls:
         """Remember a call that became a job for ``seconds`` from now on; its result deserves a turn."""
         call = self._calls.get(call_id)
         if call is not None:
-            self._calls[call_id] = replace(call, wanted=True, expires=now + seconds)
+            self._calls[call_id] = replace(call, wanted=True, expires=now + seconds, job=True)
+
+    def is_read(self, call_id: str) -> bool:
+        """Tell whether it is a call that changes nothing."""
+        call = self._calls.get(call_id)
+        return call is not None and call.record.effect == "read"
 
     def take(self, call_id: str, now: float) -> LateCall | None:
         """Give the call that this late result belongs to, once, if it is not too late."""

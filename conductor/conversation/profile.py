@@ -25,6 +25,9 @@ CAPABILITIES = ("tools", "approval", "cancel", "lease", "late", "async", "activi
 """Those of the protocol's extensions that this version accepts."""
 
 
+_NOT_OFFERED = "the server's operator does not allow this tool"
+
+
 class Profile:
     """The prompt and the tools of one session, made anew whenever the client says something about them.
 
@@ -70,14 +73,15 @@ class Profile:
         """Take the client's tools for the device's; returns those that are refused."""
         taken = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
         accepted, rejected = parse_declarations(tools, reserved_names=taken)
-        self._declared = tuple(accepted)
+        self._declared = tuple(accepted)  # all of them: the rules may change
         self._configure()
+        rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
         return [RejectedTool(name, reason) for name, reason in rejected]
 
     @property
     def declared(self) -> list[str]:
-        """The names of the client's own tools."""
-        return [spec.name for spec in self._declared or ()]
+        """The names of the client's own tools that the model is offered."""
+        return [spec.name for spec in self._declared or () if self.executor.gate.offers(spec)]
 
     def context(self, call_id: str) -> CallContext:
         """Say what a tool may know of the session."""

@@ -213,18 +213,22 @@ class Questions:
         heard: Heard = NOTHING_HEARD,
     ) -> None:
         """Record a decision and dispatch the call in one commit: the decision is used up with that."""
-        spec, call_id = self.profile.executor.spec(ready.spec.name), ready.call.call_id
-        if spec is None or spec.fingerprint != ready.spec.fingerprint:
-            changed = failed("permission_denied", _CHANGED, reason="definition_changed")
-            await self.settle(question, "superseded", changed, heard)
-            return
+        call_id = ready.call.call_id
         note = f"The user allowed this call, saying: {words!r}." if words else "The user allowed this call."
         ready = replace(ready, notes=(*ready.notes, note))
         with self._decision(question):
+            granted = await self.grants.add(ready.spec, ready.arguments, scope)
+            if self._is_changed(ready):
+                await self._reject(
+                    question,
+                    "superseded",
+                    failed("permission_denied", _CHANGED, reason="definition_changed"),
+                    heard,
+                )
+                return
             record = msgspec.structs.replace(self.ledger.state.calls[call_id], notes=ready.notes)
-            operations: list[Operation] = [ForgetCall(call_id), OpenCall(record)]
-            operations += await self.grants.add(spec, ready.arguments, scope)
-            if spec.source != "device":
+            operations = [ForgetCall(call_id), OpenCall(record), *granted]
+            if ready.spec.source != "device":
                 await self._decide(question, outcome, operations, [], heard)
             else:
                 self.pending.expect(call_id)
@@ -235,14 +239,24 @@ class Questions:
                     raise
         question.batch.put(Decided(question.asked, ready, None))
 
+    def _is_changed(self, ready: Ready) -> bool:
+        """Whether the tool is not what the person was asked about."""
+        spec = self.profile.executor.spec(ready.spec.name)
+        return spec is None or spec.fingerprint != ready.spec.fingerprint
+
     async def settle(
         self, question: OpenQuestion, outcome: Outcome, result: ToolOutcome, heard: Heard = NOTHING_HEARD
     ) -> None:
         """Record that a call is not run."""
+        with self._decision(question):
+            await self._reject(question, outcome, result, heard)
+
+    async def _reject(
+        self, question: OpenQuestion, outcome: Outcome, result: ToolOutcome, heard: Heard
+    ) -> None:
         call_id = question.approval.call_id
         finish = FinishCall(call_id, self.profile.executor.settle(call_id, result))
-        with self._decision(question):
-            await self._decide(question, outcome, [finish], [], heard)
+        await self._decide(question, outcome, [finish], [], heard)
         question.batch.put(Decided(question.asked, None, result))
 
     @contextmanager

@@ -53,7 +53,10 @@ class Round:
             source, effect = (ready.spec.source, ready.spec.effect) if ready is not None else ("none", "read")
             notes = ready.notes if ready is not None else ()
             result = self.results.get(call.call_id)
-            record = CallRecord(call.call_id, call.name, turn_id, source, effect, now, result, notes)
+            untrusted = ready is not None and ready.spec.untrusted
+            record = CallRecord(
+                call.call_id, call.name, turn_id, source, effect, now, result, notes, untrusted
+            )
             operations.append(OpenCall(record))
         return operations
 

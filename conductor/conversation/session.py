@@ -200,8 +200,8 @@ class Session:
         match event := inbound.event:
             case client.ToolResultEvent():
                 self._turns.speeches.over(event.call_id, self._now())
-                await self._hearing.spoken(event.call_id)
                 expected = await self._device.take(event)
+                await self._hearing.spoken(event.call_id)
                 self._turns.tell_news()
                 return "expected" if expected else "ordinary"
             case client.TranscriptFinal():

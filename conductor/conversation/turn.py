@@ -24,13 +24,13 @@ from conductor.conversation.partials import Reply
 from conductor.conversation.round import Round, prepare_round
 from conductor.errors import ConductorError, Duplicate, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.server import ErrorEvent, ServerEvent
-from conductor.messages import AssistantMessage, Message, ToolCall
+from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta, Usage
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, FinishCall, Operation
 from conductor.tools.approvals import not_answered
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
-from conductor.tools.executor import Asked, Ready, ToolExecutor, interrupted_outcome, stamped
+from conductor.tools.executor import JOB_ACCEPTED, Asked, Ready, ToolExecutor, interrupted_outcome, stamped
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest
 
@@ -213,6 +213,11 @@ class Turn:
         return reason
 
     @property
+    def stopped_for(self) -> EndReason | None:
+        """Why it was asked to stop, if it was."""
+        return self._stop
+
+    @property
     def unspoken(self) -> str:
         """What had arrived of a reply that was not finished."""
         return self._reply.text.strip()
@@ -387,7 +392,7 @@ class Turn:
         if record is not None and record.result is not None:
             prepared.results[call_id] = record.result
         else:
-            prepared.results[call_id] = result = self._host.executor.settle(call_id, outcome, ready.spec)
+            prepared.results[call_id] = result = self._settled(ready, outcome)
             try:
                 await self._host.commit([FinishCall(call_id, result)])
             except Duplicate:
@@ -397,8 +402,13 @@ class Turn:
                     prepared.results[call_id] = recorded.result
         if call_id in {one.call.call_id for one in prepared.ready}:
             self._host.ends(ready, outcome)
-        if outcome.success and ready.spec.effect != "read":
+        done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
+        if done and ready.spec.effect != "read":
             self.actions.append(ready.spec.name)
+
+    def _settled(self, ready: Ready, outcome: ToolOutcome) -> ToolResult:
+        call_id = ready.call.call_id
+        return self._host.executor.settle(call_id, outcome, untrusted=ready.spec.untrusted)
 
     # -- the end
 

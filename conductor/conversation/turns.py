@@ -11,7 +11,7 @@ import structlog
 from conductor.conversation.activity import finished, started
 from conductor.conversation.batch import Batch
 from conductor.conversation.delivery import Delivery
-from conductor.conversation.device_calls import DeviceCalls
+from conductor.conversation.device_calls import CancelReason, DeviceCalls
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
 from conductor.conversation.ledger import Ledger
@@ -50,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 NEWS_RETRY_S = 5.0
 """How long news waits after the session could not go on."""
+
+_CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
 
 new_call_id = IdSource("call")
 _new_turn_id = IdSource("turn")
@@ -239,7 +241,7 @@ class Turns:
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))
-        operations += [AppendLog(Note(text)) for text in told]
+        operations += [AppendLog(note) for note in told]
         if news:
             text = shorten("\n\n".join(one.text for one in news), self.limits.max_observation_bytes)
             operations.append(AppendLog(Note(text)))
@@ -351,16 +353,20 @@ class Turns:
     async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
         told: list[ServerEvent] = []
+        stopped = self._turn.stopped_for if self._turn is not None else None
+        reason = _CANCEL_REASONS.get(stopped or "interrupted", "barge_in")
         for operation in operations:
             if isinstance(operation, ForgetCall):
-                told += self._device.give_up(operation.call_id)
+                told += self._device.give_up(operation.call_id, reason)
         turn_id = self._turn.id if self._turn is not None else ""
         await self._ledger.commit(operations, [*told, *events], turn_id)
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call with validated arguments."""
         changes = spec.effect != "read"
-        tainted = changes and any(isinstance(one, ToolResult) and one.untrusted for one in self.messages)
+        tainted = changes and any(
+            isinstance(one, ToolResult | Note) and one.untrusted for one in self.messages
+        )
         now = asyncio.get_running_loop().time()
         unknown = changes and self._device.unknowns.holds(arguments_digest(spec.name, arguments), now)
         return self.executor.gate.judge(spec, arguments, tainted=tainted, may_have_happened=unknown)

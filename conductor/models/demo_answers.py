@@ -71,6 +71,12 @@ def outcome_of(result: ToolResult) -> Outcome:
     return Outcome(False, None, "unknown" if doubtful else "internal_error", result.content)
 
 
+_LEFT = {
+    "permission_denied": "All right, I left it.",
+    "approval_timeout": "I had no clear yes from you, so I left it.",
+}
+
+
 def answer(call: ToolCall, result: ToolResult, *, said: str = "", alone: bool = True) -> str:
     """Put one result into words.
 
@@ -80,6 +86,8 @@ def answer(call: ToolCall, result: ToolResult, *, said: str = "", alone: bool = 
     if outcome.error_type == "unknown":
         happened = _HAPPENED.get(call.name, f"the call of {titled(call.name)} took effect")
         return f"I don't know whether {happened}. It may have, so I am not trying again."
+    if outcome.error_type in _LEFT:
+        return _LEFT[outcome.error_type]
     if not outcome.success:
         subject = "That" if alone else _SUBJECTS.get(call.name, titled(call.name))
         return f"{subject} did not work: {sentence(outcome.message or outcome.error_type.replace('_', ' '))}"

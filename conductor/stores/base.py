@@ -37,7 +37,8 @@ class CallRecord(msgspec.Struct, frozen=True):
     """A tool call, from the commit that opens it until its result is in the log.
 
     ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the
-    model with the result: what was changed about the arguments, what the person said.
+    model with the result: what was changed about the arguments, what the person said. ``untrusted``:
+    strangers write the result.
     """
 
     call_id: str
@@ -48,6 +49,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     opened_ms: int
     result: ToolResult | None = None
     notes: tuple[str, ...] = ()
+    untrusted: bool = False
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):

@@ -151,8 +151,11 @@ class ToolExecutor:
             took_s=took_s,
         )
 
-    def settle(self, call_id: str, outcome: ToolOutcome, spec: ToolSpec | None = None) -> ToolResult:
-        """Shape an outcome into what the model reads: without secrets, shortened where it is long."""
+    def settle(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
+        """Shape an outcome into what the model reads: without secrets, shortened where it is long.
+
+        ``untrusted`` says that strangers wrote it.
+        """
         data, limit = outcome.data, self._limits.max_observation_bytes
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
             data = msgspec.json.encode(data).decode()
@@ -166,7 +169,6 @@ class ToolExecutor:
             notes = tuple(self._shown(note) for note in outcome.metadata.notes)
             metadata = msgspec.structs.replace(outcome.metadata, notes=notes)
             outcome = msgspec.structs.replace(outcome, metadata=metadata)
-        untrusted = spec is not None and spec.untrusted
         return ToolResult(call_id, outcome.content, not outcome.success, untrusted)
 
     def _shown(self, text: str) -> str:
@@ -224,10 +226,16 @@ def device_outcome(result: str | None, error: str | None, took_s: float) -> Tool
     return succeeded(result, took_s=took_s)
 
 
+JOB_ACCEPTED = "accepted"
+"""The reason of an outcome that is none yet."""
+
+
 def job_outcome(job_id: str, took_s: float) -> ToolOutcome:
     """Make the outcome of a call that goes on as a job."""
     note = "The job has begun and is not finished. Its result will come later; do not claim it."
-    return succeeded({"status": "accepted", "jobId": job_id}, took_s=took_s, notes=(note,))
+    outcome = succeeded({"status": "accepted", "jobId": job_id}, took_s=took_s, notes=(note,))
+    metadata = msgspec.structs.replace(outcome.metadata, reason=JOB_ACCEPTED)
+    return msgspec.structs.replace(outcome, metadata=metadata)
 
 
 def cancelled_outcome(

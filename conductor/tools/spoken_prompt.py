@@ -312,11 +312,15 @@ def _confirm_phrase(name: str, arguments: Mapping[str, Any]) -> str:
     return " ".join(["confirm", *tool, *_said_value(arguments, room)])
 
 
+_PROSE = frozenset(("content", "text", "body", "message", "data", "notes", "description"))
+"""Arguments that do not say what is acted upon: their words are not those to repeat."""
+
+
 def _said_value(arguments: Mapping[str, Any], room: int) -> Words:
     """Pick the first value that is short and plain enough to be repeated and heard right."""
     for name, value in arguments.items():
         items = value if isinstance(value, list | tuple) else [value]
-        if _is_secret(name) or len(items) != 1 or not isinstance(items[0], str):
+        if name in _PROSE or _is_secret(name) or len(items) != 1 or not isinstance(items[0], str):
             continue
         words = words_of(" ".join(_name_words(name, MAX_NAME_WORDS)))
         forms = sorted(_forms(items[0], words), key=lambda form: (len(form), form))

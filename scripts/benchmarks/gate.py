@@ -58,7 +58,7 @@ def gate_costs() -> Figures:
 
     def whole() -> None:
         assert isinstance(executor.prepare(call), Ready)
-        executor.settle("call_1", outcome, clock.spec)
+        executor.settle("call_1", outcome)
 
     def bare() -> None:
         assert outcome.content

@@ -107,8 +107,6 @@ async def test_only_the_allowed_tools_reach_the_model(claude: AnthropicService, 
     async with configured(claude, tmp_path, allowed_tools="look, calc*") as server:
         async with server.phone(tools=DEVICE) as phone:
             await begin(phone, "approval")
-            (started,) = [e["payload"] for e in phone.log if "acceptedTools" in e["payload"]]
-            assert started["acceptedTools"] == ["look"]
             await phone.ask("look and move")
             assert [name for name, _ in phone.runs] == ["look"]
             assert asked(phone) == []
@@ -116,6 +114,15 @@ async def test_only_the_allowed_tools_reach_the_model(claude: AnthropicService, 
     assert not {"delete_file", "get_current_time", "add_task"} & offered(claude)
     looked, moved = results_of(claude.requests[-1])
     assert looked["success"] and moved["error_type"] == "not_found"
+
+
+async def test_a_declared_tool_that_the_gate_does_not_offer_is_not_called_accepted(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    async with configured(claude, tmp_path, allowed_tools="look") as server, server.phone() as phone:
+        await begin(phone)
+        (started,) = [e["payload"] for e in phone.log if "acceptedTools" in e["payload"]]
+    assert started["acceptedTools"] == ["look"]
 
 
 async def test_local_only_takes_the_cloud_out_of_the_shipped_catalogue(

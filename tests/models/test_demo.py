@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
 from conductor.models.demo import ASK_REPOSITORY, DemoProvider, reply_to
+from conductor.models.demo_answers import answer as demo_answer
 from conductor.models.demo_requests import understand
 from conductor.models.demo_sums import digits, sum_of
 from conductor.models.demo_values import spoken_time
@@ -583,3 +584,15 @@ def test_any_result_gets_words(data: Any) -> None:
 def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
     reply = reply_to(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
     assert reply.text or reply.calls
+
+
+@pytest.mark.parametrize(
+    ("error_type", "said"),
+    [
+        ("permission_denied", "All right, I left it."),
+        ("approval_timeout", "I had no clear yes from you, so I left it."),
+    ],
+)
+def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -> None:
+    result = ToolResult("c", failed(error_type, "No.").content, is_error=True)
+    assert demo_answer(ToolCall("c", "create_file", "{}"), result) == said

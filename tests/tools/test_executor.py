@@ -446,7 +446,7 @@ def test_what_is_shown_of_a_secret_that_is_cut_through_is_nothing_of_it() -> Non
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_a_result_says_whether_strangers_wrote_it(untrusted: bool) -> None:
     executor = ToolExecutor([], LIMITS)
-    assert executor.settle("c-1", succeeded("x"), replace(ADD, untrusted=untrusted)).untrusted == untrusted
+    assert executor.settle("c-1", succeeded("x"), untrusted=untrusted).untrusted == untrusted
     assert not executor.settle("c-1", succeeded("x")).untrusted
 
 

@@ -204,3 +204,8 @@ def test_the_words_to_repeat_are_two_to_five_and_can_be_said(name: str, argument
 
 def test_a_safe_tool_that_asks_is_asked_about_at_medium_risk() -> None:
     assert make_question("t", "safe", "read", {}).risk == "medium"
+
+
+def test_the_words_to_repeat_name_what_is_acted_upon_and_not_what_is_written() -> None:
+    question = make_question("create_file", "high", "write", {"content": "hello", "path": "notes.txt"})
+    assert question.confirm_phrase == "confirm create file notes"
