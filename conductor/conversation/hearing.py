@@ -85,6 +85,10 @@ class Hearing:
             return
         self._wait_for_silence(focus)
 
+    def prompt_lost(self) -> None:
+        """Note that the last prompt went down with its connection: nobody heard its end."""
+        self._questions.voice.interrupted = True
+
     def attached(self, *, new: bool) -> None:
         """Note that a client is there: ask it in its own way what still stands.
 
@@ -108,7 +112,8 @@ class Hearing:
             return True
         if answer.kind != "allow" or focus.approval.risk == "high":
             return False
-        if len(self._questions.standing) > 1:
+        shown = self._questions.outbox.was_written(focus.approval.approval_id)
+        if len(self._questions.standing) > 1 or not shown:
             idle = set_state(_call_ids(), "idle")
             await self._questions.commit(heard.operations, [*heard.events, idle])
             return True
@@ -132,6 +137,7 @@ class Hearing:
         if (
             self._questions.standing.get(question.approval.approval_id) is question
             and not question.approval.presented
+            and not question.by_card
         ):
             self._questions.tasks.spawn(self._guarded(self._ask_again(question)))
 
@@ -155,8 +161,16 @@ class Hearing:
         if "approval" in questions.profile.capabilities:
             unshown = [one for one in questions.standing.values() if not one.by_card]
             if unshown:
+                for one in unshown:
+                    questions.take_card_back(one)
                 await questions.commit([], [one.card() for one in unshown])
-        elif focus.by_card or (new and not focus.approval.presented and not questions.voice.is_being_said):
+                for one in unshown:
+                    if one.approval.approval_id not in questions.standing:
+                        questions.take_card_back(one)  # it was closed while this waited for the store
+            return
+        by_card = focus.by_card
+        questions.take_cards_back()
+        if by_card or (new and not focus.approval.presented and not questions.voice.is_being_said):
             await questions.commit([], questions.voice.present(focus))
         elif new:
             await questions.commit([], [set_state(_call_ids(), "idle")])

@@ -127,6 +127,12 @@ class Questions:
             events += self._resolved(question, "superseded")
         return [SetField(FIELD, "")], events
 
+    def take_cards_back(self) -> None:
+        """Show no cards any more: the client that is there now may know none, or gets new ones."""
+        for question in self.standing.values():
+            self.take_card_back(question)
+            question.by_card = False
+
     async def decided(self) -> None:
         """Wait until no decision is being recorded."""
         while self.deciding:
@@ -306,14 +312,19 @@ class Questions:
         self.standing.pop(approval.approval_id, None)
         if question.timer is not None:
             question.timer.cancel()
-        if not self.outbox.withdraw(approval.approval_id):
-            self.outbox.abandon(approval.approval_id)
+        self.take_card_back(question)
         self._closed[approval.approval_id] = outcome
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
         spec = question.asked.ready.spec
         took = asyncio.get_running_loop().time() - question.since
         self.figures.decided(spec.name, spec.source, outcome, took)
+
+    def take_card_back(self, question: OpenQuestion) -> None:
+        """Replay a card no more."""
+        approval_id = question.approval.approval_id
+        if not self.outbox.withdraw(approval_id):
+            self.outbox.abandon(approval_id)
 
     def _expire(self, question: OpenQuestion) -> None:
         if question.approval.approval_id not in self.deciding:

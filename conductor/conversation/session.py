@@ -125,7 +125,10 @@ class Session:
         if previous is not transport:
             if previous is not None:
                 previous.park()
+            prompting = self._questions.voice.is_being_said
             self._outbox.attach(transport, states=not reopens)
+            if prompting and not self._questions.voice.is_being_said:
+                self._hearing.prompt_lost()
         if reopens:
             # A transcript that was lost with the old socket has left the app waiting for this.
             self._tasks.spawn(self.reopen_microphone())

@@ -355,7 +355,7 @@ class Turn:
         """Wait for calls and decisions. The clock stands still while a person acts in one of them."""
         decision: asyncio.Task[Decided] | None = None
         try:
-            while running or self._batch.open:
+            while running or decision is not None or self._batch.open:
                 if decision is None and self._batch.open:
                     decision = asyncio.create_task(self._batch.next())
                 waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}

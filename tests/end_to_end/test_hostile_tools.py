@@ -363,6 +363,37 @@ async def test_what_a_tool_orders_is_asked_by_voice_and_a_mere_yes_does_not_do(
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
 
 
+async def test_a_model_that_insists_on_what_was_denied_is_not_put_before_the_person_again(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [
+        Reply(calls=(call("look"),)),
+        Reply(calls=(call("delete_all", "/"),)),
+        Reply(calls=(call("delete_all", "/"),)),
+        Reply(text="I left it."),
+        Reply(calls=(call("delete_all", "/"),)),
+        Reply(text="I left it again."),
+    ]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
+            await begin(phone, "approval", tools=[LOOK, DELETE_ALL])
+            since = len(phone.log)
+            await phone.say("look around")
+            await decide(phone, await phone.until(of_type("approval.request")), "deny")
+            await phone.idle(since=since)
+            assert len(asked(phone)) == 1
+            # Two rounds in which everything was denied: the third has to be words.
+            assert claude.requests[-1]["tool_choice"] == {"type": "none"}
+            (result,) = results_of(claude.requests[-1])
+            assert "said no to this very call" in result["error_message"]
+            since = len(phone.log)
+            await phone.say("delete it after all")  # another turn is another question
+            request = await phone.until(of_type("approval.request"), since=since)
+            await decide(phone, request, "deny")
+            await phone.idle(since=since)
+            assert [name for name, _ in phone.runs] == ["look"]
+
+
 def allows(claude: AnthropicService) -> list[Any]:
     """Give the results of the last request whose calls were allowed."""
     return [result["data"] for result in results_of(claude.requests[-1]) if result["success"]]
