@@ -31,6 +31,7 @@ from conductor.tools.executor import Asked, Ready
 from conductor.tools.figures import Figures
 from conductor.tools.gate import MAY_HAVE_HAPPENED
 from conductor.tools.pending import Pending
+from conductor.tools.permissions import TAINTED
 from conductor.tools.rules import arguments_digest
 from conductor.tools.spoken_prompt import Reason, make_question
 
@@ -174,6 +175,8 @@ class Questions:
         spec, arguments = asked.ready.spec, asked.ready.arguments
         scopes: tuple[Scope, ...] = SCOPES if self.grants.lasting else SCOPES[:2]
         reasons: list[Reason] = ["may_have_happened"] if MAY_HAVE_HAPPENED in asked.verdict.reasons else []
+        if TAINTED.get(spec.effect) in asked.verdict.reasons:
+            reasons.append("untrusted")
         approval = Approval(
             approval_id=_approval_ids(),
             batch_id=batch_id,

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
 
-from conductor.conversation.batch import Batch, Decided
+from conductor.conversation.calling import Calling
 from conductor.conversation.clock import TurnClock
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, marked
 from conductor.conversation.history import repair
 from conductor.conversation.partials import Reply
 from conductor.conversation.round import Round, prepare_round
-from conductor.errors import ConductorError, Duplicate, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
-from conductor.events.server import ErrorEvent, ServerEvent
-from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult
-from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta, Usage
-from conductor.settings import Limits
-from conductor.stores.base import AppendLog, CallRecord, FinishCall, Operation
-from conductor.tools.approvals import not_answered
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
-from conductor.tools.executor import JOB_ACCEPTED, Asked, Ready, ToolExecutor, interrupted_outcome, stamped
-from conductor.tools.permissions import Verdict
-from conductor.tools.rules import arguments_digest
+from conductor.conversation.turn_host import TurnHost
+from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
+from conductor.events.server import ErrorEvent
+from conductor.messages import AssistantMessage, ToolCall
+from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
+from conductor.stores.base import AppendLog
 
 log = structlog.get_logger(__name__)
 
@@ -41,88 +36,6 @@ EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_
 _MAX_REFUSED_ROUNDS = 2
 """Tools, "Approvals": after so many rounds in which everything was denied the model answers without tools."""
 _NO_ANSWER = "I have nothing to say to that."
-
-
-class TurnHost(Protocol):
-    """What a turn needs of its session."""
-
-    limits: Limits
-    provider: ModelProvider
-
-    @property
-    def executor(self) -> ToolExecutor:
-        """The session's tools."""
-        ...
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The history, its last message being what is to be answered."""
-        ...
-
-    @property
-    def system_prompt(self) -> str:
-        """The prompt for this session."""
-        ...
-
-    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
-        """Record the operations, then send the events. Raises `StoreError`."""
-        ...
-
-    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call with validated arguments."""
-        ...
-
-    async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
-        """Ask a person about calls. Raises `StoreError`."""
-        ...
-
-    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
-        """Close the questions that stand; gives what is to be committed and sent for that."""
-        ...
-
-    def begins(self, ready: Ready) -> None:
-        """Note that a call is run."""
-        ...
-
-    def ends(self, ready: Ready, outcome: ToolOutcome) -> None:
-        """Note what came of a call that was run."""
-        ...
-
-    async def say(self, turn: Turn, message: AssistantMessage, prepared: Round | None = None) -> None:
-        """Commit and send a message of the assistant; without a round of calls it is the turn's last."""
-        ...
-
-    def show(self, reply: Reply) -> None:
-        """Show the live text of a reply."""
-        ...
-
-    def hush(self) -> None:
-        """Stop showing it."""
-        ...
-
-    def expect(self, call_id: str) -> None:
-        """Make ready for the device's answer to a call."""
-        ...
-
-    def forget(self, call_id: str) -> None:
-        """Expect no answer any more."""
-        ...
-
-    def record(self, call_id: str) -> CallRecord | None:
-        """Look a call up: what was recorded of it decides."""
-        ...
-
-    def withdraw(self, call_id: str) -> bool:
-        """Take a call back that no socket has had; False if one has, or the call is not the device's."""
-        ...
-
-    def new_call_id(self) -> str:
-        """Make an id for a call."""
-        ...
-
-    def context(self, call_id: str) -> CallContext:
-        """Say what a tool may know of the session."""
-        ...
 
 
 @dataclass(slots=True)
@@ -169,9 +82,8 @@ class Turn:
         self._waiting = False
         self._reply = Reply()
         self._round: Round | None = None
-        self._batch = Batch()
+        self._calling = Calling(host, self)
         self._calls_made = 0
-        self._denied: set[str] = set()
         self._refused_rounds = 0
 
     def stop(self, reason: EndReason, heard: str | None = None) -> None:
@@ -235,7 +147,7 @@ class Turn:
             ):
                 spent = True
                 await self._note_limit()
-            self._check()
+            self.check()
             reply, calls, finished = await self._ask_model(tools_off=spent)
             text = reply.text.strip()
             message = AssistantMessage(text, opaque=finished.opaque, provider=self._host.provider.name)
@@ -279,7 +191,7 @@ class Turn:
             silence_s=host.limits.model_silence,
             deadline_s=self._clock.left,
         )
-        with self._interruptible():
+        with self.interruptible():
             async with aclosing(host.provider.stream(request)) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
@@ -307,7 +219,9 @@ class Turn:
         """Record the calls, send and run them together, and log their results in the model's order."""
         host = self._host
         room = host.limits.max_calls_per_turn - self._calls_made
-        prepared = prepare_round(host.executor, calls, host.limits, self._permit, room=room, whole=whole)
+        prepared = prepare_round(
+            host.executor, calls, host.limits, self._calling.permit, room=room, whole=whole
+        )
         for ready in prepared.device_calls:
             host.expect(ready.call.call_id)
         self._calls_made += len(calls)
@@ -317,98 +231,13 @@ class Turn:
             await host.say(self, msgspec.structs.replace(message, calls=prepared.calls), prepared)
             self._reply = Reply()
             if prepared.ready or prepared.asked:
-                await self._gather(prepared)
+                await self._calling.run(prepared)
         finally:
             for ready in prepared.device_calls:
                 host.forget(ready.call.call_id)
         await host.commit(prepared.close())
         self._refused_rounds = self._refused_rounds + 1 if prepared.all_refused else 0
         self._round = None
-
-    def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call; what the person has denied in this turn is not asked again."""
-        if self._denied and arguments_digest(spec.name, arguments) in self._denied:
-            return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
-        return self._host.permit(spec, arguments)
-
-    async def _gather(self, prepared: Round) -> None:
-        """Run the calls that may run; then ask about the others, and run those that are allowed."""
-        running = {self._begin(one): one for one in prepared.ready}
-        try:
-            await self._see_to(prepared, running)
-            if prepared.asked:
-                self._check()
-                self._batch = await self._host.ask(self.id, prepared.asked)
-                await self._see_to(prepared, running)
-        finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running, timeout=self._host.limits.close_timeout)
-
-    def _begin(self, ready: Ready) -> asyncio.Task[ToolOutcome]:
-        self._host.begins(ready)
-        context = self._host.context(ready.call.call_id)
-        return asyncio.create_task(self._host.executor.run(ready, context))
-
-    async def _see_to(self, prepared: Round, running: dict[asyncio.Task[ToolOutcome], Ready]) -> None:
-        """Wait for calls and decisions. The clock stands still while a person acts in one of them."""
-        decision: asyncio.Task[Decided] | None = None
-        try:
-            while running or decision is not None or self._batch.open:
-                if decision is None and self._batch.open:
-                    decision = asyncio.create_task(self._batch.next())
-                waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
-                person = decision is not None or any(one.spec.interactive for one in running.values())
-                with self._interruptible(), self._paused(person):
-                    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if decision in done:
-                    decided, decision = decision.result(), None
-                    await self._take_decision(prepared, decided, running)
-                for task in [task for task in running if task in done]:
-                    await self._record(prepared, running.pop(task), task.result())
-        finally:
-            if decision is not None and not decision.cancel():
-                self._batch.put(decision.result())  # it came with the end, and may have sent its call
-
-    async def _take_decision(
-        self, prepared: Round, decided: Decided, running: dict[asyncio.Task[ToolOutcome], Ready]
-    ) -> None:
-        asked = decided.asked
-        self.figures.trace.append("allowed" if decided.ready is not None else "not allowed")
-        if decided.ready is not None:
-            prepared.ready.append(decided.ready)
-            running[self._begin(decided.ready)] = decided.ready
-        elif decided.outcome is not None:
-            if decided.outcome.metadata.reason == "denied":  # what nobody answered may be asked again
-                self._denied.add(arguments_digest(asked.ready.spec.name, asked.ready.arguments))
-            prepared.refused.add(asked.ready.call.call_id)
-            await self._record(prepared, asked.ready, decided.outcome)
-
-    async def _record(self, prepared: Round, ready: Ready, outcome: ToolOutcome) -> None:
-        """Take a call's outcome: the device's was recorded when it came, any other is now."""
-        call_id = ready.call.call_id
-        record = self._host.record(call_id)
-        if record is not None and record.result is not None:
-            prepared.results[call_id] = record.result
-        else:
-            prepared.results[call_id] = result = self._settled(ready, outcome)
-            try:
-                await self._host.commit([FinishCall(call_id, result)])
-            except Duplicate:
-                # The device's own answer was recorded while this one waited for the store.
-                recorded = self._host.record(call_id)
-                if recorded is not None and recorded.result is not None:
-                    prepared.results[call_id] = recorded.result
-        if call_id in {one.call.call_id for one in prepared.ready}:
-            self._host.ends(ready, outcome)
-        done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
-        if done and ready.spec.effect != "read":
-            self.actions.append(ready.spec.name)
-
-    def _settled(self, ready: Ready, outcome: ToolOutcome) -> ToolResult:
-        call_id = ready.call.call_id
-        return self._host.executor.settle(call_id, outcome, untrusted=ready.spec.untrusted)
 
     # -- the end
 
@@ -418,8 +247,8 @@ class Turn:
         cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
         prepared, self._round = self._round, None
         if prepared is not None and self._host.record(prepared.calls[0].call_id) is not None:
-            prepared.ready += [one.ready for one in self._batch.rest() if one.ready is not None]
-            self._give_up(prepared, cause)
+            prepared.ready += [one.ready for one in self._calling.batch.rest() if one.ready is not None]
+            self._calling.give_up(prepared, cause)
             operations += prepared.close()
         cut = self.unspoken
         if cut and reason in ("interrupted", "session_end"):
@@ -436,31 +265,9 @@ class Turn:
             # The store is away; the history in memory is mended before the next request anyway.
             log.error("turn not closed in the store", turn=self.id, error=type(error).__name__)
 
-    def _give_up(self, prepared: Round, cause: str) -> None:
-        """Give the calls that have no result an honest one: not run, or nobody knows."""
-        for ready in prepared.ready:
-            call_id = ready.call.call_id
-            self._host.forget(call_id)
-            record = self._host.record(call_id)
-            if record is not None and record.result is not None:
-                prepared.results[call_id] = record.result
-            if call_id not in prepared.results:
-                sent = ready.spec.source != "device" or not self._host.withdraw(call_id)
-                outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
-                outcome = stamped(outcome, 0.0, ready.notes)
-                prepared.results[call_id] = self._host.executor.settle(call_id, outcome)
-                self._host.ends(ready, outcome)
-        for asked in prepared.asked:
-            call_id = asked.ready.call.call_id
-            record = self._host.record(call_id)
-            if record is not None and record.result is not None:
-                prepared.results.setdefault(call_id, record.result)
-            if call_id not in prepared.results:
-                outcome = not_answered("superseded" if cause == "interrupted" else "interrupted")
-                prepared.results[call_id] = self._host.executor.settle(call_id, outcome)
-
     @contextmanager
-    def _paused(self, pause: bool) -> Iterator[None]:
+    def paused(self, pause: bool) -> Iterator[None]:
+        """Stop the clock while the block runs, if ``pause``."""
         if not pause:
             yield
             return
@@ -468,9 +275,9 @@ class Turn:
             yield
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let `stop` cancel what runs in this block, and turn that into `_StoppedError`."""
-        self._check()
+        self.check()
         self._waiting = True
         try:
             yield
@@ -483,6 +290,7 @@ class Turn:
         finally:
             self._waiting = False
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise if the turn is to stop."""
         if self._stop is not None:
             raise _StoppedError

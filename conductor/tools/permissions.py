@@ -103,13 +103,13 @@ def steps(
     taint = tainted and spec.effect != "read"
     return (
         step("deny", _refusals(spec, options)),
-        step("ask", (_TAINTED[spec.effect],) if taint else ()),
+        step("ask", (TAINTED[spec.effect],) if taint else ()),
         step("allow"),
         _default(spec),
     )
 
 
-_TAINTED = {
+TAINTED = {
     "write": "This conversation holds text that strangers wrote, and the call changes something.",
     "irreversible": "This conversation holds text that strangers wrote, and the call cannot be undone.",
 }

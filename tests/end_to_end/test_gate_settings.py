@@ -49,7 +49,9 @@ async def configured(claude: AnthropicService, folder: Path, **values: Any) -> A
     settings = load_settings(
         None, port=0, policies_file=rules, session_rate_limit_per_min=1_000_000, **values
     )
-    services = make_services(settings, provider_for(claude))
+    provider = provider_for(claude)
+    await provider.start()  # what takes long is over before anybody waits
+    services = make_services(settings, provider)
     async with running(settings, services) as listener:
         yield Configured(listener, settings, services)
 

@@ -1,0 +1,459 @@
+"""A model of what may run, kept from what was declared, shown, said and run; it uses nothing of the gate.
+
+The `Book` knows the tools as they were declared, what the model wished, what the person saw and said, and
+what ran where. It holds each run against that: tools, "Permissions", "Approvals" and "Unknown outcomes".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from conductor.events import client
+from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
+from conductor.models.base import ModelRequest
+from conductor.stores.base import (
+    AppendLog,
+    FinishCall,
+    ForgetCall,
+    OpenCall,
+    Operation,
+    PutOutbound,
+    SetField,
+)
+from tests.conversation.helpers import Event, faults
+
+STRANGER = "a stranger wrote"
+WINDOW_S = 600.0
+"""Tools, "Unknown outcomes": so long an identical call does not run silently."""
+PROMPT = re.compile(r"May I run (?P<name>[a-z ]+?)(?:, with x (?P<x>\d+))?\?")
+PHRASE = re.compile(r"say: (?P<phrase>[^.]+)\.", re.IGNORECASE)
+
+Arguments = dict[str, Any]
+
+
+# -- what is known of tools and calls
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A tool as the person knows it; ``version`` is in its description, so that each request names it."""
+
+    name: str
+    effect: Literal["read", "write", "irreversible"]
+    approval: Literal["never", "ask"] | None = None
+    interactive: bool = False
+    untrusted: bool = False
+    on_interrupt: Literal["cancel", "keep"] = "keep"
+    version: int = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether it may run without a question (tools, "Permissions")."""
+        return self.approval == "never" or (self.approval is None and self.effect == "read")
+
+    @property
+    def description(self) -> str:
+        return f"Version {self.version}."
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        wishes = {
+            "interactive": self.interactive,
+            "onInterrupt": self.on_interrupt,
+            "approval": self.approval,
+        }
+        return {
+            "name": self.name,
+            "description": self.description,
+            "inputSchema": {"type": "object", "properties": {"x": {"type": "integer"}}},
+            "annotations": {
+                "readOnlyHint": self.effect == "read",
+                "destructiveHint": self.effect == "irreversible",
+                "openWorldHint": self.untrusted,
+            },
+            "_meta": {"conductor": {key: value for key, value in wishes.items() if value is not None}},
+        }
+
+
+LOCAL = (
+    Kind("local.sum", "read"),
+    Kind("local.page", "read", untrusted=True),
+    Kind("local.keep", "write"),
+    Kind("local.drop", "irreversible"),
+)
+
+
+def random_kind(rng: random.Random, name: str, version: int = 0) -> Kind:
+    return Kind(
+        name,
+        rng.choice(("read", "write", "write", "irreversible")),
+        rng.choices((None, "never", "ask"), (6, 3, 1))[0],
+        rng.random() < 0.15,
+        rng.random() < 0.08,
+        rng.choice(("cancel", "keep")),
+        version,
+    )
+
+
+def normal(text: str) -> Arguments | None:
+    """Read arguments as a tool takes them: a number in quotes is one, null is left out."""
+    try:
+        x = json.loads(text).get("x")
+        return {} if x is None else {"x": int(x)}
+    except (ValueError, AttributeError):
+        return None
+
+
+def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
+    """Compute the digest as the protocol states it."""
+    canonical = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(f"{name}\n{canonical}".encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class Wish:
+    """A call that the model made, with what was known when it did; ``versions`` are the tool's then."""
+
+    name: str
+    arguments: Arguments | None
+    versions: range
+    tainted: bool
+    repeats_unknown: bool
+    released: Arguments | None = None
+    ran: list[Arguments] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Consent:
+    """What a person said yes to: a card's call, or what a prompt named; with these arguments."""
+
+    name: str
+    arguments: Arguments
+    scope: str
+    call_id: str | None = None
+
+
+@dataclass(slots=True)
+class Card:
+    """A request for approval, as the client got it."""
+
+    approval_id: str
+    call_id: str
+    name: str
+    arguments: Arguments
+    digest: str
+    risk: str
+    scopes: Sequence[str]
+    tapped: bool = False
+    settled: str = ""
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A question that was spoken; ``heard`` to its end, or shown by a device that says nothing of it."""
+
+    name: str
+    arguments: Arguments
+    phrase: str
+    heard: bool = False
+    interrupted: bool = False
+
+
+class Book:
+    """What was wished, shown, said and run; ``faults`` says what was wrong with that."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self.kinds = {kind.version: kind for kind in kinds}
+        self.newest = {kind.name: kind.version for kind in kinds}
+        self.local = {kind.name: kind for kind in LOCAL}
+        self.wishes: dict[str, Wish] = {}
+        self.log: list[Message] = []
+        self.kept: set[str] = set()
+        self.fields: dict[str, str] = {}
+        self.cards: dict[str, Card] = {}
+        self.relaunched = False
+        self.prompt: Prompt | None = None
+        self.faults: list[str] = []
+        self.tally: Counter[str] = Counter()
+        self._consents: list[Consent] = []
+        self._grants: list[tuple[str, range, Arguments | None]] = []
+        self._unknown: dict[str, tuple[str, Arguments, float]] = {}
+        self._reported: set[str] = set()
+        self._finished: dict[str, float] = {}
+        self._request: tuple[dict[str, int], bool, list[tuple[str, Arguments]]] = ({}, False, [])
+
+    def wrong(self, what: str) -> None:
+        self.faults.append(f"at {now():.2f}: {what}")
+
+    # -- tools
+
+    def define(self, kind: Kind) -> Kind:
+        """Note a tool's new definition; it may be in force from now on."""
+        kind = replace(kind, version=max(self.kinds) + 1)
+        self.kinds[kind.version] = kind
+        self.newest[kind.name] = kind.version
+        return kind
+
+    def _candidates(self, name: str, versions: range) -> list[Kind]:
+        if name in self.local:
+            return [self.local[name]]
+        return [self.kinds[v] for v in versions if v in self.kinds and self.kinds[v].name == name]
+
+    def is_untrusted(self, call_id: str) -> bool:
+        """Whether strangers write what a call gives, by every definition that it may have been made under."""
+        wish = self.wishes.get(call_id)
+        return wish is not None and all(one.untrusted for one in self._candidates(wish.name, wish.versions))
+
+    # -- what the model wishes
+
+    def asked_model(self, request: ModelRequest) -> None:
+        """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
+        versions = {
+            t.name: int(t.description.split()[-1].rstrip("."))
+            for t in request.tools
+            if t.description.startswith("Version")
+        }
+        since = now() - WINDOW_S + 0.01
+        unknown = [(name, x) for name, x, at in self._unknown.values() if at > since]
+        self._request = (versions, STRANGER in repr(request.messages), unknown)
+
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """Read what was recorded."""
+        forgotten: set[str] = set()
+        for operation in operations:
+            match operation:
+                case AppendLog(entry=AssistantMessage() | ToolResult() | UserMessage() | Note() as message):
+                    self._logged(message)
+                case ForgetCall(call_id=call_id):
+                    forgotten.add(call_id)
+                case OpenCall(call=record) if record.call_id in forgotten:
+                    self._released(record.call_id)
+                case FinishCall(call_id=call_id):
+                    self._finished[call_id] = now()
+                case PutOutbound(event=event):
+                    self.kept.add(event.event_id)
+                case SetField(name=name, value=value):
+                    self.fields[name] = value
+
+    def _logged(self, message: Message) -> None:
+        self.log.append(message)
+        if isinstance(message, AssistantMessage):
+            versions, tainted, unknown = self._request
+            for one in message.calls:
+                arguments = normal(one.arguments)
+                first = versions.get(one.name, -1)
+                span = range(first, self.newest.get(one.name, -1) + 1)
+                # It was unknown when the model was asked, and when the gate was.
+                repeats = (one.name, arguments) in unknown and any(
+                    (one.name, arguments) == (name, x) for name, x, _ in self._unknown.values()
+                )
+                self.wishes[one.call_id] = Wish(one.name, arguments, span, tainted, repeats)
+        elif isinstance(message, ToolResult):
+            self._has_result(message)
+
+    def _has_result(self, message: ToolResult) -> None:
+        wish = self.wishes.get(message.call_id)
+        if wish is None:
+            self.wrong(f"a result of a call that nobody made: {message.call_id}")
+            return
+        outcome = json.loads(message.content)
+        wish.results.append(outcome)
+        self.tally[f"result {outcome['error_type']}"] += 1
+        kinds = self._candidates(wish.name, wish.versions)
+        changes = all(kind.effect != "read" for kind in kinds)
+        if outcome["error_type"] == "unknown" and changes and kinds:
+            arguments = wish.released if wish.released is not None else wish.arguments
+            if arguments is not None and message.call_id not in self._reported:
+                self._unknown[message.call_id] = (
+                    wish.name,
+                    arguments,
+                    self._finished.get(message.call_id, now()),
+                )
+
+    def reported(self, call_id: str) -> None:
+        """Note that the session is told what became of a call."""
+        self._reported.add(call_id)
+        self._unknown.pop(call_id, None)
+
+    # -- what the person decides
+
+    def shown(self, event: Event) -> None:
+        """Take a card."""
+        payload = event["payload"]
+        card = Card(
+            payload["approvalId"],
+            payload["callId"],
+            payload["name"],
+            payload["arguments"],
+            payload["argumentsDigest"],
+            payload["risk"],
+            payload["scopes"],
+        )
+        wish = self.wishes.get(card.call_id)
+        if wish is None or (wish.name, wish.arguments) != (card.name, card.arguments):
+            self.wrong(f"a card about another call than the model's: {card}, {wish}")
+        if card.digest != digest_of(card.name, card.arguments):
+            self.wrong(f"a card whose digest is not that of its arguments: {card}")
+        self.cards.setdefault(card.approval_id, card)
+        self.tally["card"] += 1
+
+    def resolved(self, approval_id: str, outcome: str) -> None:
+        self.tally[f"resolved {outcome}"] += 1
+        card = self.cards.get(approval_id)
+        if card is not None and outcome != "refused" and not card.outcome:
+            card.outcome = outcome
+
+    @property
+    def standing(self) -> list[Card]:
+        """The cards that the person still sees."""
+        return [card for card in self.cards.values() if not card.outcome and not card.settled]
+
+    def spoke(self, text: str) -> Prompt | None:
+        """Take a prompt, if a speech is one."""
+        found = PROMPT.search(text)
+        if found is None:
+            return None
+        phrase = PHRASE.search(text)
+        arguments = {} if found["x"] is None else {"x": int(found["x"])}
+        name = found["name"].strip().replace(" ", ".")
+        self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "")
+        self.tally["prompt"] += 1
+        return self.prompt
+
+    @contextmanager
+    def taking(self, event: client.ClientEvent | None, said: Consent | None) -> Iterator[None]:
+        """Let what an event says count while the session takes it, and no longer."""
+        if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
+            self.reported(event.call_id)
+        consents = [said] if said is not None else []
+        if isinstance(event, client.ApprovalResponse):
+            consents += [one for one in map(self._weigh, event.all()) if one is not None]
+        self._consents += consents
+        try:
+            yield
+        finally:
+            self._consents = [one for one in self._consents if one not in consents]
+
+    def _weigh(self, decision: client.Decision) -> Consent | None:
+        """Say what a decision allows: the first good one about a card settles it."""
+        card = self.cards.get(decision.approval_id)
+        if card is None or card.settled or decision.arguments_digest != card.digest:
+            return None
+        arguments: Arguments | None = card.arguments
+        if decision.decision == "edit":
+            arguments = normal(json.dumps(decision.edited_arguments))
+        elif decision.decision == "allow" and decision.scope not in card.scopes:
+            return None
+        if arguments is None:
+            return None
+        card.settled = decision.decision
+        if decision.decision == "deny":
+            return None
+        scope = decision.scope if decision.decision == "allow" else "once"
+        return Consent(card.name, arguments, scope, card.call_id)
+
+    # -- what runs
+
+    def _released(self, call_id: str) -> None:
+        """Find somebody's word for a call that was asked about and is let go."""
+        wish = self.wishes[call_id]
+        for consent in self._consents:
+            by_card = consent.call_id == call_id
+            by_voice = consent.call_id is None and (consent.name, consent.arguments) == (
+                wish.name,
+                wish.arguments,
+            )
+            if by_card or by_voice:
+                break
+        else:
+            self.wrong(f"released undecided: {call_id} {wish}; decided: {self._consents}")
+            wish.released = wish.arguments
+            return
+        self._consents.remove(consent)
+        if wish.released is not None or wish.results:
+            self.wrong(f"released when it was over: {call_id} {wish}")
+        wish.released = consent.arguments
+        self.tally["released by card" if by_card else "released by voice"] += 1
+        if consent.scope != "once":
+            kinds = self._candidates(wish.name, wish.versions)
+            exact = any(kind.effect == "irreversible" for kind in kinds)
+            self._grants.append((wish.name, wish.versions, wish.arguments if exact else None))
+
+    def ran(self, call_id: str, name: str, arguments: Arguments) -> None:
+        """Note that a call is run, on the device or here."""
+        wish = self.wishes.get(call_id)
+        if wish is None or wish.name != name:
+            self.wrong(f"{name} ran, and nobody called it: {call_id}")
+            return
+        wish.ran.append(arguments)
+        self.tally["ran"] += 1
+        reads = any(kind.effect == "read" for kind in self._candidates(name, wish.versions))
+        if len(wish.ran) > 1 and not (reads and self.relaunched):
+            self.wrong(f"ran twice: {call_id} {wish}")
+        expected = wish.released if wish.released is not None else wish.arguments
+        if arguments != expected:
+            self.wrong(f"ran with other arguments: {call_id} {wish}")
+        if wish.released is None:
+            self._check_silent(call_id, wish)
+
+    def _check_silent(self, call_id: str, wish: Wish) -> None:
+        kinds = self._candidates(wish.name, wish.versions)
+        if not any(kind.silent or self._granted(kind, wish) for kind in kinds):
+            self.wrong(f"ran unasked: {call_id} {wish} {kinds}")
+        if all(kind.effect == "read" for kind in kinds):
+            return
+        writes = [kind for kind in kinds if kind.effect != "read"]
+        if len(writes) == len(kinds) and wish.tainted:
+            self.wrong(f"ran unasked after strangers' words: {call_id} {wish}")
+        if len(writes) == len(kinds) and wish.repeats_unknown:
+            self.wrong(f"ran again silently though it may have happened: {call_id} {wish}")
+        self.tally["ran silently"] += 1
+
+    def _granted(self, kind: Kind, wish: Wish) -> bool:
+        return any(
+            name == kind.name
+            and (arguments is None or arguments == wish.arguments)
+            and (name in self.local or kind.version in versions)
+            for name, versions, arguments in self._grants
+        )
+
+    # -- what must hold at rest
+
+    def check(self) -> None:
+        """Check every call's history, once nothing is under way."""
+        self.faults += faults(self.log)
+        for call_id, wish in self.wishes.items():
+            if len(wish.results) != 1:
+                self.wrong(f"{len(wish.results)} results: {call_id} {wish}")
+                continue
+            outcome = wish.results[0]
+            nothing = "Nothing was run" in (outcome["error_message"] or "")
+            if nothing and wish.ran:
+                self.wrong(f"it ran, and the model was told that nothing was run: {call_id} {wish}")
+            if outcome["success"] and not wish.ran:
+                self.wrong(f"it did not run, and the model was told that it had: {call_id} {wish}")
+        for card in self.cards.values():
+            wish = self.wishes[card.call_id]
+            agrees = {"allowed": ("allow",), "edited": ("edit",)}.get(card.outcome)
+            if agrees is None and card.outcome and wish.ran:
+                self.wrong(f"{card.outcome}, and it ran: {card} {wish}")
+            if card.outcome == "edited" and card.settled != "edit":
+                self.wrong(f"edited by nobody: {card}")
+        self.faults += (
+            [f"left in the field: {self.fields['approvals']}"] if self.fields.get("approvals") else []
+        )
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,312 @@
+"""A client that does as it likes, the lines that it talks by, and a store whose commits are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from conductor.conversation.session import Session
+from conductor.conversation.transport import Frame
+from conductor.events import client
+from conductor.events.codec import Inbound
+from conductor.stores.base import Claim, Operation, SessionKey
+from conductor.stores.memory import MemoryStore
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Prompt
+from tests.conversation.helpers import (
+    SPOKEN,
+    Event,
+    SlowStore,
+    arguments_of,
+    inbound,
+    later,
+    shape_of,
+    steps,
+    tool,
+)
+
+
+class Recorded:
+    """A store whose commits the book reads."""
+
+    def __init__(self, inner: SlowStore | MemoryStore, book: Book) -> None:
+        self.inner = inner
+        self.suspends = inner.suspends
+        self._book = book
+
+    async def claim(self, key: SessionKey) -> Claim:
+        return await self.inner.claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        await self.inner.commit(claim, commit_id, operations)
+        self._book.committed(operations)
+
+    async def release(self, claim: Claim) -> None:
+        await self.inner.release(claim)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class LocalTools:
+    """Tools that run in the server, and take their time."""
+
+    def __init__(self, rng: random.Random, book: Book) -> None:
+        self._rng = rng
+        self._book = book
+
+    def specs(self) -> Sequence[ToolSpec]:
+        risks: dict[str, Any] = {"read": "safe", "write": "medium", "irreversible": "high"}
+        return [
+            tool(k.name, source="builtin", effect=k.effect, risk=risks[k.effect], untrusted=k.untrusted)
+            for k in LOCAL
+        ]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        self._book.ran(context.call_id, name, dict(arguments))
+        await later(self._rng.choice((0.0, 0.0, 0.3, 45.0)))
+        if self._rng.random() < 0.1:
+            return failed("io_error", "It did not work.")
+        return succeeded(f"{STRANGER} {context.call_id}" if name == "local.page" else context.call_id)
+
+
+# -- the client
+
+
+class Wire:
+    """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
+
+    def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
+        self.phone = phone
+        self.session = session
+        self.capabilities = capabilities
+        self.slow = slow
+        self.cut = False
+        self.parked = False
+        self.decisions: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.born: set[str] = set()
+        self._queue: deque[Frame] = deque()
+        self._up: asyncio.Queue[tuple[Inbound, Consent | None]] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
+
+    def send(self, frame: Frame) -> None:
+        if self.cut or self.parked:
+            return
+        self._queue.append(frame)
+        if not self.slow:
+            self.flush()
+
+    def drop_partials(self) -> None:
+        for frame in self._queue:
+            frame.withdrawn = frame.withdrawn or frame.partial
+
+    def park(self) -> None:
+        self.parked = True
+        self._queue.clear()
+
+    def close(self, code: int, reason: str) -> None:
+        raise AssertionError("no session closes a line by itself")
+
+    def flush(self, number: int = 1_000) -> None:
+        """Hand frames on to the phone."""
+        while self._queue and number:
+            frame = self._queue.popleft()
+            if not frame.withdrawn:
+                frame.written = True
+                self.phone.receive(json.loads(frame.data), self)
+                number -= 1
+
+    def say(self, event: client.ClientEvent | None, said: Consent | None = None) -> None:
+        self._up.put_nowait((inbound(event), said))
+
+    async def drained(self) -> None:
+        await self._up.join()
+
+    def hang_up(self) -> None:
+        """Lose the line, and what is on its way in either direction; an event that was taken is finished."""
+        self.cut = True
+        self._queue.clear()
+        self.say(None)
+        self.session.detach(self)
+
+    async def _read(self) -> None:
+        while not self.cut:
+            item, said = await self._up.get()
+            served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
+            try:
+                if not self.cut and served:
+                    if isinstance(item.event, client.ApprovalResponse) and "approval" in self.capabilities:
+                        self.decisions.update(one.approval_id for one in item.event.all())
+                    event = item.event
+                    if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
+                        event = None
+                    with self.phone.book.taking(event, said):
+                        await self.session.receive(item, self)
+            finally:
+                self._up.task_done()
+
+
+class Phone:
+    """A client that does as it likes: it answers calls at once, late, twice or never, one after the other.
+
+    ``mute``: it acknowledges nothing of the interface.
+    """
+
+    def __init__(self, rng: random.Random, book: Book, *, mute: bool) -> None:
+        self.rng = rng
+        self.book = book
+        self.mute = mute
+        self.wire: Wire | None = None
+        self.wires: list[Wire] = []
+        self.events: list[Event] = []
+        self.states: list[str] = ["idle"]
+        self.jobs: set[asyncio.Task[None]] = set()
+        self._seen: set[str] = set()
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._speeches: dict[str, bool] = {}
+        self._prompts: dict[str, Prompt | None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.jobs.add(task)
+        task.add_done_callback(self.jobs.discard)
+
+    def connect(self, session: Session, capabilities: Sequence[str], tools: list[Any] | None) -> Wire:
+        """Open a line, and start or resume the session on it."""
+        again = self.wire is not None
+        for card in self.book.standing:
+            card.tapped = False  # the tap may have been lost with the line
+        self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.15)
+        self.wires.append(self.wire)
+        start = client.SessionStart(capabilities=list(capabilities), tools=tools)
+        session.start(start, self.wire, resumed=again)
+        return self.wire
+
+    def receive(self, event: Event, wire: Wire) -> None:
+        book, kind = self.book, event["type"]
+        durable = kind in ("tool.call", "assistant.speech.final", "approval.request")
+        if durable and event["id"] not in book.kept and shape_of(event) != "state idle":
+            book.wrong(f"sent, and not committed: {shape_of(event)}")
+        if kind.startswith("approval.") and "approval" not in wire.capabilities:
+            return
+        if kind == "approval.resolved":
+            wire.answers[event["payload"]["approvalId"]] += 1
+            book.resolved(event["payload"]["approvalId"], event["payload"]["outcome"])
+        if event["id"] in self._seen:
+            return
+        self._seen.add(event["id"])
+        self.events.append(event)
+        if kind == "approval.request":
+            if event["payload"]["approvalId"] not in book.cards:
+                wire.born.add(event["payload"]["approvalId"])
+            book.shown(event)
+        elif kind == "error" and event["payload"]["code"] == "internal_error":
+            book.wrong("internal_error")
+        if kind == "tool.call":
+            if shape_of(event).startswith("state "):
+                self.states.append(arguments_of(event)["state"])
+            if event["payload"]["name"] == "tts.speak":
+                self._speeches[event["payload"]["callId"]] = False
+                self._prompts[event["payload"]["callId"]] = book.spoke(arguments_of(event)["text"])
+            self._inbox.put_nowait(event)
+        elif kind == "tool.cancel":
+            self.spawn(self._cancel(event["payload"]["callId"]))
+
+    def relaunch(self) -> None:
+        """Forget which events were handled, as an app does that was ended."""
+        self._seen.clear()
+        self.book.relaunched = True
+
+    @property
+    def speaking_only(self) -> bool:
+        """Whether the last speech is beyond doubt the one that an interruption concerns."""
+        done = list(self._speeches.values())
+        return bool(done) and not done[-1] and all(done[:-1])
+
+    def say(self, event: client.ClientEvent, said: Consent | None = None) -> None:
+        if self.wire is not None and not self.wire.cut:
+            self.wire.say(event, said)
+
+    # -- the device
+
+    async def handle(self) -> None:
+        while True:
+            event = await self._inbox.get()
+            call_id, name = event["payload"]["callId"], event["payload"]["name"]
+            if name == "tts.speak":
+                await self._speak(call_id)
+            elif name.startswith("convo."):
+                if not self.mute:
+                    self.say(client.ToolResultEvent(call_id, SPOKEN))
+            else:
+                self.book.ran(call_id, name, arguments_of(event))
+                await self._run(call_id)
+
+    async def _speak(self, call_id: str) -> None:
+        prompt, how = self._prompts[call_id], self.rng.random()
+        says_nothing = self.mute or how < 0.04
+        if not says_nothing:
+            await later(self.rng.choice((0.0, 0.5, 3.0)))
+        self._speeches[call_id] = not says_nothing
+        if prompt is not None:
+            prompt.heard = True
+        if not says_nothing:
+            error = "no voice" if how < 0.08 else None
+            self.say(client.ToolResultEvent(call_id, None if error else SPOKEN, error))
+
+    async def _run(self, call_id: str) -> None:
+        """Do a call, or not; say so in time, late, twice or never."""
+        rng = self.rng
+        result = self._result(call_id)
+        if rng.random() < 0.2:
+            self.say(client.ToolStarted(call_id))
+        how = rng.choices(("now", "soon", "twice", "late", "never", "job", "busy"), (6, 3, 1, 1, 1, 1, 1))[0]
+        self.book.tally[f"device {how}"] += 1
+        if how in ("now", "twice"):
+            self.say(result)
+        if how == "twice":
+            self.say(self._result(call_id))
+        if how == "soon":
+            await later(rng.choice((0.2, 2.0, 20.0)))
+            self.say(result)
+        if how == "late":
+            self.spawn(self._say_later(rng.choice((31.0, 90.0, 400.0, 650.0)), result))
+        if how == "job":
+            self.say(client.ToolAccepted(call_id, f"job {call_id}"))
+            self.spawn(self._say_later(rng.choice((0.1, 60.0)), result))
+        if how == "busy":
+            self.spawn(self._work(call_id, result))
+
+    def _result(self, call_id: str) -> client.ToolResultEvent:
+        text = f"{STRANGER} {call_id}" if self.book.is_untrusted(call_id) else f"did {call_id}"
+        return client.ToolResultEvent(call_id, *((None, text) if self.rng.random() < 0.1 else (text, None)))
+
+    async def _say_later(self, seconds: float, event: client.ClientEvent) -> None:
+        await later(seconds)
+        self.say(event)
+
+    async def _work(self, call_id: str, result: client.ClientEvent) -> None:
+        for percent in range(0, 100, 30):
+            await later(self.rng.choice((5.0, 25.0)))
+            self.say(client.ToolProgress(call_id, percent=float(percent)))
+        self.say(result)
+
+    async def _cancel(self, call_id: str) -> None:
+        effect: Any = self.rng.choice(("none", "partial", "complete", "silence"))
+        if effect != "silence":
+            await later(self.rng.choice((0.0, 1.0)))
+            self.book.tally[f"cancelled {effect}"] += 1
+            self.say(client.ToolCancelled(call_id, effect, f"did {call_id}" if effect != "none" else None))
+
+    async def close(self) -> None:
+        for task in list(self.jobs):
+            task.cancel()
+        for wire in self.wires:
+            if not wire.cut:
+                wire.hang_up()
+        await steps(20)
