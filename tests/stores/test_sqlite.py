@@ -1,0 +1,568 @@
+"""The SQLite store keeps the contract, and whatever it acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from conductor.errors import (
+    Conflict,
+    Duplicate,
+    Fenced,
+    Rollback,
+    SettingsError,
+    StoreError,
+    StoreUnavailable,
+)
+from conductor.messages import AssistantMessage, ToolResult, UserMessage
+from conductor.stores import sqlite_writer
+from conductor.stores.base import (
+    AckOutbound,
+    Amendment,
+    AppendLog,
+    Claim,
+    FinishCall,
+    ForgetCall,
+    OpenCall,
+    Operation,
+    PutOutbound,
+    RememberInbound,
+    SessionKey,
+    SetField,
+    TrimLog,
+)
+from conductor.stores.memory import MemoryStore
+from conductor.stores.sqlite import SqliteStore
+from tests.stores import sqlite_process
+from tests.stores.contract import HISTORY, KEY, StoreContract, call, contents, filled, outbound, stored
+from tests.stores.machine import StoreMachine
+
+
+@asynccontextmanager
+async def opened(path: Path, busy_timeout: float = 2.0) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, busy_timeout=busy_timeout)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with opened(path) as store:
+        yield store
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[sqlite3.Connection]:
+    """Hold the file's lock, on a connection of our own."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def process(command: str, path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run another process at the file; it is killed at the end."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        sqlite_process.__name__,
+        command,
+        str(path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            running.kill()
+        await running.wait()
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, and what SQLite keeps beside it: that would be played into a new file of the name."""
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+
+
+async def claims(store: SqliteStore | MemoryStore, count: int) -> list[Claim]:
+    return [await store.claim(SessionKey("subject", str(number))) for number in range(count)]
+
+
+class TestSqliteStore(StoreContract):
+    """The contract, over a file."""
+
+    ahead = Rollback
+
+    async def test_a_released_session_stays(self, store: SqliteStore) -> None:
+        await store.release(await filled(store))
+        claim = await store.claim(KEY)
+        assert (claim.epoch, claim.revision) == (2, 1) and claim.state.log == HISTORY
+
+    async def test_sessions_and_claims_outlive_the_store(self, path: Path, store: SqliteStore) -> None:
+        claim = await filled(store)
+        await store.aclose()
+        async with opened(path) as other:
+            await other.commit(claim, "commit-1", [SetField("c", "d")])
+            state = await stored(other)
+        assert state.log == HISTORY and state.fields == {"a": "b", "c": "d"}
+
+
+class SqliteMachine(StoreMachine):
+    """Random histories, over a file."""
+
+    forgets_on_release = False
+    folder = tempfile.TemporaryDirectory()
+    numbers = itertools.count()
+
+    @staticmethod
+    def make_store() -> SqliteStore:
+        return SqliteStore(Path(SqliteMachine.folder.name) / f"{next(SqliteMachine.numbers)}.db")
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert isinstance(self.store, SqliteStore)
+        self.run(self.store.open())
+
+
+TestSqliteMachine = SqliteMachine.TestCase
+TestSqliteMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+# -- groups
+
+
+async def test_what_waits_is_written_in_one_transaction(path: Path, store: SqliteStore) -> None:
+    mine = await claims(store, 100)
+    before = store.groups
+    with locked(path):  # so that all of them have to wait
+        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+        await asyncio.sleep(0)
+    await asyncio.gather(*commits)
+    assert store.groups - before <= 2 and all(claim.revision == 1 for claim in mine)
+
+
+async def test_each_commit_of_a_group_has_its_own_outcome(path: Path, store: SqliteStore) -> None:
+    mine = await claims(store, 80)
+    bad: dict[int, tuple[type[StoreError], Claim, list[Operation]]] = {
+        5: (Fenced, replace(mine[5], token="1.made-up"), []),
+        6: (Conflict, mine[6], []),
+        40: (Rollback, replace(mine[40], revision=9), []),
+        70: (Duplicate, mine[70], [SetField("n", "x"), FinishCall("none", ToolResult("none", "x"))]),
+        75: (StoreUnavailable, mine[75], [SetField("n", "x"), TrimLog(2**70)]),
+    }
+    await store.commit(mine[6], "commit-0", [])
+    mine[6].revision = 0
+    with locked(path):
+        commits = []
+        for number, claim in enumerate(mine):
+            _, used, operations = bad.get(number, (None, claim, [SetField("n", str(number))]))
+            commits.append(asyncio.ensure_future(store.commit(used, "commit-1", operations)))
+        await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*commits, return_exceptions=True)
+    for number, outcome in enumerate(outcomes):
+        assert type(outcome) is (bad[number][0] if number in bad else type(None)), number
+    for number, claim in enumerate(await claims(store, 80)):
+        assert claim.state.fields == ({} if number in bad else {"n": str(number)})
+
+
+async def test_commits_of_one_session_are_kept_in_order(store: SqliteStore) -> None:
+    claim = await store.claim(KEY)
+    commits = [store.commit(claim, f"commit-{n}", [AppendLog(UserMessage(str(n)))]) for n in range(50)]
+    await asyncio.gather(*commits)
+    assert (await stored(store)).log == [UserMessage(str(n)) for n in range(50)] and claim.revision == 50
+
+
+def _random_operation(rng: random.Random) -> Operation:
+    name = rng.choice("abcdefgh")
+    many: list[Operation] = [
+        AppendLog(rng.choice([UserMessage, AssistantMessage])(name)),
+        AppendLog(Amendment(rng.randrange(12), name)),
+        TrimLog(rng.randrange(14)),
+        OpenCall(call(name)),
+        FinishCall(name, ToolResult(name, str(rng.random()))),
+        ForgetCall(name),
+        RememberInbound(str(rng.randrange(2000))),
+        PutOutbound(outbound(name)),
+        AckOutbound(name),
+        SetField(name, rng.choice(["", "x", "y"])),
+    ]
+    weights = [4, 4, 1, 2, 2, 2, 2, 4, 2, 3]
+    return rng.choices(many, weights)[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_large_groups_agree_with_memory_on_everything(
+    path: Path, store: SqliteStore, seed: int
+) -> None:
+    rng = random.Random(seed)
+    model = MemoryStore()
+    mine, models = await claims(store, 90), await claims(model, 90)
+    for step in range(12):
+        batches = [[_random_operation(rng) for _ in range(rng.randrange(9))] for _ in mine]
+        with locked(path):
+            commits = [
+                asyncio.ensure_future(store.commit(claim, f"commit-{step}", batch))
+                for claim, batch in zip(mine, batches, strict=True)
+            ]
+            await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*commits, return_exceptions=True)
+        for outcome, claim, batch in zip(outcomes, models, batches, strict=True):
+            try:
+                await model.commit(claim, f"commit-{step}", batch)
+            except Duplicate:
+                assert isinstance(outcome, Duplicate)
+            else:
+                assert outcome is None
+    for claim, wanted in zip(await claims(store, 90), await claims(model, 90), strict=True):
+        assert contents(claim.state) == contents(wanted.state) and claim.revision == wanted.revision
+        assert list(claim.state.calls) == list(wanted.state.calls)
+
+
+async def test_ids_are_told_apart_to_the_last_byte(store: SqliteStore) -> None:
+    keys = [SessionKey("a", "b\0c"), SessionKey("a", "b"), SessionKey("a\0", "b"), SessionKey("ä", "b")]
+    for key in keys:
+        claim = await store.claim(key)
+        await store.commit(claim, "commit-1", [RememberInbound(name) for name in ("x", "x\0", "x\0y", "ẍ")])
+        assert claim.epoch == 1
+        assert list((await store.claim(key)).state.seen) == ["x", "x\0", "x\0y", "ẍ"]
+
+
+async def test_half_characters_spoil_neither_the_text_nor_the_group(store: SqliteStore) -> None:
+    good, bad = store.claim(KEY), store.claim(SessionKey("\ud800", "s-1"))
+    claim, refused = await asyncio.gather(good, bad, return_exceptions=True)
+    assert isinstance(refused, StoreUnavailable) and isinstance(claim, Claim)
+    await store.commit(claim, "commit-1", [AppendLog(UserMessage("a\ud800")), SetField("a", "\udc00b")])
+    state = await stored(store)
+    assert state.log == [UserMessage("a?")] and state.fields == {"a": "?b"}
+
+
+# -- several processes
+
+
+async def test_a_zombie_at_another_store_of_the_same_file_is_refused(path: Path, store: SqliteStore) -> None:
+    async with opened(path) as other:
+        zombie = await filled(store)
+        claim = await other.claim(KEY)
+        assert claim.epoch == 2 and claim.state.log == HISTORY
+        with pytest.raises(Fenced):
+            await store.commit(zombie, "commit-1", [SetField("a", "zombie")])
+        await store.release(zombie)
+        await other.commit(claim, "commit-1", [SetField("a", "owner")])
+        assert (await stored(store)).fields == {"a": "owner"}
+
+
+async def test_two_stores_write_to_one_file_at_the_same_time(path: Path, store: SqliteStore) -> None:
+    async def write(at: SqliteStore, session: str) -> None:
+        claim = await at.claim(SessionKey("subject", session))
+        for number in range(60):
+            await at.commit(claim, f"commit-{number}", [AppendLog(UserMessage(str(number)))])
+
+    async with opened(path) as other:
+        stores = [store, other]
+        await asyncio.gather(*(write(stores[n % 2], str(n)) for n in range(10)))
+        for claim in await claims(other, 10):
+            assert claim.state.log == [UserMessage(str(n)) for n in range(60)]
+
+
+async def test_after_a_kill_all_that_was_acknowledged_is_there_and_nothing_by_halves(path: Path) -> None:
+    for _ in range(3):
+        _remove(path)
+        acknowledged = dict.fromkeys(range(sqlite_process.SESSIONS), 0)
+        async with process("write", path) as writer:
+            assert writer.stdout is not None
+            for _ in range(1500):
+                session, number = map(int, (await writer.stdout.readline()).split())
+                acknowledged[session] = number
+            writer.kill()
+            for line in (await writer.stdout.read()).splitlines():
+                if len(line.split()) == 2:
+                    session, number = map(int, line.split())
+                    acknowledged[session] = max(number, acknowledged[session])
+        async with opened(path) as store:
+            for claim in await claims(store, sqlite_process.SESSIONS):
+                count = claim.revision
+                assert count >= acknowledged[int(claim.key.session_id)]
+                numbers = [str(number) for number in range(1, count + 1)]
+                assert claim.state.log == [UserMessage(number) for number in numbers]
+                assert list(claim.state.calls) == [f"c-{number}" for number in numbers]
+                assert list(claim.state.outbound) == [f"evt-{number}" for number in numbers]
+                assert claim.state.fields.get("number", "0") == str(count)
+
+
+async def test_a_lock_of_another_process_is_waited_out_or_refused_in_time(path: Path) -> None:
+    async with opened(path, busy_timeout=0.2) as store:
+        claim = await store.claim(KEY)
+        async with process("lock", path) as locker:
+            assert locker.stdout is not None and locker.stdin is not None
+            await locker.stdout.readline()
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="locked"):
+                    await asyncio.wait_for(store.commit(claim, "commit-1", [SetField("a", "b")]), 5)
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await asyncio.wait_for(SqliteStore(path, busy_timeout=0.1).open(), 5)
+            locker.stdin.close()
+            await locker.wait()
+        await store.commit(claim, "commit-1", [SetField("a", "b")])
+        assert (await stored(store)).fields == {"a": "b"}
+
+
+async def test_a_short_lock_is_only_waited_for(path: Path, store: SqliteStore) -> None:
+    claim = await store.claim(KEY)
+    with locked(path):
+        commit = asyncio.ensure_future(store.commit(claim, "commit-1", [SetField("a", "b")]))
+        done, _ = await asyncio.wait([commit], timeout=0.05)
+        assert not done
+    await asyncio.wait_for(commit, 2)
+
+
+# -- lost replies
+
+
+async def test_a_commit_that_nobody_waits_for_any_more_is_done_and_may_be_repeated(
+    path: Path, store: SqliteStore
+) -> None:
+    claim = await store.claim(KEY)
+    lost = replace(claim)
+    operations: list[Operation] = [AppendLog(UserMessage("once")), RememberInbound("in-1")]
+    with locked(path):
+        waiting = asyncio.ensure_future(store.commit(claim, "commit-1", operations))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    await store.commit(lost, "commit-1", operations)
+    assert claim.revision == lost.revision == 1
+    await store.commit(claim, "commit-2", [])
+    assert (await stored(store)).log == [UserMessage("once")]
+
+
+async def test_a_file_restored_from_a_backup_is_a_rollback(path: Path) -> None:
+    async with opened(path) as store:
+        claim = await filled(store)
+    backup = shutil.copy(path, path.with_suffix(".backup"))
+    async with opened(path) as store:
+        await store.commit(claim, "commit-1", [])
+    shutil.copy(backup, path)
+    async with opened(path) as store:
+        with pytest.raises(Rollback):
+            await store.commit(claim, "commit-2", [])
+
+
+# -- disks that fail
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=1m tmpfs '{disk}' 2>/dev/null"
+    if os.geteuid() or os.system(mount):
+        pytest.skip("only root can make a small disk")
+    try:
+        yield disk
+    finally:
+        os.system(f"umount '{disk}'")
+
+
+async def test_a_full_disk_refuses_and_recovers_when_there_is_room(tmp_path: Path) -> None:
+    with _small_disk(tmp_path) as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"x" * 400_000)
+        async with opened(disk / "sessions.db") as store:
+            claim, other = await claims(store, 2)
+            written = 0
+            with pytest.raises(StoreUnavailable, match="full"):
+                for written in range(500):
+                    message = AppendLog(UserMessage("x" * 20_000))
+                    await store.commit(claim, f"commit-{written}", [message])
+            assert 0 < written < 499
+            with pytest.raises(StoreUnavailable):
+                await store.commit(other, "commit-0", [AppendLog(UserMessage("x" * 400_000))])
+            ballast.unlink()
+            await store.commit(claim, "commit-after", [SetField("a", "b")])
+            state = (await store.claim(claim.key)).state
+            assert len(state.log) == written and state.fields == {"a": "b"}
+
+
+async def test_a_write_that_fails_refuses_and_the_store_recovers(path: Path, store: SqliteStore) -> None:
+    resource = pytest.importorskip("resource")
+    claim = await store.claim(KEY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.commit(claim, "commit-1", [AppendLog(UserMessage("x" * 1_000_000))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    await store.commit(claim, "commit-1", [AppendLog(UserMessage("y"))])
+    assert (await stored(store)).log == [UserMessage("y")]
+
+
+async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
+    old = await filled(store)
+    _remove(path)
+    path.write_bytes(b"no database " * 1000)  # noqa: ASYNC240 - a small file
+    with pytest.raises(StoreUnavailable):
+        await store.claim(KEY)
+    _remove(path)
+    with pytest.raises(Fenced):
+        await store.commit(old, "commit-1", [])
+    assert (await store.claim(KEY)).epoch == 1
+
+
+# -- opening and closing
+
+
+async def test_only_the_owner_may_read_the_file_and_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "sessions.db"
+    async with opened(path) as store:
+        await filled(store)
+        files = {each.name for each in path.parent.iterdir()}
+        assert files == {"sessions.db", "sessions.db-wal", "sessions.db-shm"}
+        for each in path.parent.iterdir():
+            assert stat.S_IMODE(each.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def _database(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+async def test_what_cannot_be_a_store_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("hello " * 1000)
+    _database(tmp_path / "other", "CREATE TABLE t(a)")
+    async with opened(tmp_path / "newer"):
+        pass
+    _database(tmp_path / "newer", "PRAGMA user_version=99")
+    reasons = {
+        "folder": "is a folder",
+        "text": "damaged, or no SQLite database",
+        "text/below": "text",
+        "other": "another program's",
+        "newer": "newer version",
+    }
+    for name, reason in reasons.items():
+        before = (tmp_path / name).read_bytes() if (tmp_path / name).is_file() else b""
+        store = SqliteStore(tmp_path / name)
+        with pytest.raises(SettingsError, match=reason):
+            await store.open()
+        assert not before or (tmp_path / name).read_bytes() == before
+        with pytest.raises(StoreUnavailable):
+            await store.claim(KEY)
+        await store.aclose()
+
+
+async def test_closing_finishes_what_waits_and_takes_no_more(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.aclose()
+    await store.open()
+    await store.open()
+    mine = await claims(store, 50)
+    commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+    await asyncio.sleep(0)
+    await store.aclose()
+    await store.aclose()
+    await asyncio.gather(*commits)
+    with pytest.raises(StoreUnavailable):
+        await store.claim(KEY)
+    assert not path.with_name("sessions.db-wal").exists()
+
+
+# -- expiry
+
+
+class Clock:
+    """A clock that stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = 1_772_366_400.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_claim_of_an_expired_session_finds_nothing(path: Path) -> None:
+    clock = Clock()
+    store = SqliteStore(path, session_ttl=100, now=clock)
+    await store.open()
+    claim = await filled(store)
+    clock.now += 99
+    await store.commit(claim, "commit-1", [])
+    clock.now += 99
+    kept = await store.claim(KEY)
+    assert kept.epoch == 2 and kept.state.log == HISTORY
+    clock.now += 101
+    fresh = await store.claim(KEY)
+    assert (fresh.epoch, fresh.revision) == (1, 0) and not fresh.state.log and not fresh.state.seen
+    with pytest.raises(Fenced):
+        await store.commit(kept, "commit-2", [])
+    await store.aclose()
+
+
+async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> None:
+    clock = Clock()
+    store = SqliteStore(path, session_ttl=100, now=clock)
+    await store.open()
+    old = await claims(store, 100)
+    for claim in old:
+        await store.commit(claim, "commit-1", [AppendLog(UserMessage("x")), SetField("a", "b")])
+    clock.now += 60
+    for claim in old[::7]:
+        await store.commit(claim, "commit-2", [])
+    clock.now += 60
+    assert await store.sweep() == 85
+    assert await store.sweep() == 0
+    for number, claim in enumerate(await claims(store, 100)):
+        assert (claim.epoch == 2) == (number % 7 == 0) == bool(claim.state.log)
+    await store.aclose()
+
+
+async def test_sweeping_happens_by_itself(path: Path) -> None:
+    clock = Clock()
+    store = SqliteStore(path, session_ttl=100, sweep_every=0.01, now=clock)
+    await store.open()
+    claim = await filled(store)
+    clock.now += 101
+    await asyncio.wait_for(_until_fenced(store, claim), 5)
+    await store.aclose()
+
+
+async def _until_fenced(store: SqliteStore, claim: Claim) -> None:
+    """Retry a commit that changes nothing, until the session is gone."""
+    with suppress(Fenced):
+        while True:
+            await store.commit(claim, "commit-0", [])
