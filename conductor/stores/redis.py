@@ -1,0 +1,114 @@
+"""The session store on Redis or Valkey: sessions outlive the process, and any node may take one over.
+
+A claim and a commit are one script each (`redis_scripts`), so that nothing comes between their steps, on this
+node or another. A lost reply is asked for again under the same id. The server should keep what it has
+acknowledged (``appendonly yes``) and throw nothing away (``maxmemory-policy noeviction``).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import NoReturn
+from uuid import uuid4
+
+import structlog
+
+from conductor.errors import Conflict, Duplicate, Fenced, Rollback, StoreUnavailable
+from conductor.stores.base import MAX_SEEN, Claim, Operation, SessionKey
+from conductor.stores.redis_client import Client, write_keys
+from conductor.stores.redis_protocol import Reply
+from conductor.stores.redis_records import read, text, written
+from conductor.stores.redis_scripts import CLAIM, COMMIT, RELEASE
+
+log = structlog.get_logger(__name__)
+
+
+class RedisStore:
+    """Keeps sessions in Redis, for ``session_ttl`` seconds after their last claim or commit.
+
+    A commit is tried for ``retry_for`` seconds and then is `StoreUnavailable`; it may have been recorded all
+    the same, and then the next commit is a `Conflict`: claim the session anew. With ``replicas``, each claim
+    and commit waits up to ``wait_ms`` until so many replicas have it, and counts as not done before.
+    ``prefix`` begins the names of all keys. Raises `SettingsError` for a URL that is none.
+    """
+
+    suspends = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        session_ttl: float = 86_400.0,
+        retry_for: float = 2.0,
+        replicas: int = 0,
+        wait_ms: int = 500,
+        prefix: str = "conductor",
+    ) -> None:
+        self.client = Client(url, retry_for=retry_for, replicas=replicas, wait_ms=wait_ms)
+        self.prefix = prefix
+        self.ttl_ms = str(max(1, round(session_ttl * 1000)))
+        self._node = f"{platform.node() or 'node'}-{os.getpid()}"
+        self._held: dict[str, bytes] = {}  # token -> its session's keys, as they are sent
+
+    async def open(self) -> None:
+        """Connect now, so that a mistake is said at the start; without this, the first claim connects.
+
+        Raises `SettingsError`.
+        """
+        await self.client.open()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
+        token = f"{self._node}:{uuid4().hex}"
+        keys = write_keys(self.prefix, key)
+        kept = read(await self.client.write(CLAIM, keys, (token, self.ttl_ms)))
+        if not kept.whole:
+            log.warning("session incomplete", session=key.session_id)
+        self._held[token] = keys
+        return Claim(key, token, kept.epoch, kept.revision, kept.state)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        """Check all operations, then apply all of them, or none; see `SessionStore`."""
+        keys = self._held.get(claim.token)
+        if keys is None:  # released, fenced before, or made up
+            raise Fenced("Another claim owns this session.")
+        arguments = [
+            claim.token,
+            commit_id,
+            str(claim.revision),
+            self.ttl_ms,
+            str(MAX_SEEN),
+            *written(operations),
+        ]
+        reply = await self.client.write(COMMIT, keys, arguments)
+        if not isinstance(reply, int):
+            self._refuse(claim, reply)
+        claim.revision = reply
+
+    async def release(self, claim: Claim) -> None:
+        """Let go of a session, which stays until it expires; without a server too. Raises nothing."""
+        keys = self._held.pop(claim.token, None)
+        if keys is not None:
+            await self.client.write_once(RELEASE, keys, (claim.token,))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.client.aclose()
+
+    def _refuse(self, claim: Claim, reply: Reply) -> NoReturn:
+        code, detail = reply if isinstance(reply, list) and len(reply) == 2 else (None, None)
+        match code, detail:
+            case b"FENCED", _:
+                self._held.pop(claim.token, None)
+                raise Fenced("Another claim owns this session.")
+            case b"DUPLICATE", bytes():
+                raise Duplicate(f"{text(detail)} was recorded before.")
+            case b"REVISION", int() if detail < claim.revision:
+                raise Rollback(f"The session is back at revision {detail}; it was at {claim.revision}.")
+            case b"REVISION", int():
+                raise Conflict(f"The session is at revision {detail}, not {claim.revision}.")
+            case b"LOST", _:
+                raise Rollback("The store has lost this session, or a part of it.")
+        raise StoreUnavailable("The session store gave an answer that this version cannot read.")

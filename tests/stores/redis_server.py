@@ -1,0 +1,109 @@
+"""Runs a Redis or Valkey server for tests: on loopback, a free port, in a folder of its own.
+
+Without one on the machine the tests are skipped and say so. ``.ci/run`` installs it and sets
+``CI_REQUIRE_REDIS=1``, with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+WAIT = 10.0
+"""Bound for what a server does: to start, to stop, to answer."""
+
+
+def program() -> str:
+    """Find a server; its tests are skipped without one."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    missing("redis-server")
+
+
+def missing(what: str) -> NoReturn:
+    """Skip, or fail where the server is required."""
+    reason = f"{what} is not on this machine; .ci/run installs it"
+    if os.environ.get("CI_REQUIRE_REDIS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """A server; ``options`` are its command line's. It may be killed, started again and frozen."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address, database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, with what its folder holds, and wait until it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command += ["--daemonize", "no", "--logfile", "", *self._options]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        # It says so itself, once it has read its files and listens.
+        output = self._process.stdout
+        assert output is not None
+        said = b""
+        for line in iter(output.readline, b""):
+            said += line
+            if b"Ready to accept connections" in line:
+                return
+        self.kill()
+        raise AssertionError(f"The server did not start: {said.decode()}")
+
+    def kill(self) -> None:
+        """End it at once, as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate(timeout=WAIT)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stop it from running: its connections stay and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, *command: str, options: Sequence[str] = ()) -> str:
+        """Run a command by ``redis-cli``, which knows nothing of this project; returns what it printed."""
+        client = program().replace("-server", "-cli")
+        done = subprocess.run(
+            [client, "-h", "127.0.0.1", "-p", str(self.port), *options, *command],
+            capture_output=True,
+            timeout=WAIT,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.decode().rstrip("\n")

@@ -1,0 +1,257 @@
+"""The Redis store keeps the contract, each session in keys of its own that expire together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+
+from conductor.errors import Rollback, StoreUnavailable
+from conductor.messages import AssistantMessage, UserMessage
+from conductor.stores.base import (
+    Amendment,
+    AppendLog,
+    OpenCall,
+    Operation,
+    PutOutbound,
+    RememberInbound,
+    SessionKey,
+    SetField,
+    TrimLog,
+)
+from conductor.stores.redis import RedisStore
+from tests.stores.contract import HISTORY, KEY, StoreContract, call, contents, filled, outbound, stored
+from tests.stores.machine import StoreMachine
+from tests.stores.redis_server import RedisServer
+
+_prefixes = (f"test-{number}" for number in count(1))
+
+
+class RedisMachine(StoreMachine):
+    """Random histories, over Redis."""
+
+    url: ClassVar[str]
+    forgets_on_release = False
+
+    @staticmethod
+    def make_store() -> RedisStore:
+        return RedisStore(RedisMachine.url, prefix=next(_prefixes))
+
+
+TestRedisMachine = pytest.mark.usefixtures("server")(RedisMachine.TestCase)
+TestRedisMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    running = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "")
+    running.start()
+    RedisMachine.url = running.url
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return next(_prefixes)
+
+
+@pytest.fixture
+async def store(server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
+    one = RedisStore(server.url, prefix=prefix)
+    yield one
+    await one.aclose()
+
+
+class TestRedisStore(StoreContract):
+    """The contract, over Redis."""
+
+    ahead = Rollback
+
+
+async def test_closing_is_harmless(store: RedisStore) -> None:
+    await store.claim(KEY)
+    await store.aclose()
+    await store.aclose()
+
+
+# -- names
+
+ODD = [
+    "",
+    "a b",
+    "a/b",
+    "{a}",
+    "}{",
+    "a}/{b",
+    "%7Ba",
+    "日本",
+    "🎉",
+    "*",
+    "a:b",
+    "\n\r\n$5",
+    "\x00",
+    "\ud800",
+    ".",
+]
+
+
+async def test_odd_names_are_sessions_of_their_own_and_stay_in_one_hash_slot(
+    server: RedisServer, store: RedisStore, prefix: str
+) -> None:
+    keys = [SessionKey(subject, session_id) for subject in ODD for session_id in ODD]
+    for key in keys:
+        claim = await store.claim(key)
+        assert claim.epoch == 1
+        operations: list[Operation] = [
+            AppendLog(UserMessage(repr(key))),
+            OpenCall(call()),
+            RememberInbound("in-1"),
+            PutOutbound(outbound()),
+        ]
+        await store.commit(claim, "commit-1", operations)
+    for key in keys:
+        assert (await stored(store, key)).log == [UserMessage(repr(key))]
+    names = server.ask("KEYS", f"{prefix}:*").splitlines()
+    assert len(names) == len(set(names)) == 5 * len(keys)
+    slots: dict[str, int] = {}
+    for name in names:
+        # What a cluster hashes: from the first opening brace to the first closing one after it.
+        tag = name.partition("{")[2].partition("}")[0]
+        assert tag and name.isascii() and name.isprintable()
+        slots[tag] = slots.get(tag, 0) + 1
+    assert set(slots.values()) == {5}
+
+
+async def test_ids_and_values_may_hold_anything(store: RedisStore) -> None:
+    claim = await store.claim(KEY)
+    operations = [
+        part
+        for odd in ODD[:-2]
+        for part in (
+            RememberInbound(odd),
+            OpenCall(call(odd)),
+            SetField(odd, f"[{odd}]"),
+            SetField("x" + odd, odd),
+        )
+    ]
+    await store.commit(claim, "commit-1", operations)
+    state = await stored(store)
+    assert list(state.seen) == ODD[:-2] and list(state.calls) == ODD[:-2]
+    assert state.fields == {odd: f"[{odd}]" for odd in ODD[:-2]} | {"x" + odd: odd for odd in ODD[:-2] if odd}
+
+
+async def test_half_a_surrogate_pair_is_kept_as_a_question_mark(store: RedisStore) -> None:
+    claim = await store.claim(KEY)
+    await store.commit(claim, "commit-1", [RememberInbound("\ud800"), SetField("a", "x\udfff")])
+    state = await stored(store)
+    assert list(state.seen) == ["?"] and state.fields == {"a": "x?"}
+
+
+# -- the log
+
+
+async def test_an_amendment_before_the_log_does_not_count_from_its_end(store: RedisStore) -> None:
+    claim = await store.claim(KEY)
+    kept = [AssistantMessage("one"), AssistantMessage("two"), AssistantMessage("three")]
+    await store.commit(claim, "commit-1", [*(AppendLog(each) for each in kept), TrimLog(1)])
+    heard = [AppendLog(Amendment(1, "tw")), AppendLog(Amendment(2, "thr"))]
+    gone = [AppendLog(Amendment(position, "changed")) for position in (-3, -2, -1, 0, 3)]
+    await store.commit(claim, "commit-2", heard + gone)
+    assert (await stored(store)).log == [AssistantMessage("tw"), AssistantMessage("thr")]
+
+
+# -- order
+
+
+async def test_calls_and_events_keep_their_order_however_many_there_are(store: RedisStore) -> None:
+    claim = await store.claim(KEY)
+    names = [f"{number * 7919 % 1009:x}" for number in range(300)]
+    for at in range(0, 300, 50):
+        part = names[at : at + 50]
+        operations = [each for name in part for each in (OpenCall(call(name)), PutOutbound(outbound(name)))]
+        await store.commit(claim, f"commit-{at}", operations)
+    await store.commit(claim, "commit-again", [PutOutbound(outbound(names[7]))])
+    state = await stored(store)
+    assert list(state.calls) == names and list(state.outbound) == names
+
+
+# -- expiry
+
+
+async def test_every_key_of_a_session_expires_and_a_commit_and_a_claim_put_it_off(
+    server: RedisServer, store: RedisStore, prefix: str
+) -> None:
+    def left() -> list[int]:
+        names = server.ask("KEYS", f"{prefix}:*").splitlines()
+        return [int(server.ask("PTTL", name)) for name in names]
+
+    claim = await filled(store)
+    day = 86_400_000
+    assert len(left()) == 5 and all(day - 60_000 < each <= day for each in left())
+
+    def shorten() -> None:
+        for name in server.ask("KEYS", f"{prefix}:*").splitlines():
+            server.ask("PEXPIRE", name, "100000")
+
+    shorten()
+    await store.commit(claim, "commit-1", [SetField("c", "d")])
+    assert all(each > day - 60_000 for each in left())
+    shorten()
+    await store.commit(claim, "commit-1", [SetField("c", "d")])  # a retry, which writes nothing else
+    assert all(each > day - 60_000 for each in left())
+    shorten()
+    await store.claim(KEY)
+    assert all(each > day - 60_000 for each in left())
+
+
+async def test_an_idle_session_is_forgotten_and_its_owner_is_told(server: RedisServer, prefix: str) -> None:
+    store = RedisStore(server.url, prefix=prefix, session_ttl=0.1)
+    claim = await filled(store)
+    # Each question takes a few milliseconds.
+    assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))
+    with pytest.raises(Rollback):
+        await store.commit(claim, "commit-1", [SetField("c", "d")])
+    again = await store.claim(KEY)
+    assert again.epoch == 1 and not again.state.log
+    await store.aclose()
+
+
+# -- what others wrote
+
+
+async def test_what_this_version_cannot_read_is_unavailable(
+    server: RedisServer, store: RedisStore, prefix: str
+) -> None:
+    await filled(store)
+    for kind, command, value in [
+        ("log", "RPUSH", '{"type":"user"}'),
+        ("log", "RPUSH", '{"type":"user","text":"x"}\n{'),
+        ("calls", "HSET c-7", "Pmany {}"),
+        ("calls", "HSET c-7", "no place"),
+        ("out", "HSET e-7", "5 nothing"),
+        ("meta", "HSET revision", "many"),
+    ]:
+        verb, *rest = command.split()
+        name = f"{prefix}:{{subject/s-1}}:{kind}"
+        server.ask("COPY", name, "aside", "REPLACE")
+        server.ask(verb, name, *rest, value)
+        with pytest.raises(StoreUnavailable, match="cannot read"):
+            await store.claim(KEY)
+        server.ask("COPY", "aside", name, "REPLACE")
+    assert (await stored(store)).log == HISTORY
+
+
+async def test_fields_of_a_newer_version_are_left_alone(
+    server: RedisServer, store: RedisStore, prefix: str
+) -> None:
+    claim = await filled(store)
+    before = contents((await store.claim(KEY)).state)
+    server.ask("HSET", f"{prefix}:{{subject/s-1}}:meta", "of-tomorrow", "x")
+    claim = await store.claim(KEY)
+    assert contents(claim.state) == before
+    await store.commit(claim, "commit-1", [SetField("c", "d")])
+    assert server.ask("HGET", f"{prefix}:{{subject/s-1}}:meta", "of-tomorrow") == "x"

@@ -1,0 +1,539 @@
+"""The Redis store when replies are lost, and the server restarts, hangs, is full, or goes back in time."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
+from conductor.messages import Message, UserMessage
+from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
+from conductor.stores.redis import RedisStore
+from tests.stores.contract import HISTORY, KEY, contents, filled, stored
+from tests.stores.redis_server import WAIT, RedisServer
+
+StoreMaker: TypeAlias = Callable[..., RedisStore]
+
+LONG = 30.0
+"""Tried for so long, a commit outlasts whatever a test does to the server."""
+SHORT = 0.3
+"""Tried for so long, a commit is given up while the test waits."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """Run a server for one test, which loses nothing that it acknowledged."""
+    running = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always", "--save", "")
+    running.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def replica(server: RedisServer, tmp_path: Path) -> Iterator[RedisServer]:
+    """Run a replica of the server, which follows it soon."""
+    server.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    running = RedisServer(tmp_path / "replica", "--replicaof", f"127.0.0.1 {server.port}", "--save", "")
+    running.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+async def make_store(server: RedisServer) -> AsyncIterator[StoreMaker]:
+    async with AsyncExitStack() as stack:
+
+        def make(url: str = server.url, **options: float) -> RedisStore:
+            store = RedisStore(url, **options)  # type: ignore[arg-type]  # whole numbers are floats too
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+def said(number: int) -> AppendLog:
+    return AppendLog(UserMessage(f"message {number}"))
+
+
+async def bounded(work: Awaitable[None]) -> None:
+    await asyncio.wait_for(work, WAIT)
+
+
+# -- replies that are lost
+
+
+class Proxy:
+    """Stands between store and server; ``swallows`` is how many replies end their connections instead."""
+
+    def __init__(self, port: int) -> None:
+        self.swallows = 0
+        self.swallowed = asyncio.Event()
+        self.connections = 0
+        self.server_port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Listen for the time of the block; gives the URL."""
+        listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        finally:
+            listener.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server_port)
+        back = asyncio.create_task(self._pump(far_reader, writer, replies=True))
+        try:
+            await self._pump(reader, far_writer, replies=False)
+        finally:
+            back.cancel()
+            await asyncio.gather(back, return_exceptions=True)
+            for each in (writer, far_writer):
+                each.close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
+    ) -> None:
+        while data := await reader.read(65_536):
+            if replies and self.swallows:
+                self.swallows -= 1
+                self.swallowed.set()
+                writer.transport.abort()
+                return
+            writer.write(data)
+
+
+async def test_a_commit_whose_reply_is_lost_is_recorded_once(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    proxy = Proxy(server.port)
+    async with proxy.running() as url:
+        store = make_store(url)
+        claim = await filled(store)  # and now the server knows the script
+        proxy.swallows = 1
+        await bounded(store.commit(claim, "commit-1", [said(1), RememberInbound("in-2")]))
+        assert proxy.swallowed.is_set() and claim.revision == 2
+        await store.commit(claim, "commit-2", [said(2)])
+        await store.aclose()
+    state = await stored(make_store())
+    assert state.log == [*HISTORY, UserMessage("message 1"), UserMessage("message 2")]
+
+
+async def test_many_lost_replies_lose_and_double_nothing(server: RedisServer, make_store: StoreMaker) -> None:
+    proxy = Proxy(server.port)
+    keys = [SessionKey("subject", f"s-{number}") for number in range(10)]
+
+    async def talk(store: RedisStore, key: SessionKey) -> None:
+        claim = await store.claim(key)
+        for number in range(20):
+            if number % 4 == 3:
+                proxy.swallows = 1
+            await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
+
+    async with proxy.running() as url:
+        store = make_store(url, retry_for=LONG)
+        await asyncio.wait_for(asyncio.gather(*(talk(store, key) for key in keys)), WAIT)
+        await store.aclose()
+    assert proxy.connections > 5
+    expected: list[Message] = [UserMessage(f"message {number}") for number in range(20)]
+    plain = make_store()
+    for key in keys:
+        claim = await plain.claim(key)
+        assert claim.state.log == expected and claim.revision == 20
+
+
+async def test_a_claim_whose_reply_is_lost_counts_once(server: RedisServer, make_store: StoreMaker) -> None:
+    proxy = Proxy(server.port)
+    async with proxy.running() as url:
+        store = make_store(url)
+        await store.claim(SessionKey("subject", "another"))
+        proxy.swallows = 1
+        claim = await asyncio.wait_for(store.claim(KEY), WAIT)
+        assert proxy.swallowed.is_set() and claim.epoch == 1
+        await store.commit(claim, "commit-1", [said(1)])
+        await store.aclose()
+
+
+async def test_a_retry_after_a_takeover_is_fenced_although_it_was_recorded(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    proxy = Proxy(server.port)
+    other = make_store()
+    async with proxy.running() as url:
+        store = make_store(url, retry_for=LONG)
+        claim = await filled(store)
+        proxy.swallows = 1_000
+        commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+        await asyncio.wait_for(proxy.swallowed.wait(), WAIT)
+        taken = await other.claim(KEY)
+        proxy.swallows = 0
+        with pytest.raises(Fenced):
+            await bounded(commit)
+        await store.aclose()
+    assert taken.state.log == [*HISTORY, UserMessage("message 1")]
+    await other.commit(taken, "commit-2", [said(2)])
+
+
+# -- zombies
+
+
+async def test_a_node_that_wakes_after_a_takeover_changes_nothing(make_store: StoreMaker) -> None:
+    asleep, awake = make_store(), make_store()
+    old = await filled(asleep)
+    new = await awake.claim(KEY)
+    assert new.token != old.token and new.state.log == HISTORY
+    await awake.commit(new, "commit-1", [SetField("a", "new")])
+    for number in range(3):
+        with pytest.raises(Fenced):
+            await asleep.commit(old, f"commit-{number}", [SetField("a", "old")])
+    assert (await stored(awake)).fields == {"a": "new"}
+
+
+# -- restarts
+
+
+async def test_a_restart_loses_nothing_that_was_acknowledged(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=LONG)
+    acknowledged: list[int] = []
+    numbers = count()
+    reached, done = asyncio.Event(), asyncio.Event()
+
+    async def talk(claim: Claim) -> None:
+        while not done.is_set() or len(acknowledged) < 100:
+            number = next(numbers)
+            await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
+            acknowledged.append(number)
+            if number >= 20:
+                reached.set()
+
+    talking = asyncio.create_task(talk(await store.claim(KEY)))
+    for _ in range(3):
+        reached.clear()
+        await asyncio.wait_for(reached.wait(), WAIT)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+    done.set()
+    await bounded(talking)
+    claim = await make_store().claim(KEY)
+    assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
+    assert claim.revision == len(acknowledged)
+
+
+async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=SHORT)
+    claim = await filled(store)
+    server.kill()
+    for number in range(2):
+        with pytest.raises(StoreUnavailable, match="cannot be reached: nothing listens there"):
+            await bounded(store.commit(claim, f"commit-{number}", [said(number)]))
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(store.claim(KEY), WAIT)
+    await store.release(claim)  # needs no server
+    server.start()
+    claim = await store.claim(KEY)
+    assert claim.state.log == HISTORY
+    await store.commit(claim, "commit-3", [said(3)])
+
+
+async def test_an_owner_goes_on_after_an_outage_without_claiming_anew(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=SHORT)
+    claim = await filled(store)
+    server.kill()
+    with pytest.raises(StoreUnavailable):
+        await bounded(store.commit(claim, "commit-1", [said(1)]))
+    server.start()
+    await store.commit(claim, "commit-2", [said(2)])
+    assert (await stored(store)).log == [*HISTORY, UserMessage("message 2")]
+
+
+# -- a server that hangs
+
+
+async def test_a_server_that_hangs_for_a_moment_is_waited_for(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=LONG)
+    claim = await filled(store)
+    server.freeze()
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+    done, _ = await asyncio.wait([commit], timeout=0.05)
+    assert not done
+    server.thaw()
+    await bounded(commit)
+    assert (await stored(store)).log == [*HISTORY, UserMessage("message 1")]
+
+
+async def test_a_connection_that_hangs_is_given_up_for_another_in_time(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=1.0)
+    claim = await filled(store)
+    server.freeze()
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+    done, _ = await asyncio.wait([commit], timeout=0.6)  # one try takes half a second
+    assert not done
+    server.thaw()
+    await bounded(commit)
+    assert claim.revision == 2 and len((await stored(store)).log) == len(HISTORY) + 1
+
+
+async def test_what_was_given_up_while_the_server_hung_is_a_conflict_and_a_new_claim_goes_on(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=SHORT)
+    claim = await filled(store)
+    server.freeze()
+    with pytest.raises(StoreUnavailable):
+        await bounded(store.commit(claim, "commit-1", [said(1)]))
+    server.thaw()  # and now it reads what was sent to it
+    patient = make_store(retry_for=LONG)
+    later = await patient.claim(SessionKey("subject", "another"))
+    assert later.epoch == 1
+    with pytest.raises(Conflict):
+        await store.commit(claim, "commit-2", [said(2)])
+    claim = await store.claim(KEY)
+    assert claim.state.log == [*HISTORY, UserMessage("message 1")]
+    await store.commit(claim, "commit-3", [said(3)])
+
+
+async def test_nobody_waits_for_somebody_who_gave_up_waiting(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=LONG)
+    claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(4)]
+    server.freeze()
+    commits = [asyncio.create_task(store.commit(claim, "commit-1", [said(1)])) for claim in claims]
+    await asyncio.wait(commits, timeout=0.05)
+    commits[1].cancel()
+    server.thaw()
+    made = connections_made(server)
+    results = await asyncio.wait_for(asyncio.gather(*commits, return_exceptions=True), WAIT)
+    assert [type(result) for result in results] == [
+        type(None),
+        asyncio.CancelledError,
+        type(None),
+        type(None),
+    ]
+    # Each has its own reply, not the one before.
+    for claim in claims[2:]:
+        await store.commit(claim, "commit-2", [said(2)])
+        assert claim.revision == 2
+    assert connections_made(server) == made + 1  # the one that asks
+
+
+def connections_made(server: RedisServer) -> int:
+    lines = (line.strip().partition(":") for line in server.ask("INFO", "stats").splitlines())
+    return int({name: value for name, _, value in lines}["total_connections_received"])
+
+
+# -- a server that goes back in time
+
+
+async def back_to_a_copy(server: RedisServer) -> None:
+    """Restart the server with what its folder held when the test copied it, as a failover would."""
+    server.kill()
+    shutil.rmtree(server.folder)
+    server.folder.with_name("copy").rename(server.folder)
+    server.start()
+
+
+async def test_an_owner_notices_that_its_commits_were_lost(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store()
+    claim = await filled(store)
+    shutil.copytree(server.folder, server.folder.with_name("copy"))
+    lost = [said(number) for number in range(2)]
+    for number, operation in enumerate(lost):
+        await store.commit(claim, f"commit-{number}", [operation])
+    await back_to_a_copy(server)
+    with pytest.raises(Rollback):
+        await store.commit(claim, "commit-3", [said(3)])
+    # The owner claims again, and says again what was lost.
+    claim = await store.claim(KEY)
+    assert (claim.revision, claim.state.log) == (1, HISTORY)
+    await store.commit(claim, "commit-4", lost)
+    await store.commit(claim, "commit-5", [said(3)])
+    assert len((await stored(store)).log) == len(HISTORY) + 3
+
+
+async def test_an_owner_whose_very_claim_was_lost_is_fenced(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store()
+    await filled(store)
+    shutil.copytree(server.folder, server.folder.with_name("copy"))
+    claim = await store.claim(KEY)
+    await store.commit(claim, "commit-1", [said(1)])
+    await back_to_a_copy(server)
+    with pytest.raises(Fenced):
+        await store.commit(claim, "commit-2", [said(2)])
+
+
+async def test_an_owner_notices_that_everything_was_lost(server: RedisServer, make_store: StoreMaker) -> None:
+    store = make_store()
+    claim = await filled(store)
+    server.ask("FLUSHALL")
+    with pytest.raises(Rollback):
+        await store.commit(claim, "commit-1", [said(1)])
+    claim = await store.claim(KEY)
+    assert (claim.epoch, claim.revision, claim.state.log) == (1, 0, [])
+    await store.commit(claim, "commit-2", [said(2)])
+
+
+@pytest.mark.parametrize("kind", ["log", "calls", "seen", "out"])
+async def test_an_owner_notices_that_a_part_was_lost(
+    server: RedisServer, make_store: StoreMaker, kind: str
+) -> None:
+    store = make_store()
+    claim = await filled(store)
+    before = contents((await store.claim(KEY)).state)
+    claim = await store.claim(KEY)
+    assert server.ask("DEL", f"conductor:{{subject/s-1}}:{kind}") == "1"
+    with pytest.raises(Rollback):
+        await store.commit(claim, "commit-1", [SetField("a", "c")])
+    claim = await store.claim(KEY)
+    assert contents(claim.state) != before
+    await store.commit(claim, "commit-2", [SetField("a", "c")])
+
+
+# -- a server that refuses
+
+
+async def test_scripts_that_the_server_forgot_are_given_to_it_again(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store()
+    claim = await filled(store)
+    server.ask("SCRIPT", "FLUSH")
+    await store.commit(claim, "commit-1", [said(1)])
+    server.ask("SCRIPT", "FLUSH")
+    assert (await store.claim(KEY)).state.log == [*HISTORY, UserMessage("message 1")]
+
+
+async def test_a_server_that_is_full_records_nothing_and_works_again_when_there_is_room(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(retry_for=SHORT)
+    claim = await filled(store)
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(StoreUnavailable, match="OOM"):
+        await store.commit(claim, "commit-1", [said(1), SetField("a", "c")])
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    await store.commit(claim, "commit-2", [said(2)])
+    state = await stored(store)
+    assert state.log == [*HISTORY, UserMessage("message 2")] and state.fields == {"a": "b"}
+
+
+async def test_a_failover_is_waited_for(server: RedisServer, make_store: StoreMaker) -> None:
+    store = make_store(retry_for=LONG)
+    claim = await filled(store)
+    server.ask("REPLICAOF", "127.0.0.1", "1")
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+    done, _ = await asyncio.wait([commit], timeout=0.1)
+    assert not done
+    server.ask("REPLICAOF", "NO", "ONE")
+    await bounded(commit)
+    assert (await stored(store)).log == [*HISTORY, UserMessage("message 1")]
+
+
+async def test_after_a_failover_the_new_primary_is_found_under_the_old_name(
+    server: RedisServer, make_store: StoreMaker, replica: RedisServer
+) -> None:
+    proxy = Proxy(server.port)
+    async with proxy.running() as url:
+        await asyncio.wait_for(make_store(url, retry_for=LONG, replicas=1).claim(KEY), LONG)
+        store = make_store(url, retry_for=LONG)
+        claim = await filled(store)
+        await make_store(url, retry_for=LONG, replicas=1).claim(SessionKey("subject", "another"))
+        replica.ask("REPLICAOF", "NO", "ONE")
+        server.ask("REPLICAOF", "127.0.0.1", str(replica.port))
+        proxy.server_port = replica.port
+        await bounded(store.commit(claim, "commit-1", [said(1)]))
+    assert (await stored(make_store(replica.url))).log == [*HISTORY, UserMessage("message 1")]
+
+
+async def test_somebody_elses_key_in_the_way_changes_nothing(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store()
+    claim = await filled(store)
+    server.ask("DEL", "conductor:{subject/s-1}:out")
+    server.ask("SET", "conductor:{subject/s-1}:out", "a string")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE|ERR"):
+        await store.commit(claim, "commit-1", [said(1)])
+    assert server.ask("LLEN", "conductor:{subject/s-1}:log") == str(len(HISTORY))
+
+
+# -- replicas
+
+
+async def test_a_commit_counts_when_the_replica_has_it(replica: RedisServer, make_store: StoreMaker) -> None:
+    # It has to be there at all; until then the first claim is tried again.
+    store = make_store(replicas=1, wait_ms=200, retry_for=LONG)
+    claim = await asyncio.wait_for(filled(store), LONG)
+    await store.commit(claim, "commit-1", [said(1)])
+    assert replica.ask("LLEN", "conductor:{subject/s-1}:log") == str(len(HISTORY) + 1)
+
+
+async def test_a_commit_that_no_replica_takes_is_unavailable(
+    replica: RedisServer, make_store: StoreMaker
+) -> None:
+    await asyncio.wait_for(make_store(replicas=1, retry_for=LONG).claim(KEY), LONG)
+    store = make_store(replicas=1, wait_ms=50, retry_for=SHORT)
+    claim = await filled(store)
+    replica.freeze()
+    with pytest.raises(StoreUnavailable, match="fewer than 1 replicas"):
+        await store.commit(claim, "commit-1", [said(1)])
+
+
+async def test_a_commit_that_is_tried_again_still_waits_for_the_replica(
+    replica: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store(replicas=1, wait_ms=20, retry_for=LONG)
+    claim = await asyncio.wait_for(filled(store), LONG)
+    replica.freeze()
+    commit = asyncio.create_task(store.commit(claim, "commit-1", [said(1)]))
+    done, _ = await asyncio.wait([commit], timeout=0.3)  # it is tried several times meanwhile
+    assert not done
+    replica.thaw()
+    await bounded(commit)
+    assert replica.ask("LLEN", "conductor:{subject/s-1}:log") == str(len(HISTORY) + 1)
+
+
+# -- the start
+
+
+async def test_a_server_that_is_not_there_is_said_in_one_sentence(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    server.kill()
+    with pytest.raises(SettingsError) as caught:
+        await make_store(f"redis://:s3cret@127.0.0.1:{server.port}").open()
+    where = f"redis://127.0.0.1:{server.port}/0"
+    assert str(caught.value) == (
+        f"SESSION_STORE_URL names {where}, which cannot be used: nothing listens there."
+    )
