@@ -80,7 +80,11 @@ async def running(settings: Settings, services: Services | None = None) -> Async
     """Run a server for the time of the block. Raises `SettingsError`."""
     services = services or make_services(settings)
     listener = Listener(
-        services, Authenticator(settings.auth_tokens), settings.allowed_origins, make_admin(settings)
+        services,
+        Authenticator(settings.auth_tokens),
+        settings.allowed_origins,
+        make_admin(settings),
+        [ipaddress.ip_network(network) for network in settings.trusted_proxies],
     )
     await listener.start(settings.host, settings.port)
     # The port is open at once; a large SDK is imported meanwhile.

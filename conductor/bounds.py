@@ -1,9 +1,13 @@
-"""How much a client may send, and from where: token buckets and origins, all of it pure."""
+"""How much a client may send, and from where: token buckets, addresses and origins, all of it pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ipaddress
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
 from urllib.parse import urlsplit
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TokenBucket:
@@ -53,6 +57,31 @@ class TokenBucket:
     def give_back(self, tokens: float = 1.0) -> None:
         """Give back what should not have been counted."""
         self._tokens = min(self._burst, self._tokens + min(tokens, self._burst))
+
+
+def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
+    """Say from which address a client connects; None where nobody can tell.
+
+    ``peer`` is who holds the socket, ``forwarded`` are the values of X-Forwarded-For in their order. Each
+    proxy adds the address it sees at the end, so they are read from there, as far as the ``trusted`` ones
+    reach; what a client writes there itself stands before that. Without trusted proxies nothing is told: the
+    address may be that of a proxy, and of many people.
+    """
+    if not trusted:
+        return None
+    hops = [hop.strip() for value in forwarded for hop in value.split(",")]
+    found: str | None = None
+    for hop in (peer, *reversed(hops)):
+        try:
+            address = ipaddress.ip_address(hop)
+        except ValueError:
+            return found
+        mapped = getattr(address, "ipv4_mapped", None)
+        address = mapped or address
+        found = str(address)
+        if not any(address in network for network in trusted):
+            return found
+    return found
 
 
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:

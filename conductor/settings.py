@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -60,6 +61,10 @@ class Limits:
     message_timeout: float = 30.0  # a message in fragments is complete by then
     max_connections: int = 10_000
     max_connections_per_subject: int = 50
+    max_connections_per_address: int = 200  # counted only where TRUSTED_PROXIES makes addresses true
+    max_sessions: int = (
+        20_000  # twice the connections: those beyond them that nobody is connected to end early
+    )
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
     approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
     calls_per_minute: float = 60.0  # of one tool in one session: more is a model that goes round in circles
@@ -89,6 +94,8 @@ class Settings(BaseSettings):
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 50
+    max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
+    trusted_proxies: _List = ()
     interruption_mode: Literal["cancel", "queue"] = "cancel"
     speak_errors: bool = True
     system_prompt_file: Path | None = None
@@ -117,7 +124,9 @@ class Settings(BaseSettings):
             return cls.model_fields[info.field_name].get_default()
         return value.strip() if isinstance(value, str) else value
 
-    @field_validator("auth_tokens", "allowed_origins", "allowed_tools", "file_roots", mode="before")
+    @field_validator(
+        "auth_tokens", "allowed_origins", "allowed_tools", "file_roots", "trusted_proxies", mode="before"
+    )
     @classmethod
     def _split(cls, value: Any) -> Any:
         return (
@@ -130,6 +139,16 @@ class Settings(BaseSettings):
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError:
+                raise ValueError(f"{network!r} is no address or network such as 10.0.0.0/8") from None
+        return value
 
     @field_validator("session_store_url")
     @classmethod
@@ -161,6 +180,8 @@ class Settings(BaseSettings):
             calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
             max_connections_per_subject=self.max_connections_per_subject,
+            max_connections_per_address=self.max_connections_per_address,
+            max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
         )

@@ -1,14 +1,15 @@
-"""Token buckets and origins: how much is let through, and from where."""
+"""Token buckets, addresses and origins: how much is let through, and from where."""
 
 from __future__ import annotations
 
+import ipaddress
 from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.bounds import TokenBucket, origin_allowed
+from conductor.bounds import Network, TokenBucket, client_address, origin_allowed
 
 # Powers of two, so that no sum or quotient is rounded.
 RATES = st.sampled_from([0.25, 1.0, 8.0, 64.0])
@@ -262,3 +263,26 @@ def test_no_text_breaks_it(origin: str, host: str) -> None:
     for text in (origin, f"http://{origin}", f"http://[{origin}]"):
         assert origin_allowed(text, host, (), tokens=False) in (True, False)
         assert origin_allowed(text, host, (text,), tokens=False)
+
+
+LAN = ipaddress.ip_network("10.0.0.0/8")
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "trusted", "found"),
+    [
+        ("203.0.113.7", [], [], None),
+        ("203.0.113.7", ["198.51.100.1"], [LAN], "203.0.113.7"),
+        ("10.0.0.1", ["198.51.100.1"], [LAN], "198.51.100.1"),
+        ("10.0.0.1", ["192.0.2.9, 198.51.100.1"], [LAN], "198.51.100.1"),
+        ("10.0.0.1", ["192.0.2.9", "198.51.100.1, 10.1.1.1"], [LAN], "198.51.100.1"),
+        ("10.0.0.1", ["nonsense"], [LAN], "10.0.0.1"),
+        ("10.0.0.1", [], [LAN], "10.0.0.1"),
+        ("::ffff:10.0.0.1", ["2001:db8::1"], [LAN], "2001:db8::1"),
+        ("a-unix-socket", ["198.51.100.1"], [LAN], None),
+    ],
+)
+def test_an_address_is_believed_as_far_as_trusted_proxies_reach(
+    peer: str, forwarded: list[str], trusted: list[Network], found: str | None
+) -> None:
+    assert client_address(peer, forwarded, trusted) == found

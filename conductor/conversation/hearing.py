@@ -10,9 +10,9 @@ import structlog
 
 from conductor.conversation.open_question import OpenQuestion
 from conductor.conversation.questions import NOTHING_HEARD, Heard, Questions
-from conductor.errors import Fenced, StoreError
+from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.envelope import IdSource
-from conductor.events.server import append_message, set_state
+from conductor.events.server import ApprovalResolved, append_message, set_state
 from conductor.stores.base import RememberInbound
 from conductor.tools.approvals import Scope, denied, not_answered
 from conductor.tools.spoken import Answer, judge
@@ -48,6 +48,8 @@ class Hearing:
             return await self._hear_about_cards(focus, answer, heard)
         if answer.kind == "deny":
             await self._questions.settle(focus, "denied", denied(answer.words), heard)
+        elif answer.kind == "allow" and focus.approval.presented and self._is_early(focus):
+            self._hear_later(text, event_id, focus)
         elif answer.kind == "allow" and focus.approval.presented:
             scope: Scope = answer.scope if focus.approval.risk != "high" else "once"
             scope = scope if scope in focus.approval.scopes else "once"
@@ -61,6 +63,7 @@ class Hearing:
         question = self._prompted(call_id)
         if question is not None and not question.approval.presented and not self._questions.voice.interrupted:
             question.approval = msgspec.structs.replace(question.approval, presented=True)
+            question.presented_at = asyncio.get_running_loop().time()
             await self._questions.commit([], [])
 
     def unheard(self, call_id: str) -> bool:
@@ -89,12 +92,19 @@ class Hearing:
         """Note that the last prompt went down with its connection: nobody heard its end."""
         self._questions.voice.interrupted = True
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the question that stands was interrupted, and will be said again."""
+        focus = self._questions.focus
+        voice = self._questions.voice
+        return focus is not None and not focus.by_card and not focus.approval.presented and voice.interrupted
+
     def attached(self, *, new: bool) -> None:
         """Note that a client is there: ask it in its own way what still stands.
 
         ``new`` means that it has come by another connection.
         """
-        if self._questions.standing:
+        if self._questions.standing or self._questions.untold:
             self._questions.tasks.spawn(self._guarded(self._ask_anew(new)))
 
     def close(self) -> None:
@@ -107,19 +117,45 @@ class Hearing:
         """Take a spoken answer to cards: of several, nobody knows which one a yes is for."""
         if answer.kind == "deny":
             for question in list(self._questions.standing.values()):
-                await self._questions.settle(question, "denied", denied(answer.words), heard)
-                heard = NOTHING_HEARD
+                key = question.approval.approval_id
+                if self._questions.standing.get(key) is question and key not in self._questions.deciding:
+                    await self._questions.settle(question, "denied", denied(answer.words), heard)
+                    heard = NOTHING_HEARD
             return True
-        if answer.kind != "allow" or focus.approval.risk == "high":
+        standing = self._questions.standing.values()
+        if all(judge(answer.words, one.question).kind != "allow" for one in standing):
             return False
         shown = self._questions.outbox.was_written(focus.approval.approval_id)
-        if len(self._questions.standing) > 1 or not shown:
+        if len(standing) > 1 or not shown:
             idle = set_state(_call_ids(), "idle")
             await self._questions.commit(heard.operations, [*heard.events, idle])
             return True
+        if focus.approval.risk == "high":
+            return False
         scope = answer.scope if answer.scope in focus.approval.scopes else "once"
         await self._questions.allow(focus, focus.asked.ready, "allowed", scope, answer.words, heard)
         return True
+
+    def _is_early(self, question: OpenQuestion) -> bool:
+        """Whether an interruption may still come that was on its way before this answer."""
+        now = asyncio.get_running_loop().time()
+        # A timer may come a moment before its time.
+        return now + 0.001 < question.presented_at + self._questions.limits.heard_window
+
+    def _hear_later(self, text: str, event_id: str, question: OpenQuestion) -> None:
+        """Let a yes count once it is sure that the prompt was heard to its end."""
+        when = question.presented_at + self._questions.limits.heard_window
+
+        def hear() -> None:
+            self._questions.tasks.spawn(self._guarded(self._hear_again(text, event_id)))
+
+        asyncio.get_running_loop().call_at(when, hear)
+
+    async def _hear_again(self, text: str, event_id: str) -> None:
+        try:
+            await self.hear(text, event_id)
+        except Duplicate:
+            pass  # the client has said it twice
 
     async def _ask_again(self, question: OpenQuestion, heard: Heard = NOTHING_HEARD) -> None:
         """Present a question once more, or give it up."""
@@ -155,6 +191,10 @@ class Hearing:
 
     async def _ask_anew(self, new: bool) -> None:
         questions = self._questions
+        await questions.decided()
+        if questions.untold and "approval" in questions.profile.capabilities:
+            told, questions.untold = questions.untold, []
+            await questions.commit([], [ApprovalResolved(key, outcome) for key, outcome in told])
         focus = questions.focus
         if focus is None:
             return
@@ -168,9 +208,9 @@ class Hearing:
                     if one.approval.approval_id not in questions.standing:
                         questions.take_card_back(one)  # it was closed while this waited for the store
             return
-        by_card = focus.by_card
         questions.take_cards_back()
-        if by_card or (new and not focus.approval.presented and not questions.voice.is_being_said):
+        unheard = new and not focus.approval.presented and not questions.voice.is_being_said
+        if focus.approval.presentations == 0 or unheard:
             await questions.commit([], questions.voice.present(focus))
         elif new:
             await questions.commit([], [set_state(_call_ids(), "idle")])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from conductor.errors import Conflict, Fenced
+from conductor.errors import Conflict, Fenced, StoreUnavailable
 from conductor.events.envelope import IdSource
 from conductor.stores.base import SessionKey, SessionStore, SetField
 from conductor.tools.rules import Rule, decode_rules, encode_rules
@@ -54,7 +54,7 @@ class LastingGrants:
                     await self._store.commit(claim, _commit_ids(), [SetField(FIELD, encode_rules(rules))])
                 except (Fenced, Conflict):
                     if attempt == _ATTEMPTS:
-                        raise
+                        raise StoreUnavailable("others keep writing this person's grants") from None
                     continue
                 self._rules[subject] = rules
                 return

@@ -17,7 +17,7 @@ from conductor.events.server import ApprovalRequest, ServerEvent, append_message
 from conductor.tools.approvals import Approval
 from conductor.tools.executor import Asked
 from conductor.tools.spoken import Question
-from conductor.tools.spoken_prompt import prompt
+from conductor.tools.spoken_prompt import Reason, prompt
 
 _call_ids = IdSource("call")
 
@@ -27,17 +27,19 @@ class OpenQuestion:
     """A question that stands.
 
     ``by_card``: the client shows it, else it is spoken. ``arguments`` are those that may be shown. ``since``
-    is the loop's time.
+    and ``presented_at`` are the loop's times.
     """
 
     approval: Approval
     asked: Asked
     batch: Batch
     question: Question
+    reasons: tuple[Reason, ...]
     arguments: dict[str, Any]
     by_card: bool
     since: float
     timer: asyncio.TimerHandle | None = None
+    presented_at: float = 0.0
 
     def card(self) -> ApprovalRequest:
         """Make the event that has the client show it."""

@@ -31,8 +31,8 @@ from conductor.tools.executor import Asked, Ready
 from conductor.tools.figures import Figures
 from conductor.tools.gate import MAY_HAVE_HAPPENED
 from conductor.tools.pending import Pending
-from conductor.tools.permissions import TAINTED
-from conductor.tools.rules import arguments_digest
+from conductor.tools.permissions import TAINTED, Verdict, grant
+from conductor.tools.rules import Rule, arguments_digest
 from conductor.tools.spoken_prompt import Reason, make_question
 
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class Questions:
     """Asks a person about calls, and takes decisions. A decision is recorded before anything is run.
 
     ``standing`` are the open questions in the order of asking, ``deciding`` the ids of those whose decision
-    is being recorded.
+    is being recorded, ``untold`` what became of cards while no client was there.
     """
 
     limits: Limits
@@ -77,6 +77,7 @@ class Questions:
     figures: Figures
     standing: OrderedDict[str, OpenQuestion] = field(default_factory=OrderedDict)
     deciding: set[str] = field(default_factory=set)
+    untold: list[tuple[str, Outcome]] = field(default_factory=list)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
 
@@ -162,10 +163,10 @@ class Questions:
             await self.settle(question, "denied", denied(decision.message))
         elif decision.decision == "edit":
             refusal = await self._edit(question, decision)
-        elif decision.scope not in approval.scopes:
-            refusal = f"This call cannot be allowed with scope {decision.scope}."
         else:
-            await self.allow(question, question.asked.ready, "allowed", decision.scope, decision.message)
+            # Allowed for longer than would change anything is allowed once.
+            scope = decision.scope if decision.scope in approval.scopes else "once"
+            await self.allow(question, question.asked.ready, "allowed", scope, decision.message)
         if refusal is not None:
             answer(ApprovalResolved(approval_id, "refused", refusal))
 
@@ -173,10 +174,10 @@ class Questions:
 
     def _make(self, asked: Asked, batch: Batch, batch_id: str, turn_id: str) -> OpenQuestion:
         spec, arguments = asked.ready.spec, asked.ready.arguments
-        scopes: tuple[Scope, ...] = SCOPES if self.grants.lasting else SCOPES[:2]
         reasons: list[Reason] = ["may_have_happened"] if MAY_HAVE_HAPPENED in asked.verdict.reasons else []
         if TAINTED.get(spec.effect) in asked.verdict.reasons:
             reasons.append("untrusted")
+        scopes = self._scopes(asked, reasons)
         approval = Approval(
             approval_id=_approval_ids(),
             batch_id=batch_id,
@@ -193,7 +194,26 @@ class Questions:
         shown = dict(self.profile.executor.redacted(arguments))
         question = make_question(spec.name, spec.risk, spec.effect, shown, reasons, scopes)
         now = asyncio.get_running_loop().time()
-        return OpenQuestion(approval, asked, batch, question, shown, by_card=False, since=now)
+        return OpenQuestion(approval, asked, batch, question, tuple(reasons), shown, by_card=False, since=now)
+
+    def _scopes(self, asked: Asked, reasons: Sequence[Reason]) -> tuple[Scope, ...]:
+        """List the scopes that would change anything: a rule, say, asks each time whatever was granted."""
+        ready = asked.ready
+        granted = [grant(ready.spec, ready.arguments, scope="session")]
+        verdict = self._judge(ready, reasons, granted)
+        if verdict.effect == "ask":
+            return SCOPES[:1]
+        return SCOPES if self.grants.lasting else SCOPES[:2]
+
+    def _judge(self, ready: Ready, reasons: Sequence[Reason], granted: Sequence[Rule] = ()) -> Verdict:
+        """Decide about a call as the rules are now."""
+        return self.profile.executor.gate.judge(
+            ready.spec,
+            ready.arguments,
+            tainted="untrusted" in reasons,
+            may_have_happened="may_have_happened" in reasons,
+            granted=granted,
+        )
 
     # -- deciding
 
@@ -205,8 +225,7 @@ class Questions:
         ready = self.profile.executor.edited(question.asked.ready, edited)
         if isinstance(ready, str):
             return ready
-        gate = self.profile.executor.gate
-        verdict = gate.judge(ready.spec, ready.arguments, tainted=False, may_have_happened=False)
+        verdict = self._judge(ready, ())
         if verdict.effect == "deny":
             return " ".join(verdict.reasons)
         await self.allow(question, ready, "edited", "once", decision.message)
@@ -227,13 +246,9 @@ class Questions:
         ready = replace(ready, notes=(*ready.notes, note))
         with self._decision(question):
             granted = await self.grants.add(ready.spec, ready.arguments, scope)
-            if self._is_changed(ready):
-                await self._reject(
-                    question,
-                    "superseded",
-                    failed("permission_denied", _CHANGED, reason="definition_changed"),
-                    heard,
-                )
+            forbidden = self._forbidden(ready)
+            if forbidden is not None:
+                await self._reject(question, "superseded", forbidden, heard)
                 return
             record = msgspec.structs.replace(self.ledger.state.calls[call_id], notes=ready.notes)
             operations = [ForgetCall(call_id), OpenCall(record), *granted]
@@ -247,11 +262,31 @@ class Questions:
                     self.pending.forget(call_id)
                     raise
         question.batch.put(Decided(question.asked, ready, None))
+        await self._follow(question, outcome, scope)
 
-    def _is_changed(self, ready: Ready) -> bool:
-        """Whether the tool is not what the person was asked about."""
+    def _forbidden(self, ready: Ready) -> ToolOutcome | None:
+        """Say why a call must not run, although it is allowed: what has changed since it was asked about."""
         spec = self.profile.executor.spec(ready.spec.name)
-        return spec is None or spec.fingerprint != ready.spec.fingerprint
+        if spec is None or spec.fingerprint != ready.spec.fingerprint:
+            return failed("permission_denied", _CHANGED, reason="definition_changed")
+        verdict = self._judge(ready, ())
+        if verdict.effect == "deny":
+            return failed(
+                "permission_denied", f"{' '.join(verdict.reasons)} Nothing was run.", reason="policy"
+            )
+        return None
+
+    async def _follow(self, question: OpenQuestion, outcome: Outcome, scope: Scope = "once") -> None:
+        """Let a decision count for the other questions that it answers as well."""
+        for other in list(self.standing.values()):
+            same = other.approval.digest == question.approval.digest
+            key = other.approval.approval_id
+            if self.standing.get(key) is not other or key in self.deciding:
+                continue  # somebody else has decided it meanwhile
+            if outcome == "denied" and same:
+                await self.settle(other, "denied", denied(None))
+            elif scope != "once" and self._judge(other.asked.ready, other.reasons).effect == "allow":
+                await self.allow(other, other.asked.ready, "allowed", "once", None)
 
     async def settle(
         self, question: OpenQuestion, outcome: Outcome, result: ToolOutcome, heard: Heard = NOTHING_HEARD
@@ -259,6 +294,7 @@ class Questions:
         """Record that a call is not run."""
         with self._decision(question):
             await self._reject(question, outcome, result, heard)
+        await self._follow(question, outcome)
 
     async def _reject(
         self, question: OpenQuestion, outcome: Outcome, result: ToolOutcome, heard: Heard
@@ -316,6 +352,8 @@ class Questions:
         if question.timer is not None:
             question.timer.cancel()
         self.take_card_back(question)
+        if question.by_card and self.outbox.transport is None:
+            self.untold = [*self.untold, (approval.approval_id, outcome)][-MAX_CLOSED:]
         self._closed[approval.approval_id] = outcome
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
@@ -332,6 +370,10 @@ class Questions:
     def _expire(self, question: OpenQuestion) -> None:
         if question.approval.approval_id not in self.deciding:
             self.tasks.spawn(self._run_out(question))
+            return
+        # A decision is on its way into the store; if it fails, the question stands and must end all the same.
+        loop = asyncio.get_running_loop()
+        question.timer = loop.call_later(self.limits.close_timeout, self._expire, question)
 
     async def _run_out(self, question: OpenQuestion) -> None:
         result = not_answered("expired")

@@ -182,6 +182,8 @@ class Session:
             rejected,
         )
         new = self._outbox.transport is not transport
+        if "approval" not in self._profile.capabilities:
+            self._questions.take_cards_back()
         transport.send(self._delivery.frame(started))
         self.attach(transport, resumed=resumed)
         self._hearing.attached(new=new)
@@ -263,7 +265,7 @@ class Session:
 
     async def reopen_microphone(self) -> None:
         """Say ``idle`` where no turn will: the app is transcribing until it hears that."""
-        if self.busy and not self._questions.awaits_voice:
+        if self.busy and not self._questions.open:
             return
         idle = set_state(new_call_id(), "idle")
         try:
@@ -281,16 +283,16 @@ class Session:
         if not text:
             await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
             return False
-        if self._questions.open:
-            if await self._hearing.hear(text, event_id):
-                return True
-            self._turns.interrupt()  # it is no answer: the question is closed, and this is the next turn
+        if self._questions.open and await self._hearing.hear(text, event_id):
+            return True
         wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
         if wait:
             message = "The server restarts." if self._draining else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
             return False
         self._outbox.expect_no_acknowledgements()
+        if self._questions.open:
+            self._turns.interrupt()  # it is no answer: the question is closed, and this is the next turn
         if await self._turns.answer(text, event_id):
             return True
         self._bucket.give_back()
@@ -307,6 +309,9 @@ class Session:
         if speech is not None and self._hearing.unheard(speech.call_id):
             self._outbox.end_speech(speech.call_id)
             await self._ledger.commit(operations)
+            return
+        if speech is None and self._hearing.is_unheard:
+            await self._ledger.commit(operations)  # once more for the same prompt, by voice and by a tap
             return
         # The running turn goes on only if the speech is another's, and was still to be heard.
         other = speech if speech is not None and speech.over_at is None else None

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from conductor.conversation.heard import Speech, heard_text
 from conductor.stores.base import Amendment, AppendLog, Operation
 
+_MAX_SPEECHES = 64
+"""More are not under way; the oldest are such as were interrupted and never answered for."""
+
 
 class Speeches:
     """Knows which speech an interruption concerns.
@@ -26,6 +29,8 @@ class Speeches:
         for call_id in [s.call_id for s in self._speeches.values() if s.over_at is not None]:
             del self._speeches[call_id]
         self._speeches[speech.call_id] = speech
+        if len(self._speeches) > _MAX_SPEECHES:
+            self._speeches.popitem(last=False)
 
     def over(self, call_id: str, now: float) -> None:
         """Note that a speech was acknowledged, or that nobody will say whether it was said."""

@@ -248,7 +248,9 @@ class Connection:
                 session.attach(self, resumed=self._resumed)
             return
         if not served:
-            starts_turn = isinstance(event, client.TranscriptFinal | client.AgentCompleted)
+            starts_turn = isinstance(
+                event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
+            )
             if not (new or starts_turn):
                 return  # parked: another connection serves the session
             session.attach(self, resumed=self._resumed and not starts_turn)

@@ -11,6 +11,7 @@ from conductor.bounds import TokenBucket
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
+from conductor.errors import StoreUnavailable
 from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)
@@ -58,11 +59,12 @@ class Hub:
     async def bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
         """Bind a connection to its session; the flag says whether the session was there before.
 
-        Raises `StoreError` if the session cannot be claimed.
+        Raises `StoreError` if the session cannot be claimed, or if there are too many.
         """
         place = self._places.get(key)
         existed = place is not None
         if place is None:
+            self._make_room()
             place = _Place(asyncio.ensure_future(self._open(key)))
             self._places[key] = place
         place.connections.add(connection)
@@ -99,6 +101,19 @@ class Hub:
         if self._closing:
             await asyncio.wait(self._closing)
 
+    def _make_room(self) -> None:
+        """End the oldest session that nobody is connected to, if there are too many."""
+        if len(self._places) < self._services.limits.max_sessions:
+            return
+        for key, place in self._places.items():
+            if not place.connections and place.session.done() and not place.session.result().busy:
+                if place.timer is not None:
+                    place.timer.cancel()
+                log.warning("session ended early: there are too many")
+                self._end(key, place)
+                return
+        raise StoreUnavailable("too many sessions")
+
     async def _open(self, key: SessionKey) -> Session:
         if self._services.lasting_grants is not None:
             await self._services.lasting_grants.load(key.subject)
@@ -115,6 +130,9 @@ class Hub:
         if place.session.result().busy:
             self._arm(key, place, BUSY_RECHECK_S)
             return
+        self._end(key, place)
+
+    def _end(self, key: SessionKey, place: _Place) -> None:
         del self._places[key]
         task = asyncio.create_task(self._close(place))
         self._closing.add(task)

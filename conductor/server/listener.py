@@ -15,7 +15,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from conductor import __version__
-from conductor.bounds import origin_allowed
+from conductor.bounds import Network, client_address, origin_allowed
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.server.admin import STATS_PATH, Admin
@@ -43,13 +43,16 @@ class Listener:
         authenticator: Authenticator,
         origins: Collection[str] = (),
         admin: Admin | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         self.hub = Hub(services)
         self._services = services
         self._authenticator = authenticator
         self._origins = frozenset(origins)
         self._admin = admin
+        self._proxies = tuple(proxies)
         self._subjects: Counter[str] = Counter()
+        self._addresses: Counter[str] = Counter()
         self._server: Server | None = None
         self._connections: set[Connection] = set()
         self._ready = False
@@ -133,14 +136,17 @@ class Listener:
         assert isinstance(socket, Socket)
         connection = Connection(socket, self.hub, self._services.limits)
         self._connections.add(connection)
-        self._subjects[socket.subject] += 1
+        counts = [(self._subjects, socket.subject), (self._addresses, socket.client_address)]
+        for counter, name in counts:
+            counter[name] += 1
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
-            self._subjects[socket.subject] -= 1
-            if not self._subjects[socket.subject]:
-                del self._subjects[socket.subject]
+            for counter, name in counts:
+                counter[name] -= 1
+                if not counter[name]:
+                    del counter[name]
 
     def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
         """Answer what is no upgrade, and refuse an upgrade that is not allowed."""
@@ -172,7 +178,12 @@ class Listener:
         if subject != ANONYMOUS and self._subjects[subject] >= limits.max_connections_per_subject:
             return _text(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many connections for this token.\n")
         assert isinstance(socket, Socket)
-        socket.subject = subject
+        peer = socket.remote_address
+        forwarded = request.headers.get_all("X-Forwarded-For")
+        address = client_address(peer[0], forwarded, self._proxies) if peer else None
+        if address is not None and self._addresses[address] >= limits.max_connections_per_address:
+            return _text(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many connections from this address.\n")
+        socket.subject, socket.client_address = subject, address or ""
         return None
 
     def _facts(self) -> Mapping[str, Any]:

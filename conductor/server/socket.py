@@ -24,12 +24,13 @@ WIRE_FRAMES_BURST = 4_000
 
 
 class Socket(ServerConnection):
-    """One connection; ``subject`` is who was authenticated.
+    """One connection; ``subject`` is who was authenticated, ``client_address`` where they are, if known.
 
     ``message_timeout`` is how many seconds a message in fragments may take.
     """
 
     subject: str = ""
+    client_address: str = ""
     message_timeout: float = 30.0
     _frames: TokenBucket | None = None
     _frame_count = 0

@@ -73,7 +73,9 @@ class ToolSpec:
     @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 of the canonical definition: a changed tool is another tool."""
-        parts = [self.name, self.description, self.input_schema, self.source, self.risk, self.effect]
+        said = (self.name, self.description, self.input_schema, self.source, self.risk, self.effect)
+        wishes = (self.timeout_s, self.interactive, self.mode, self.on_interrupt, self.approval)
+        parts = [*said, *wishes, self.open_world, self.untrusted]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

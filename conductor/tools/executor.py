@@ -27,7 +27,9 @@ from conductor.tools.validation import Valid, validate
 log = structlog.get_logger(__name__)
 
 _LOOKED_AT = 4
-"""So many times as much is redacted as may be shown: a secret that is cut through is far behind the end."""
+"""So many times as much is redacted as may be shown ..."""
+_CUT_THROUGH = 8_192
+"""... and so many characters before that cut are not shown: a secret may be cut through there."""
 Permit: TypeAlias = Callable[[ToolSpec, Mapping[str, Any]], Verdict]
 """Decides about a call with validated arguments."""
 
@@ -177,7 +179,8 @@ class ToolExecutor:
         if len(text) <= _LOOKED_AT * limit:
             return shorten(self._redactor.text(text), limit)
         whole = len(text.encode(errors="replace"))
-        return shorten(self._redactor.text(text[: _LOOKED_AT * limit]), limit, whole)
+        shown = self._redactor.text(text[: _LOOKED_AT * limit])
+        return shorten(shown[: max(0, len(shown) - _CUT_THROUGH)], limit, whole)
 
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         return self.gate.judge(spec, arguments, tainted=False, may_have_happened=False)

@@ -35,13 +35,20 @@ class Gate:
         return is_dry(spec, self.options)
 
     def judge(
-        self, spec: ToolSpec, arguments: Mapping[str, Any], *, tainted: bool, may_have_happened: bool
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        *,
+        tainted: bool,
+        may_have_happened: bool,
+        granted: Sequence[Rule] = (),
     ) -> Verdict:
         """Decide about a call with validated arguments; a rule that denies always wins.
 
-        ``may_have_happened`` means that an identical call ended without anybody knowing whether it had.
+        ``may_have_happened`` means that an identical call ended without anybody knowing whether it had;
+        ``granted`` are further rules of the person's.
         """
-        rules = [*self.rules, *self.grants()]
+        rules = [*self.rules, *self.grants(), *granted]
         verdict = decide(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
         if verdict.effect == "deny":
             return verdict

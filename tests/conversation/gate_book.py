@@ -12,10 +12,10 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from conductor.events import client
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
@@ -34,6 +34,8 @@ from tests.conversation.helpers import Event, faults
 STRANGER = "a stranger wrote"
 WINDOW_S = 600.0
 """Tools, "Unknown outcomes": so long an identical call does not run silently."""
+HEARD_S = 0.16
+"""Protocol, "How the shipped client behaves": a speech is heard if no interruption comes within 150 ms."""
 PROMPT = re.compile(r"May I run (?P<name>[a-z ]+?)(?:, with x (?P<x>\d+))?\?")
 PHRASE = re.compile(r"say: (?P<phrase>[^.]+)\.", re.IGNORECASE)
 
@@ -98,7 +100,7 @@ def random_kind(rng: random.Random, name: str, version: int = 0) -> Kind:
         rng.choice(("read", "write", "write", "irreversible")),
         rng.choices((None, "never", "ask"), (6, 3, 1))[0],
         rng.random() < 0.15,
-        rng.random() < 0.08,
+        rng.random() < 0.12,
         rng.choice(("cancel", "keep")),
         version,
     )
@@ -121,14 +123,17 @@ def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Wish:
-    """A call that the model made, with what was known when it did; ``versions`` are the tool's then."""
+    """A call that the model made, with what was known when it did; ``versions`` are the tool's then.
+
+    ``released`` are the arguments that somebody's word was for, once it was asked about and let go.
+    """
 
     name: str
     arguments: Arguments | None
     versions: range
     tainted: bool
     repeats_unknown: bool
-    released: Arguments | None = None
+    released: list[Arguments] = field(default_factory=list)
     ran: list[Arguments] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
 
@@ -143,6 +148,10 @@ class Consent:
     call_id: str | None = None
 
 
+Meaning: TypeAlias = Callable[[], list[Consent]]
+"""Says what a person agrees to by some words, as things stand."""
+
+
 @dataclass(slots=True)
 class Card:
     """A request for approval, as the client got it."""
@@ -154,6 +163,7 @@ class Card:
     digest: str
     risk: str
     scopes: Sequence[str]
+    phrase: str
     tapped: bool = False
     settled: str = ""
     outcome: str = ""
@@ -161,13 +171,23 @@ class Card:
 
 @dataclass(slots=True)
 class Prompt:
-    """A question that was spoken; ``heard`` to its end, or shown by a device that says nothing of it."""
+    """A question whose text is shown, and which is spoken; ``heard`` to its end.
+
+    What is shown and was never spoken counts ``late``, the loop's time at which the speech has failed (tools,
+    "Spoken approvals", item 0).
+    """
 
     name: str
     arguments: Arguments
     phrase: str
+    text: str
+    late: float
     heard: bool = False
     interrupted: bool = False
+
+    @property
+    def presented(self) -> bool:
+        return not self.interrupted and (self.heard or now() >= self.late)
 
 
 class Book:
@@ -187,6 +207,7 @@ class Book:
         self.faults: list[str] = []
         self.tally: Counter[str] = Counter()
         self._consents: list[Consent] = []
+        self._meanings: list[Meaning] = []
         self._grants: list[tuple[str, range, Arguments | None]] = []
         self._unknown: dict[str, tuple[str, Arguments, float]] = {}
         self._reported: set[str] = set()
@@ -224,9 +245,12 @@ class Book:
             for t in request.tools
             if t.description.startswith("Version")
         }
+        self._request = (versions, STRANGER in repr(request.messages), self._unknown_now())
+
+    def _unknown_now(self) -> list[tuple[str, Arguments]]:
+        """List the calls that may have happened."""
         since = now() - WINDOW_S + 0.01
-        unknown = [(name, x) for name, x, at in self._unknown.values() if at > since]
-        self._request = (versions, STRANGER in repr(request.messages), unknown)
+        return [(name, arguments) for name, arguments, at in self._unknown.values() if at > since]
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """Read what was recorded."""
@@ -255,9 +279,8 @@ class Book:
                 first = versions.get(one.name, -1)
                 span = range(first, self.newest.get(one.name, -1) + 1)
                 # It was unknown when the model was asked, and when the gate was.
-                repeats = (one.name, arguments) in unknown and any(
-                    (one.name, arguments) == (name, x) for name, x, _ in self._unknown.values()
-                )
+                wish = (one.name, arguments)
+                repeats = wish in unknown and wish in self._unknown_now()
                 self.wishes[one.call_id] = Wish(one.name, arguments, span, tainted, repeats)
         elif isinstance(message, ToolResult):
             self._has_result(message)
@@ -273,7 +296,7 @@ class Book:
         kinds = self._candidates(wish.name, wish.versions)
         changes = all(kind.effect != "read" for kind in kinds)
         if outcome["error_type"] == "unknown" and changes and kinds:
-            arguments = wish.released if wish.released is not None else wish.arguments
+            arguments = [*wish.ran, *wish.released, wish.arguments][0]
             if arguments is not None and message.call_id not in self._reported:
                 self._unknown[message.call_id] = (
                     wish.name,
@@ -291,6 +314,7 @@ class Book:
     def shown(self, event: Event) -> None:
         """Take a card."""
         payload = event["payload"]
+        phrase = PHRASE.search(payload["prompt"])
         card = Card(
             payload["approvalId"],
             payload["callId"],
@@ -299,6 +323,7 @@ class Book:
             payload["argumentsDigest"],
             payload["risk"],
             payload["scopes"],
+            phrase["phrase"] if phrase else "",
         )
         wish = self.wishes.get(card.call_id)
         if wish is None or (wish.name, wish.arguments) != (card.name, card.arguments):
@@ -319,31 +344,43 @@ class Book:
         """The cards that the person still sees."""
         return [card for card in self.cards.values() if not card.outcome and not card.settled]
 
-    def spoke(self, text: str) -> Prompt | None:
-        """Take a prompt, if a speech is one."""
+    def told(self, text: str) -> None:
+        """Take a prompt, if a text is one."""
         found = PROMPT.search(text)
         if found is None:
-            return None
+            return
         phrase = PHRASE.search(text)
         arguments = {} if found["x"] is None else {"x": int(found["x"])}
         name = found["name"].strip().replace(" ", ".")
-        self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "")
+        late = now() + 5.0 + 0.1 * len(text)
+        self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "", text, late)
         self.tally["prompt"] += 1
-        return self.prompt
 
     @contextmanager
-    def taking(self, event: client.ClientEvent | None, said: Consent | None) -> Iterator[None]:
-        """Let what an event says count while the session takes it, and no longer."""
+    def taking(
+        self, event: client.ClientEvent | None, said: Sequence[Consent], meaning: Meaning
+    ) -> Iterator[None]:
+        """Let what an event says count while the session takes it, and no longer than words may wait.
+
+        It means what it did when it was ``said``, or what it does by the time that it is heard.
+        """
         if isinstance(event, client.ToolResultEvent | client.ToolCancelled):
             self.reported(event.call_id)
-        consents = [said] if said is not None else []
+        consents = list(said)
         if isinstance(event, client.ApprovalResponse):
             consents += [one for one in map(self._weigh, event.all()) if one is not None]
         self._consents += consents
+        self._meanings.append(meaning)
         try:
             yield
         finally:
-            self._consents = [one for one in self._consents if one not in consents]
+            self._meanings.remove(meaning)
+            # Words count a little later, when it is sure that no interruption overtook them.
+            wait = HEARD_S if isinstance(event, client.TranscriptFinal) else 0.0
+            asyncio.get_running_loop().call_later(wait, self._forget, consents)
+
+    def _forget(self, consents: Sequence[Consent]) -> None:
+        self._consents = [one for one in self._consents if one not in consents]
 
     def _weigh(self, decision: client.Decision) -> Consent | None:
         """Say what a decision allows: the first good one about a card settles it."""
@@ -353,14 +390,12 @@ class Book:
         arguments: Arguments | None = card.arguments
         if decision.decision == "edit":
             arguments = normal(json.dumps(decision.edited_arguments))
-        elif decision.decision == "allow" and decision.scope not in card.scopes:
-            return None
         if arguments is None:
             return None
         card.settled = decision.decision
         if decision.decision == "deny":
             return None
-        scope = decision.scope if decision.decision == "allow" else "once"
+        scope = decision.scope if decision.decision == "allow" and decision.scope in card.scopes else "once"
         return Consent(card.name, arguments, scope, card.call_id)
 
     # -- what runs
@@ -368,27 +403,36 @@ class Book:
     def _released(self, call_id: str) -> None:
         """Find somebody's word for a call that was asked about and is let go."""
         wish = self.wishes[call_id]
-        for consent in self._consents:
-            by_card = consent.call_id == call_id
-            by_voice = consent.call_id is None and (consent.name, consent.arguments) == (
-                wish.name,
-                wish.arguments,
-            )
-            if by_card or by_voice:
-                break
-        else:
-            self.wrong(f"released undecided: {call_id} {wish}; decided: {self._consents}")
-            wish.released = wish.arguments
-            return
-        self._consents.remove(consent)
-        if wish.released is not None or wish.results:
+        if wish.released or wish.results:
             self.wrong(f"released when it was over: {call_id} {wish}")
-        wish.released = consent.arguments
-        self.tally["released by card" if by_card else "released by voice"] += 1
+        active = [*self._consents, *(one for meaning in self._meanings for one in meaning())]
+        by_voice = (None, wish.name, wish.arguments)
+        consent = next(
+            (c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice), None
+        )
+        if wish.arguments is not None and self._is_covered(wish):
+            wish.released.append(wish.arguments)  # by what was allowed for longer than once, a moment ago
+        if consent is not None:
+            wish.released.append(consent.arguments)
+            self._use(consent, wish)
+        if not wish.released:
+            self.wrong(f"released undecided: {call_id} {wish}; decided: {self._consents}")
+            wish.released.append(wish.arguments or {})
+
+    def _use(self, consent: Consent, wish: Wish) -> None:
+        self._consents = [one for one in self._consents if one is not consent]
+        self.tally["released by voice" if consent.call_id is None else "released by card"] += 1
         if consent.scope != "once":
             kinds = self._candidates(wish.name, wish.versions)
             exact = any(kind.effect == "irreversible" for kind in kinds)
             self._grants.append((wish.name, wish.versions, wish.arguments if exact else None))
+
+    def _is_covered(self, wish: Wish) -> bool:
+        """Whether a grant lets a call run, which strangers' words and a doubt about another one forbid."""
+        kinds = self._candidates(wish.name, wish.versions)
+        changes = all(kind.effect != "read" for kind in kinds)
+        doubt = changes and (wish.tainted or wish.repeats_unknown)
+        return not doubt and any(self._granted(kind, wish) for kind in kinds)
 
     def ran(self, call_id: str, name: str, arguments: Arguments) -> None:
         """Note that a call is run, on the device or here."""
@@ -401,10 +445,9 @@ class Book:
         reads = any(kind.effect == "read" for kind in self._candidates(name, wish.versions))
         if len(wish.ran) > 1 and not (reads and self.relaunched):
             self.wrong(f"ran twice: {call_id} {wish}")
-        expected = wish.released if wish.released is not None else wish.arguments
-        if arguments != expected:
+        if arguments != wish.arguments if not wish.released else arguments not in wish.released:
             self.wrong(f"ran with other arguments: {call_id} {wish}")
-        if wish.released is None:
+        if not wish.released:
             self._check_silent(call_id, wish)
 
     def _check_silent(self, call_id: str, wish: Wish) -> None:

@@ -16,7 +16,7 @@ from conductor.events.codec import Inbound
 from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
-from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Prompt
+from tests.conversation.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
 from tests.conversation.helpers import (
     SPOKEN,
     Event,
@@ -91,7 +91,7 @@ class Wire:
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
         self._queue: deque[Frame] = deque()
-        self._up: asyncio.Queue[tuple[Inbound, Consent | None]] = asyncio.Queue()
+        self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
     def send(self, frame: Frame) -> None:
@@ -121,8 +121,9 @@ class Wire:
                 self.phone.receive(json.loads(frame.data), self)
                 number -= 1
 
-    def say(self, event: client.ClientEvent | None, said: Consent | None = None) -> None:
-        self._up.put_nowait((inbound(event), said))
+    def say(self, event: client.ClientEvent | None, meaning: Meaning = list) -> None:
+        """Send an event; what the person means by it they know when they say it, or when it is heard."""
+        self._up.put_nowait((inbound(event), meaning(), meaning))
 
     async def drained(self) -> None:
         await self._up.join()
@@ -136,7 +137,7 @@ class Wire:
 
     async def _read(self) -> None:
         while not self.cut:
-            item, said = await self._up.get()
+            item, said, meaning = await self._up.get()
             served = self.session.transport is self or isinstance(item.event, client.ToolResultEvent)
             try:
                 if not self.cut and served:
@@ -145,7 +146,7 @@ class Wire:
                     event = item.event
                     if isinstance(event, client.ToolCancelled) and "cancel" not in self.capabilities:
                         event = None
-                    with self.phone.book.taking(event, said):
+                    with self.phone.book.taking(event, said, meaning):
                         await self.session.receive(item, self)
             finally:
                 self._up.task_done()
@@ -181,7 +182,7 @@ class Phone:
         again = self.wire is not None
         for card in self.book.standing:
             card.tapped = False  # the tap may have been lost with the line
-        self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.15)
+        self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.2)
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
         session.start(start, self.wire, resumed=again)
@@ -207,15 +208,23 @@ class Phone:
             book.shown(event)
         elif kind == "error" and event["payload"]["code"] == "internal_error":
             book.wrong("internal_error")
-        if kind == "tool.call":
-            if shape_of(event).startswith("state "):
-                self.states.append(arguments_of(event)["state"])
-            if event["payload"]["name"] == "tts.speak":
-                self._speeches[event["payload"]["callId"]] = False
-                self._prompts[event["payload"]["callId"]] = book.spoke(arguments_of(event)["text"])
-            self._inbox.put_nowait(event)
+        elif kind == "tool.call":
+            self._called(event)
         elif kind == "tool.cancel":
             self.spawn(self._cancel(event["payload"]["callId"]))
+
+    def _called(self, event: Event) -> None:
+        """Take a call: the person sees at once what is shown, the device comes to it in its turn."""
+        book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
+        if shape.startswith("state "):
+            self.states.append(shape.removeprefix("state "))
+        elif shape == "append assistant":
+            book.told(arguments_of(event)["text"])
+        elif shape == "tts.speak":
+            self._speeches[call_id] = False
+            is_prompt = book.prompt is not None and book.prompt.text == arguments_of(event)["text"]
+            self._prompts[call_id] = book.prompt if is_prompt else None
+        self._inbox.put_nowait(event)
 
     def relaunch(self) -> None:
         """Forget which events were handled, as an app does that was ended."""
@@ -228,9 +237,14 @@ class Phone:
         done = list(self._speeches.values())
         return bool(done) and not done[-1] and all(done[:-1])
 
-    def say(self, event: client.ClientEvent, said: Consent | None = None) -> None:
+    @property
+    def is_listening(self) -> bool:
+        """Whether it has answered its last speech: what follows on a silent one has to wait."""
+        return not self._speeches or list(self._speeches.values())[-1]
+
+    def say(self, event: client.ClientEvent, meaning: Meaning = list) -> None:
         if self.wire is not None and not self.wire.cut:
-            self.wire.say(event, said)
+            self.wire.say(event, meaning)
 
     # -- the device
 

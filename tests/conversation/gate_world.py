@@ -145,19 +145,16 @@ class World:
     async def step(self) -> None:
         rng = self.rng
         asked = self.book.standing if "approval" in self.wire.capabilities else self.book.prompt
-        if asked and self.session.busy and rng.random() < 0.35:
-            if isinstance(asked, list) and rng.random() < 0.75:
-                self.tap(asked)
-            else:
-                self.speak()
+        if asked and self.session.busy and rng.random() < 0.4:
+            await self.answer()
             await self.pause()
             return
-        if rng.random() < 0.02:
+        if rng.random() < (0.1 if self.book.fields.get("approvals") else 0.01):
             await self.listen()
             return
         actions: dict[str, tuple[int, Callable[[], None]]] = {
             "say": (6, self.request),
-            "interrupt": (2, self.interrupt),
+            "interrupt": (1, self.interrupt),
             "agent": (1, lambda: self.phone.say(client.AgentCompleted(f"a-{rng.randint(0, 9)}", "FINISHED"))),
             "partial": (1, lambda: self.phone.say(client.TranscriptPartial("hm"))),
             "cancel": (1, lambda: self.phone.say(client.ResponseCancel())),
@@ -173,6 +170,20 @@ class World:
         self.note(name)
         actions[name][1]()
         await self.pause()
+
+    async def answer(self) -> None:
+        """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
+        again = self.rng.random() < 0.15
+        for _ in range(1 + again):
+            cards = self.book.standing
+            if "approval" in self.wire.capabilities and cards and self.rng.random() < 0.75:
+                self.tap(cards)
+            else:
+                self.speak()
+            if again:
+                await steps(self.rng.randint(0, 4))
+                self.rng.choice((self.connect, self.hang_up))()
+                self.connect()
 
     async def listen(self) -> None:
         """Do nothing for a while: by then a question that stands must have been put."""
@@ -192,7 +203,7 @@ class World:
         prompt, focus = self.book.prompt, questions[0]
         if prompt is None or (prompt.name, prompt.arguments) != (focus["tool"], focus["arguments"]):
             self.book.wrong(f"not put: {focus}; the last prompt: {prompt}")
-        if self.phone.states[-1] != "idle":
+        if self.phone.is_listening and self.phone.states[-1] != "idle":
             self.book.wrong(f"the microphone is not open for an answer: {self.phone.states[-1]}")
 
     def note(self, what: str) -> None:
@@ -206,7 +217,7 @@ class World:
         await later(self.rng.choices((0.01, 0.2, 1.0, 4.0, 40.0, 100.0, 650.0), (8, 8, 8, 6, 2, 1, 0.4))[0])
 
     def request(self) -> None:
-        self.phone.say(client.TranscriptFinal(f"do number {len(self.trail)}"), self.meaning(""))
+        self.phone.say(client.TranscriptFinal(f"do number {len(self.trail)}"))
 
     def interrupt(self) -> None:
         if self.phone.speaking_only and self.book.prompt is not None and not self.book.prompt.heard:
@@ -227,7 +238,7 @@ class World:
 
     def hang_up(self) -> None:
         self.wire.hang_up()
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.3:
             self.phone.relaunch()
         self.phone.spawn(self._come_back(self.wire))
 
@@ -268,7 +279,7 @@ class World:
             card.tapped = card.tapped or (digest == card.digest and edited != {"x": "many"})
             return client.Decision(card.approval_id, digest, "edit", edited_arguments=edited)
         scope: Any = rng.choices(("once", "session", "always"), (6, 1, 1))[0] if how == "allow" else "once"
-        card.tapped = card.tapped or (digest == card.digest and scope in (*card.scopes, "once"))
+        card.tapped = card.tapped or digest == card.digest
         message = rng.choice((None, "as I said"))
         return client.Decision(card.approval_id, digest, how, scope, message=message)
 
@@ -284,29 +295,32 @@ class World:
         """Say something that may answer a question."""
         rng, prompt = self.rng, self.book.prompt
         choices = [*YES, *YES, *YES_FOR_LONG, *NO, *UNCLEAR, *OTHER]
-        if prompt is not None and prompt.phrase:
-            choices += [prompt.phrase] * 8
+        phrases = [prompt.phrase if prompt is not None else "", *(card.phrase for card in self.book.standing)]
+        choices += [phrase for phrase in phrases if phrase for _ in range(8)]
         text = rng.choice(choices)
         self.note(f"speak: {text}")
-        self.phone.say(client.TranscriptFinal(text), self.meaning(text))
+        self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text))
 
-    def meaning(self, text: str) -> Consent | None:
-        """Say what the person agrees to with this, by what they were shown and told."""
+    def meaning(self, text: str) -> list[Consent]:
+        """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
-        if "approval" in self.wire.capabilities:
-            # Of one that was decided while the line was lost nobody told the person.
-            open_now = self.book.fields.get("approvals", "")
-            cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
-            if scope is None or len(cards) != 1 or cards[0].risk == "high":
-                return None
-            scope = scope if scope in cards[0].scopes else "once"
-            return Consent(cards[0].name, cards[0].arguments, scope, cards[0].call_id)
+        # Of a card that was decided while the line was lost nobody told the person.
+        open_now = self.book.fields.get("approvals", "")
+        cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
+        asked: list[tuple[str, dict[str, Any], str | None]] = []
+        if len(cards) == 1 and cards[0].risk != "high":
+            asked.append((cards[0].name, cards[0].arguments, cards[0].call_id))
         prompt = self.book.prompt
-        if prompt is None or prompt.interrupted or not prompt.heard:
-            return None
-        if prompt.phrase:
-            return Consent(prompt.name, prompt.arguments, "once") if text == prompt.phrase else None
-        return None if scope is None else Consent(prompt.name, prompt.arguments, scope)
+        heard = prompt is not None and prompt.presented
+        if prompt is not None and heard and prompt.phrase and text == prompt.phrase:
+            return [Consent(prompt.name, prompt.arguments, "once")]
+        if prompt is not None and heard and not prompt.phrase:
+            asked.append((prompt.name, prompt.arguments, None))
+        return [
+            Consent(name, arguments, scope or "once", call_id)
+            for name, arguments, call_id in asked
+            if scope is not None or text == f"confirm {name.replace('.', ' ')}"
+        ]
 
     # -- rest
 
@@ -336,6 +350,8 @@ class World:
         book.faults += faults(self.session.messages)
         if self.session._questions.open:
             book.wrong("a question stands")
+        if any(entry.record.kind == "approval" for entry in self.session._outbox._entries.values()):
+            book.wrong("a card that is over would be shown to the next line")
         book.check()
         self.check_answers(self.wire)
         self.resting = False

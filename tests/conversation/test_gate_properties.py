@@ -15,7 +15,7 @@ import structlog
 from tests.conversation.gate_world import World
 from tests.conversation.helpers import run
 
-TURNS = int(os.environ.get("GATE_TURNS", "1000"))
+TURNS = int(os.environ.get("GATE_TURNS", "2000"))
 """How many turns are played in all; GATE_TURNS=20000 plays more."""
 TURNS_A_WORLD = 50
 SEEDS = range(1, max(1, TURNS // TURNS_A_WORLD) + 1)

@@ -273,9 +273,8 @@ def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts
         assert on.app.line is not None
         on.app.line.hang_up()
         await later(60)
+        on.app.capabilities = ALL
         on.app.connect(on.one.session)
-        assert on.app.line is not None
-        on.one.session.start(client.SessionStart(capabilities=ALL), on.app.line, resumed=True)
         await later(1)
         again = [e for e in on.app.repeated if e["type"] == "approval.request"]
         assert again and again[0]["payload"] == card, "the same event, with its id"
@@ -535,3 +534,167 @@ def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> No
 
     scene(play, capabilities=ALL, turn_timeout=10.0)
     assert time.monotonic() - before < 30
+
+
+# -- what a reviewer would try
+
+
+def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def interrupted(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.result(held.pop(), SPOKEN)
+        await later(0.001)
+        on.app.say("yes")
+        await later(0.03)
+        on.app.interrupt()
+        await later(1)
+        assert on.ran == [], "the prompt was cut, and the yes was too early"
+        on.app.result(held.pop(), SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    async def quick(on: Scene) -> None:
+        held.clear()
+        while not held:
+            await later(0.01)
+        on.app.result(held.pop(), SPOKEN)
+        await later(0.001)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"], "quick, but not too early"
+
+    scene(interrupted, answer=deaf)
+    scene(quick, answer=deaf)
+
+
+def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
+        on.one.session.reload(replace(on.one.services, rules=rules))
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
+
+    scene(play, capabilities=ALL)
+
+
+def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_again() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        before = len(on.app.log)
+        on.app.say("   ")
+        await later(1)
+        assert on.app.errors(before) == ["invalid_transcript"] and on.app.states(before) == ["idle"]
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.app.say("what time is it in Paris")
+        await later(1)
+        assert on.app.errors() == ["rate_limited"] and on.resolved() == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL, turns_per_minute=1.0)
+
+
+def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def play(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.interrupt()
+        await later(6)
+        assert len(on.app.spoken()) == 2, "it is said again"
+        on.app.result(held[-1], SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    scene(play, answer=deaf)
+
+
+def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
+    async def denied(on: Scene) -> None:
+        on.decide(await on.card(2), "deny")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["denied", "denied"]
+
+    async def granted(on: Scene) -> None:
+        on.decide(await on.card(2), "allow", scope="session")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
+
+    same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
+    others: list[Script] = [
+        [call("device.move", '{"x":1}'), call("device.move", '{"x":2}')],
+        [TextDelta("Well.")],
+    ]
+    scene(denied, same, capabilities=ALL)
+    scene(granted, others, capabilities=ALL)
+
+
+def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
+    async def play(on: Scene) -> None:
+        await on.card()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(700)
+        assert on.resolved() == []
+        on.app.capabilities = ALL
+        on.app.connect(on.one.session)
+        await later(1)
+        assert on.resolved() == ["expired"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        assert card["scopes"] == ["once"]
+        on.decide(card, "allow", scope="session")
+        await on.over()
+        assert on.ran == ["device.move"]
+        assert on.one.session._ledger.state.fields.get("grants") is None
+
+    scene(play, capabilities=ALL, rules=[Rule("ask", "device.move")])
+
+
+def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
+    async def play(on: Scene) -> None:
+        await on.card(2)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == [] and on.resolved() == []
+
+    for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
+        scene(play, [calls, [TextDelta("Well.")]], capabilities=ALL)

@@ -302,3 +302,17 @@ async def test_a_session_that_cannot_be_closed_does_not_keep_the_others() -> Non
     store.away = True
     await asyncio.wait_for(hub.close(), WAIT)
     assert len(hub) == 0
+
+
+async def test_of_too_many_sessions_the_oldest_that_nobody_is_connected_to_ends_early() -> None:
+    hub = make_hub(WiredStore(), max_sessions=3)
+    wires = [Wire() for _ in range(4)]
+    keys = [SessionKey("subject", f"s-{number}") for number in range(4)]
+    for wire, key in zip(wires[:3], keys[:3], strict=True):
+        await bind(hub, wire, key)
+    with pytest.raises(StoreUnavailable):
+        await bind(hub, wires[3], keys[3])
+    hub.unbind(keys[1], wires[1])
+    await bind(hub, wires[3], keys[3])
+    assert [session.key for session in hub.sessions] == [keys[0], keys[2], keys[3]]
+    await hub.close()
