@@ -13,11 +13,11 @@ import structlog
 from structlog.typing import ExcInfo, Processor
 
 
-def configure_logs(level: str, log_format: str, *, content: bool = False) -> None:
+def configure_logs(level: str, log_format: str, *, content: bool = False, cache: bool = True) -> None:
     """Write structured lines to standard error, from ``level`` upwards, as ``json`` or ``console``.
 
     A traceback says where and of which class an exception was; what it said, which may quote a person or
-    an argument, only with ``content``.
+    an argument, only with ``content``. ``cache`` makes each logger keep this for good, which is quicker.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     # Not the library's choice of formatter, which shows all local variables where `rich` is installed.
@@ -36,7 +36,7 @@ def configure_logs(level: str, log_format: str, *, content: bool = False) -> Non
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=cache,
     )
     # The libraries' own lines: handshakes that fail and the like, which are the peers' affair.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")

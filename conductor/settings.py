@@ -147,7 +147,7 @@ class Settings(BaseSettings):
             try:
                 ipaddress.ip_network(network)
             except ValueError:
-                raise ValueError(f"{network!r} is no address or network such as 10.0.0.0/8") from None
+                raise ValueError("each must be an address, or a network such as 10.0.0.0/8") from None
         return value
 
     @field_validator("session_store_url")

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Check, and print a line an item; returns the exit code, 0 or 2."""
     from conductor.logs import configure_logs
 
-    configure_logs("error", "console")
+    configure_logs("error", "console", cache=False)
     names = ("host", "port", "model_provider", "anthropic_model")
     overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     items = check(overrides=overrides, offline=options.offline, insecure=options.insecure_no_auth)

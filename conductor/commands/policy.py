@@ -58,7 +58,7 @@ def run(
     from conductor.logs import configure_logs
     from conductor.settings import load_settings
 
-    configure_logs("error", "console")  # what a file's owner should know is printed here
+    configure_logs("error", "console", cache=False)  # what a file's owner should know is printed here
     out = stdout or sys.stdout
     settings = load_settings()
     action = {"list": _list, "add": _add, "remove": _remove, "explain": _explain}[options.action]

@@ -95,6 +95,8 @@ class Outbox:
     def put(self, record: OutboundRecord, limit: float) -> None:
         """Add an event that has been committed, and send it as soon as it may be sent."""
         entry = Entry(record, limit)
+        if record.kind == "approval" and record.call_id in self._by_call:
+            self._remove(self._by_call[record.call_id])  # a card takes the place of the one before
         self._entries[record.event_id] = entry
         if record.kind != "final":
             self._by_call[record.call_id] = entry

@@ -115,6 +115,10 @@ def normal(text: str) -> Arguments | None:
         return None
 
 
+def version_of(description: str) -> int:
+    return int(description.split()[-1].rstrip("."))
+
+
 def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
     """Compute the digest as the protocol states it."""
     canonical = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -206,6 +210,7 @@ class Book:
         self.prompt: Prompt | None = None
         self.faults: list[str] = []
         self.tally: Counter[str] = Counter()
+        self._declared: dict[str, int] | None = None
         self._consents: list[Consent] = []
         self._meanings: list[Meaning] = []
         self._grants: list[tuple[str, range, Arguments | None]] = []
@@ -226,6 +231,18 @@ class Book:
         self.newest[kind.name] = kind.version
         return kind
 
+    def declared(self, declarations: Sequence[Mapping[str, Any]]) -> None:
+        """Note that the session knows these definitions now, and no others."""
+        self._declared = {one["name"]: version_of(one["description"]) for one in declarations}
+
+    def _has_changed(self, consent: Consent) -> bool:
+        """Whether a tool was defined anew since the call that a person agrees to was made."""
+        if self._declared is None or consent.name in self.local:
+            return False
+        wishes = [self.wishes[consent.call_id]] if consent.call_id else list(self.wishes.values())[-20:]
+        asked = [wish for wish in wishes if wish.name == consent.name and not wish.results]
+        return all(self._declared.get(consent.name) not in wish.versions for wish in asked)
+
     def _candidates(self, name: str, versions: range) -> list[Kind]:
         if name in self.local:
             return [self.local[name]]
@@ -241,9 +258,7 @@ class Book:
     def asked_model(self, request: ModelRequest) -> None:
         """Note what a request shows: the tools' versions, and whether strangers' words are in it."""
         versions = {
-            t.name: int(t.description.split()[-1].rstrip("."))
-            for t in request.tools
-            if t.description.startswith("Version")
+            t.name: version_of(t.description) for t in request.tools if t.description.startswith("Version")
         }
         self._request = (versions, STRANGER in repr(request.messages), self._unknown_now())
 
@@ -369,6 +384,7 @@ class Book:
         consents = list(said)
         if isinstance(event, client.ApprovalResponse):
             consents += [one for one in map(self._weigh, event.all()) if one is not None]
+        consents = [one for one in consents if not self._has_changed(one)]
         self._consents += consents
         self._meanings.append(meaning)
         try:
@@ -405,7 +421,10 @@ class Book:
         wish = self.wishes[call_id]
         if wish.released or wish.results:
             self.wrong(f"released when it was over: {call_id} {wish}")
-        active = [*self._consents, *(one for meaning in self._meanings for one in meaning())]
+        active = [
+            *self._consents,
+            *(one for meaning in self._meanings for one in meaning() if not self._has_changed(one)),
+        ]
         by_voice = (None, wish.name, wish.arguments)
         consent = next(
             (c for c in active if c.call_id == call_id or (c.call_id, c.name, c.arguments) == by_voice), None

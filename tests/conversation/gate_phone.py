@@ -148,6 +148,8 @@ class Wire:
                         event = None
                     with self.phone.book.taking(event, said, meaning):
                         await self.session.receive(item, self)
+                    if isinstance(event, client.SessionUpdate) and "tools" in self.capabilities:
+                        self.phone.book.declared(event.tools)
             finally:
                 self._up.task_done()
 
@@ -186,6 +188,8 @@ class Phone:
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
         session.start(start, self.wire, resumed=again)
+        if "tools" in capabilities and tools is not None:
+            self.book.declared(tools)
         return self.wire
 
     def receive(self, event: Event, wire: Wire) -> None:
@@ -231,11 +235,12 @@ class Phone:
         self._seen.clear()
         self.book.relaunched = True
 
-    @property
-    def speaking_only(self) -> bool:
-        """Whether the last speech is beyond doubt the one that an interruption concerns."""
+    def interrupted(self) -> None:
+        """Note that the person interrupts: the last prompt, where that is beyond doubt the one they hear."""
         done = list(self._speeches.values())
-        return bool(done) and not done[-1] and all(done[:-1])
+        prompt = self._prompts[list(self._speeches)[-1]] if done else None
+        if prompt is not None and not prompt.heard and not done[-1] and all(done[:-1]):
+            prompt.interrupted = True
 
     @property
     def is_listening(self) -> bool:

@@ -174,6 +174,9 @@ class World:
     async def answer(self) -> None:
         """Answer what is asked; sometimes the line is lost, or there is another one, just then."""
         again = self.rng.random() < 0.15
+        asked = [one.name for one in self.book.standing] or [one.name for one in (self.book.prompt,) if one]
+        if asked and self.rng.random() < 0.1:
+            self.declare(asked[0])
         for _ in range(1 + again):
             cards = self.book.standing
             if "approval" in self.wire.capabilities and cards and self.rng.random() < 0.75:
@@ -201,9 +204,11 @@ class World:
                 self.book.wrong(f"not shown: {questions}")
             return
         prompt, focus = self.book.prompt, questions[0]
+        if not self.phone.is_listening:
+            return
         if prompt is None or (prompt.name, prompt.arguments) != (focus["tool"], focus["arguments"]):
             self.book.wrong(f"not put: {focus}; the last prompt: {prompt}")
-        if self.phone.is_listening and self.phone.states[-1] != "idle":
+        if self.phone.states[-1] != "idle":
             self.book.wrong(f"the microphone is not open for an answer: {self.phone.states[-1]}")
 
     def note(self, what: str) -> None:
@@ -220,15 +225,14 @@ class World:
         self.phone.say(client.TranscriptFinal(f"do number {len(self.trail)}"))
 
     def interrupt(self) -> None:
-        if self.phone.speaking_only and self.book.prompt is not None and not self.book.prompt.heard:
-            self.book.prompt.interrupted = True
+        self.phone.interrupted()
         fields: dict[str, Any] = self.rng.choice(({}, {"spoken_text": "al"}, {"played_ms": 100.0}))
         self.phone.say(client.OutputInterrupted(**fields))
 
-    def declare(self) -> None:
+    def declare(self, name: str = "") -> None:
         """Define a tool anew, take it away, or bring it back."""
         rng = self.rng
-        name = rng.choice(sorted(self.book.newest))
+        name = name if name in self.book.newest else rng.choice(sorted(self.book.newest))
         if name in self.declared and rng.random() < 0.2:
             del self.declared[name]
         else:
