@@ -33,11 +33,14 @@ class Hearing:
         self._questions = questions
         self._again: asyncio.TimerHandle | None = None
 
-    async def hear(self, text: str, event_id: str) -> bool:
-        """Take what the person said for an answer; False if it is none. Raises `StoreError`."""
+    async def hear(self, text: str, event_id: str, only: OpenQuestion | None = None) -> bool:
+        """Take what the person said for an answer; False if it is none. Raises `StoreError`.
+
+        ``only`` is the question that it was said to, where that was before.
+        """
         await self._questions.decided()
         focus = self._questions.focus
-        if focus is None:
+        if focus is None or (only is not None and focus is not only):
             return False
         self._stop_waiting_to_ask_again()
         answer = judge(text, focus.question)
@@ -147,13 +150,13 @@ class Hearing:
         when = question.presented_at + self._questions.limits.heard_window
 
         def hear() -> None:
-            self._questions.tasks.spawn(self._guarded(self._hear_again(text, event_id)))
+            self._questions.tasks.spawn(self._guarded(self._hear_again(text, event_id, question)))
 
         asyncio.get_running_loop().call_at(when, hear)
 
-    async def _hear_again(self, text: str, event_id: str) -> None:
+    async def _hear_again(self, text: str, event_id: str, question: OpenQuestion) -> None:
         try:
-            await self.hear(text, event_id)
+            await self.hear(text, event_id, question)
         except Duplicate:
             pass  # the client has said it twice
 

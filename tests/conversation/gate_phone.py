@@ -173,6 +173,7 @@ class Phone:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._speeches: dict[str, bool] = {}
         self._prompts: dict[str, Prompt | None] = {}
+        self._told: set[str] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -222,7 +223,8 @@ class Phone:
         book, shape, call_id = self.book, shape_of(event), event["payload"]["callId"]
         if shape.startswith("state "):
             self.states.append(shape.removeprefix("state "))
-        elif shape == "append assistant":
+        elif shape == "append assistant" and call_id not in self._told:
+            self._told.add(call_id)
             book.told(arguments_of(event)["text"])
         elif shape == "tts.speak":
             self._speeches[call_id] = False
