@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -13,7 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from conductor.app import check_exposure, is_loopback, make_services, reload, running, serve
+from conductor.app import (
+    GC_THRESHOLDS,
+    check_exposure,
+    is_loopback,
+    make_services,
+    reload,
+    running,
+    serve,
+    settle_memory,
+)
 from conductor.conversation.sentences import FAILURES
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
@@ -348,3 +358,20 @@ async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> No
             served.process.send_signal(signal.SIGHUP)
             await log_line(served, "reloaded")
         assert await served.end(signal.SIGTERM) == 0
+
+
+async def test_what_was_loaded_is_kept_from_the_garbage_collector_once_it_is_warm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warm = asyncio.Event()
+    provider = ScriptedProvider([])
+    settings = load_settings(None, port=0)
+    async with running(settings, make_services(settings, provider), warm.set):
+        await asyncio.wait_for(warm.wait(), 5)
+    thresholds = gc.get_threshold()
+    try:
+        settle_memory()
+        assert gc.get_freeze_count() > 10_000 and gc.get_threshold() == GC_THRESHOLDS
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
