@@ -13,9 +13,11 @@ from conductor.tools.base import Effect
 from conductor.tools.spoken import judge
 from conductor.tools.spoken_prompt import make_question
 
-PHRASES: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "spoken_held_out.json").read_text(encoding="utf-8")
-)
+PHRASES: list[dict[str, Any]] = [
+    phrase
+    for name in ("spoken_held_out.json", "spoken_held_out_more.json")
+    for phrase in json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+]
 FITS = {
     "not_allow": {"deny", "unclear", "other"},
     "unclear_or_allow": {"unclear", "allow"},
@@ -39,7 +41,7 @@ def test_most_of_what_people_say_is_understood() -> None:
     for phrase in PHRASES:
         expected = phrase["expected"]
         found[expected, verdict(phrase) in FITS.get(expected, {expected})] += 1
-    assert len(PHRASES) >= 150
+    assert len(PHRASES) >= 220
     for expected, least in LEAST.items():
         understood = found[expected, True] / (found[expected, True] + found[expected, False])
         assert understood >= least, f"{expected}: {understood:.2f}"
