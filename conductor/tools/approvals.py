@@ -46,17 +46,9 @@ class Approval(msgspec.Struct, frozen=True):
         return f"{time:%Y-%m-%dT%H:%M:%S}.{self.expires_ms % 1000:03d}Z"
 
 
-_decoder = msgspec.json.Decoder(list[Approval])
-
-
 def encode_approvals(approvals: Sequence[Approval]) -> str:
     """Write open questions as text for a session's field; empty if there are none."""
     return msgspec.json.encode(list(approvals)).decode() if approvals else ""
-
-
-def decode_approvals(text: str) -> list[Approval]:
-    """Read them again. Raises `msgspec.DecodeError`."""
-    return _decoder.decode(text) if text else []
 
 
 def denied(words: str | None, reason: str = "denied") -> ToolOutcome:

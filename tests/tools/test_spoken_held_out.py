@@ -1,4 +1,4 @@
-"""Phrases by somebody who had not seen the grammar: none that is no clear consent may approve."""
+"""Phrases written apart from the grammar: none that is no clear consent may approve."""
 
 from __future__ import annotations
 
