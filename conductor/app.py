@@ -10,21 +10,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import structlog
 
 from conductor.conversation.lasting import LastingGrants
 from conductor.conversation.sentences import FAILURES
 from conductor.conversation.services import Services
-from conductor.errors import SettingsError
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
 from conductor.models.registry import make_provider
 from conductor.prompts import load_system_prompt
 from conductor.server.admin import make_admin
 from conductor.server.auth import Authenticator
 from conductor.server.listener import Listener
+from conductor.server.worker import Worker
 from conductor.settings import Settings
-from conductor.stores.memory import MemoryStore
+from conductor.stores.registry import make_store
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.catalog import load_catalog
 from conductor.tools.permissions import GateOptions
@@ -46,7 +48,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     if settings.policies_file is not None and not settings.policies_file.exists():
         raise SettingsError(f"POLICIES_FILE names {settings.policies_file}, which is not there.")
     policies = load_policies(policies_path(settings))
-    store = MemoryStore()
+    store = make_store(settings)
     return Services(
         store=store,
         provider=provider or make_provider(settings),
@@ -76,16 +78,21 @@ def file_roots(settings: Settings) -> list[Path]:
 def secrets(settings: Settings) -> list[str]:
     """List the secrets that the process knows, so that no tool's output shows one to anybody."""
     known = [settings.anthropic_api_key, settings.admin_token]
-    return [*settings.auth_tokens, *(secret.get_secret_value() for secret in known if secret is not None)]
+    given = [secret.get_secret_value() for secret in known if secret is not None]
+    password = urlsplit(settings.store_url).password
+    return [*settings.auth_tokens, *given, *([unquote(password)] if password else [])]
 
 
 @asynccontextmanager
 async def running(
-    settings: Settings, services: Services | None = None, when_warm: Callable[[], None] = lambda: None
+    settings: Settings,
+    services: Services | None = None,
+    when_warm: Callable[[], None] = lambda: None,
+    worker: Worker | None = None,
 ) -> AsyncIterator[Listener]:
     """Run a server for the time of the block; ``when_warm`` is called once all is loaded.
 
-    Raises `SettingsError`.
+    ``worker`` is this process's part where several are one server. Raises `SettingsError`.
     """
     services = services or make_services(settings)
     listener = Listener(
@@ -94,8 +101,13 @@ async def running(
         settings.allowed_origins,
         make_admin(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
+        worker.number if worker else None,
     )
-    await listener.start(settings.host, settings.port)
+    try:
+        await services.store.open()
+    except StoreUnavailable as error:
+        raise SettingsError(f"SESSION_STORE_URL: {error}") from None
+    await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
     # The port is open at once; a large SDK is imported meanwhile.
     warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
     try:
@@ -165,15 +177,24 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
     log.info("reloaded", sessions=len(listener.hub))
 
 
-async def serve(settings: Settings, announce: Callable[[Listener], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`."""
+async def serve(
+    settings: Settings, announce: Callable[[Listener], None], worker: Worker | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
+
+    A ``worker`` ends when its parent is gone, too.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    if worker is not None:
+        worker.watch(stop.set)
     services = make_services(settings)
-    async with running(settings, services, settle_memory) as listener:
+    async with running(settings, services, settle_memory, worker) as listener:
         loop.add_signal_handler(signal.SIGHUP, reload, settings, services, listener)
         announce(listener)
         await stop.wait()
+        if worker is not None:
+            worker.leave()
         log.info("stopping", sessions=len(listener.hub), connections=listener.connections)

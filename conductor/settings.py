@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,6 +15,10 @@ from conductor.errors import SettingsError
 
 Milliseconds: TypeAlias = Annotated[int, Field(gt=0, le=86_400_000)]
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
+
+STORE_FILE = "conductor.db"
+"""The session store's name in DATA_DIR."""
+_REDIS = ("redis", "rediss", "valkey", "valkeys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,11 @@ class Settings(BaseSettings):
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     allowed_origins: _List = ()
-    session_store_url: str = "memory://"
+    session_store_url: Annotated[str | None, Field(repr=False)] = None
+    session_store_replicas: Annotated[int, Field(ge=0, le=10)] = 0
+    session_ttl_s: Annotated[float, Field(ge=1, le=31_536_000)] = 86_400
+    data_dir: Path | None = None
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     allowed_tools: _List = ()
     policies_file: Path | None = None
     deny_irreversible: bool = False
@@ -152,10 +161,35 @@ class Settings(BaseSettings):
 
     @field_validator("session_store_url")
     @classmethod
-    def _known_store(cls, value: str) -> str:
-        if value != "memory://":
-            raise ValueError("this version keeps sessions in memory only: use memory://")
-        return value
+    def _known_store(cls, value: str | None) -> str | None:
+        if value is None or value == "memory://":
+            return value
+        scheme, separator, rest = value.partition("://")
+        if scheme == "sqlite" and separator and len(rest) > 1 and rest.startswith("/"):
+            return value
+        if scheme in _REDIS and separator:
+            return value
+        # The URL is not quoted: it may hold a password.
+        raise ValueError(
+            "use memory://, sqlite:///FILE (four slashes for an absolute path) or redis://HOST:PORT/0"
+        )
+
+    @property
+    def store_url(self) -> str:
+        """Where sessions are kept: what was named, else a file in DATA_DIR, else memory."""
+        if self.session_store_url is not None:
+            return self.session_store_url
+        return "memory://" if self.data_dir is None else f"sqlite:///{self.data_dir / STORE_FILE}"
+
+    @property
+    def store_scheme(self) -> str:
+        """The kind of store: ``memory``, ``sqlite``, ``redis`` and so on."""
+        return self.store_url.partition("://")[0]
+
+    @property
+    def store_path(self) -> Path:
+        """The file of a SQLite store."""
+        return Path(os.path.expanduser(self.store_url.removeprefix("sqlite:///")))
 
     @property
     def provider(self) -> str:

@@ -60,12 +60,16 @@ class Calling:
             return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
         return self._host.permit(spec, arguments)
 
-    async def run(self, prepared: Round) -> None:
-        """Run the calls that may run; then ask about the others, and run those that are allowed."""
+    async def run(self, prepared: Round, asked: Batch | None = None) -> None:
+        """Run the calls that may run; then ask about the others, and run those that are allowed.
+
+        ``asked`` are questions that stand already.
+        """
         running = {self._begin(one): one for one in prepared.ready}
+        self.batch = asked or self.batch
         try:
             await self._see_to(prepared, running)
-            if prepared.asked:
+            if prepared.asked and asked is None:
                 self._turn.check()
                 self.batch = await self._host.ask(self._turn.id, prepared.asked)
                 await self._see_to(prepared, running)

@@ -71,10 +71,12 @@ class Delivery:
         data = encode_event(_event_ids(), self._session_id, event)
         return Frame(data, partial=isinstance(event, SpeechPartial))
 
-    def limit(self, record: OutboundRecord) -> float:
-        """Give the time limit of an event that comes from the store."""
+    def limit(self, record: OutboundRecord, tool: str | None = None) -> float:
+        """Give the time limit of an event that comes from the store; ``tool`` is the one that is called."""
         if record.kind == "speak":
             return self._speech_limit(len(bytes(record.frame)))
+        if record.kind == "call" and tool is not None:
+            return self._terms(tool).limit
         return self._limits.ui_timeout if record.kind != "call" else self._limits.tool_timeout
 
     def _ready(self, event: ServerEvent, turn_id: str) -> Outgoing:

@@ -12,6 +12,7 @@ import structlog
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.late import LateCalls
 from conductor.conversation.ledger import Ledger
+from conductor.conversation.memos import LATE, DeviceMemo, decode, encode
 from conductor.conversation.profile import Profile
 from conductor.conversation.sentences import late_result
 from conductor.conversation.unknown import Unknowns
@@ -57,6 +58,7 @@ class DeviceCalls:
         self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
         self.news: list[Note] = []
         self.wants_turn = False
+        ledger.keep(LATE, self.kept)
 
     async def take(self, event: ToolResultEvent) -> bool:
         """Record a ``tool.result``, then wake whoever waits for it. Raises `StoreError`.
@@ -66,10 +68,15 @@ class DeviceCalls:
         record = self._open(event.call_id)
         if record is None:
             expected = self._outbox.acknowledge(event.call_id) is not None
-            self._take_late(event.call_id, lambda late: _outcome(event, late))
+            if self._take_late(event.call_id, lambda late: _outcome(event, late)):
+                await self._ledger.flush()
             return expected
         await self._finish(record, _outcome(event, record))
         return True
+
+    def wants(self, call_id: str) -> bool:
+        """Tell whether a call's result would still be used."""
+        return self._open(call_id) is not None or self._late.holds(call_id, _now())
 
     async def take_cancelled(self, event: ToolCancelled) -> None:
         """Record what became of a call that was to be cancelled. Raises `StoreError`."""
@@ -85,6 +92,7 @@ class DeviceCalls:
             event.call_id,
             lambda late: cancelled_outcome(event.effect, event.result, _seconds_since(late)),
         )
+        await self._ledger.flush()
 
     async def take_accepted(self, event: ToolAccepted) -> None:
         """Let the turn go on without the result of a call that became a job. Raises `StoreError`."""
@@ -94,6 +102,8 @@ class DeviceCalls:
                 self._outbox.acknowledge(event.call_id)
             else:
                 self._late.add(record, _now(), wanted=True)  # its result may overtake the commit
+                self._late.keep(event.call_id, _now(), self._limits.job_expiry)
+                self._ledger.changed(LATE)
                 await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
         finally:
             self._late.keep(event.call_id, _now(), self._limits.job_expiry)
@@ -110,13 +120,18 @@ class DeviceCalls:
         executor = self._profile.executor
         outcome = stamped(executor.timed_out(record.effect, _seconds_since(record)), 0.0, record.notes)
         events = self._cancelling(record, "timeout")
+        self._late.add(record, _now(), wanted=True)
+        self._ledger.changed(LATE)
         try:
             await self._ledger.commit([FinishCall(call_id, executor.settle(call_id, outcome))], events)
         except Duplicate:
-            return  # the device's answer came, or the turn ended, while this waited
+            # The device's answer came, or the turn ended, while this waited.
+            known = self._ledger.state.calls.get(call_id)
+            if known is not None and known.result is not None:
+                self._late.take(call_id, _now())
+            return
         except StoreError as error:
             log.error("time-out not recorded", call=call_id, error=type(error).__name__)
-        self._late.add(record, _now(), wanted=True)
         self._pending.answer(call_id, outcome)
 
     def give_up(self, call_id: str, reason: CancelReason) -> list[ServerEvent]:
@@ -129,10 +144,33 @@ class DeviceCalls:
             return []
         sent = self._outbox.was_written(call_id)
         self._late.add(record, _now(), wanted=record.effect != "read")
+        self._ledger.changed(LATE)
         self._outbox.abandon(call_id)
         spec = self._profile.executor.spec(record.name)
         stops = reason == "timeout" or (spec is not None and spec.on_interrupt == "cancel")
         return self._cancelling(record, reason) if sent and stops else []
+
+    # -- what is kept of it
+
+    def kept(self, told: int = 0) -> str:
+        """Write down what may still come, and what has come, without the first ``told`` of the news."""
+        news = tuple(self.news[told:])
+        memo = DeviceMemo(self._late.kept(), self.unknowns.kept(), news, self.wants_turn and bool(news))
+        return encode(memo) if memo != DeviceMemo() else ""
+
+    def restore(self, kept: str | None) -> None:
+        """Know what another process knew."""
+        memo = decode(kept, DeviceMemo)
+        if memo is not None:
+            self._late.restore(memo.late)
+            self.unknowns.restore(memo.unknown)
+            self.news += memo.news
+            self.wants_turn = memo.wants_turn
+
+    def unknown(self, call_id: str, digest: str) -> None:
+        """Note a call that may have happened: an identical one does not run silently."""
+        self.unknowns.add(call_id, digest, _now())
+        self._ledger.changed(LATE)
 
     # -- inside
 
@@ -165,10 +203,11 @@ class DeviceCalls:
         if not self._pending.answer(call_id, outcome) and not goes_on:
             self._take_late(call_id, lambda _: outcome)  # the turn gave it up while it was recorded
 
-    def _take_late(self, call_id: str, outcome: Callable[[CallRecord], ToolOutcome]) -> None:
+    def _take_late(self, call_id: str, outcome: Callable[[CallRecord], ToolOutcome]) -> bool:
         late = self._late.take(call_id, _now())
         if late is None:
-            return
+            return False
+        self._ledger.changed(LATE)
         self.unknowns.settle(call_id)
         executor, record = self._profile.executor, late.record
         result = executor.settle(call_id, outcome(record), untrusted=record.untrusted)
@@ -178,6 +217,7 @@ class DeviceCalls:
         if "late" in self._profile.capabilities:
             event = ToolLate(call_id, "turn" if own_turn else "context")
             self._outbox.send(self._delivery.frame(event))
+        return True
 
     def _cancelling(self, record: CallRecord, reason: CancelReason) -> list[ServerEvent]:
         return [ToolCancel(record.call_id, reason)] if "cancel" in self._profile.capabilities else []

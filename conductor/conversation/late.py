@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from conductor.conversation.memos import LateMemo, epoch_ms, loop_time
 from conductor.stores.base import CallRecord
 
 
@@ -40,6 +42,23 @@ class LateCalls:
         call = self._calls.get(call_id)
         if call is not None:
             self._calls[call_id] = replace(call, wanted=True, expires=now + seconds, job=True)
+
+    def kept(self) -> tuple[LateMemo, ...]:
+        """Write them all down."""
+        return tuple(
+            LateMemo(one.record, one.wanted, epoch_ms(one.expires), one.job) for one in self._calls.values()
+        )
+
+    def restore(self, kept: Sequence[LateMemo]) -> None:
+        """Remember what another process did."""
+        for one in kept:
+            call = LateCall(one.call, one.wanted, loop_time(one.expires_ms), one.job)
+            self._calls[one.call.call_id] = call
+
+    def holds(self, call_id: str, now: float) -> bool:
+        """Tell whether a call's late result would be used."""
+        call = self._calls.get(call_id)
+        return call is not None and call.expires > now
 
     def is_read(self, call_id: str) -> bool:
         """Tell whether it is a call that changes nothing."""

@@ -10,6 +10,7 @@ import msgspec
 
 from conductor.conversation.batch import Batch
 from conductor.conversation.heard import Speech
+from conductor.conversation.memos import PromptMemo, decode, encode
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.speeches import Speeches
 from conductor.events.envelope import IdSource
@@ -91,6 +92,21 @@ class Voice:
             speak(self._speak_id, text),
             set_state(_call_ids(), "idle"),
         ]
+
+    def kept(self) -> str:
+        """Write the last prompt down."""
+        if not self._approval_id:
+            return ""
+        return encode(PromptMemo(self._append_id, self._speak_id, self._approval_id))
+
+    def restore(self, kept: str | None) -> None:
+        """Know the last prompt of another process."""
+        memo = decode(kept, PromptMemo)
+        if memo is not None:
+            self._append_id, self._speak_id = memo.append_id, memo.speak_id
+            self._approval_id = memo.approval_id
+            if self.is_being_said:
+                self._speeches.add(Speech(self._speak_id, "", -1, "", ""))
 
     def take_back(self) -> None:
         """Forget the last prompt: it could not be sent."""

@@ -83,6 +83,30 @@ class Outbox:
             self._quiet.append(waiter)
             await waiter
 
+    @property
+    def gone(self) -> bool:
+        """Whether events left since the last commit."""
+        return bool(self._gone)
+
+    def records(self) -> list[OutboundRecord]:
+        """List the unacknowledged events."""
+        return [entry.record for entry in self._entries.values()]
+
+    def restore(self, record: OutboundRecord, limit: float) -> None:
+        """Take an event over from another process, which may have sent it."""
+        entry = Entry(record, limit)
+        entry.frame.written = True
+        self._entries[record.event_id] = entry
+        if record.kind != "final":
+            self._by_call[record.call_id] = entry
+        if record.kind == "call":
+            self._join_lane(entry)
+
+    def mute(self) -> None:
+        """Send nothing any more: the session is another's."""
+        self._transport = None
+        self._held.clear()
+
     def take_gone(self) -> list[str]:
         """Hand over the ids of events that left since the last call; the next commit records it."""
         gone, self._gone = self._gone, []
@@ -205,12 +229,22 @@ class Outbox:
             if entry.record.event_id not in self._lane:
                 del self._by_call[call_id]
 
+    def handled(self, event_id: str | None) -> None:
+        """Take it that the client has handled what it was told up to this event: it says so itself."""
+        entry = self._entries.get(event_id or "")
+        if entry is None:
+            return
+        for earlier in [*self._before(entry), entry]:
+            if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
+                self._remove(earlier)
+        self._settle()
+
     def attach(self, transport: Transport, *, states: bool = True) -> None:
         """Serve this transport from now on, and replay to it what was not acknowledged.
 
         Of all states only the latest one, and none without ``states``: a fresh one follows then. No speech
         that is stale; no write call that a socket ever had, since an app that was relaunched would run it
-        again (protocol, the same section).
+        again (protocol, the same section), unless its client says what it has run.
         """
         self._transport = transport
         self._held.clear()
@@ -227,7 +261,12 @@ class Outbox:
                 self._remove(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)
-            elif kind == "call" and entry.record.effect != "read" and entry.frame.written:
+            elif (
+                kind == "call"
+                and entry.record.effect != "read"
+                and entry.frame.written
+                and not transport.resumes
+            ):
                 self._join_lane(entry)
             else:
                 self._offer(entry)

@@ -9,6 +9,7 @@ import msgspec
 
 from conductor.bounds import TokenBucket
 from conductor.conversation.delivery import CallTerms
+from conductor.conversation.memos import ProfileMemo, decode, encode
 from conductor.conversation.services import Services
 from conductor.events.client import SessionStart
 from conductor.events.server import RejectedTool, ToolCallEvent
@@ -21,7 +22,7 @@ from conductor.tools.gate import Gate
 from conductor.tools.pending import Pending
 from conductor.tools.rules import Rule
 
-CAPABILITIES = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
+CAPABILITIES = ("resume", "tools", "approval", "cancel", "lease", "late", "async", "activity")
 """Those of the protocol's extensions that this version accepts."""
 
 
@@ -41,6 +42,7 @@ class Profile:
         self._locale: str | None = None
         self._time_zone: str | None = None
         self._instructions: str | None = None
+        self._tools: list[Any] | None = None
         self._declared: tuple[ToolSpec, ...] | None = None
         self._rates: dict[str, TokenBucket] = {}
         self.capabilities: tuple[str, ...] = ()
@@ -64,6 +66,24 @@ class Profile:
         self._configure()
         return None
 
+    def kept(self) -> str:
+        """Write down what the client has said."""
+        return encode(
+            ProfileMemo(self.capabilities, self._locale, self._time_zone, self._instructions, self._tools)
+        )
+
+    def restore(self, kept: str | None) -> None:
+        """Know what it said to another process."""
+        memo = decode(kept, ProfileMemo)
+        if memo is None:
+            return
+        self._locale, self._time_zone = memo.locale, memo.time_zone
+        self._instructions = memo.instructions
+        self.capabilities = tuple(name for name in CAPABILITIES if name in memo.capabilities)
+        if memo.tools is not None:
+            self.declare(memo.tools)
+        self._configure()
+
     def reload(self, services: Services) -> None:
         """Use another system prompt and catalog from now on."""
         self._services = services
@@ -73,6 +93,7 @@ class Profile:
         """Take the client's tools for the device's; returns those that are refused."""
         taken = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
         accepted, rejected = parse_declarations(tools, reserved_names=taken)
+        self._tools = tools
         self._declared = tuple(accepted)  # all of them: the rules may change
         self._configure()
         rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
@@ -90,7 +111,8 @@ class Profile:
     def terms(self, name: str) -> CallTerms:
         """Say how long a call of the device may take, and what it does."""
         spec = self.executor.spec(name)
-        assert spec is not None, "only calls that passed the gate are sent"
+        if spec is None:  # it was sent, and has gone since
+            return CallTerms(self._services.limits.tool_timeout, "write")
         return CallTerms(self.executor.timeout(spec), spec.effect)
 
     def tool_call(self, ready: Ready) -> ToolCallEvent:

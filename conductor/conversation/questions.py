@@ -15,6 +15,7 @@ import structlog
 from conductor.conversation.batch import Batch, Decided
 from conductor.conversation.grants import Grants
 from conductor.conversation.ledger import Ledger
+from conductor.conversation.memos import PROMPT
 from conductor.conversation.open_question import OpenQuestion, Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
@@ -118,6 +119,21 @@ class Questions:
             self.figures.asked(question.asked.ready.spec.name, question.asked.ready.spec.source)
         return batch
 
+    def restore(self, standing: Sequence[tuple[Asked, Approval]]) -> Batch | None:
+        """Let stand what stood in another process; None if nothing did. `Hearing.attached` presents it."""
+        if not standing:
+            return None
+        batch = Batch(len(standing))
+        loop = asyncio.get_running_loop()
+        for asked, approval in standing:
+            question = self._question(asked, approval, batch)
+            question.by_card = self.outbox.is_outstanding(approval.approval_id)
+            left = approval.expires_ms / 1000 - time.time()
+            question.timer = loop.call_later(max(0.0, left), self._expire, question)
+            self.standing[approval.approval_id] = question
+        self.voice.restore(self.ledger.state.fields.get(PROMPT))
+        return batch
+
     async def withdraw(self) -> tuple[list[Operation], list[ServerEvent]]:
         """Close what stands, since the turn ends: gives what is to be committed and sent with its end."""
         await self.decided()
@@ -174,10 +190,6 @@ class Questions:
 
     def _make(self, asked: Asked, batch: Batch, batch_id: str, turn_id: str) -> OpenQuestion:
         spec, arguments = asked.ready.spec, asked.ready.arguments
-        reasons: list[Reason] = ["may_have_happened"] if MAY_HAVE_HAPPENED in asked.verdict.reasons else []
-        if TAINTED.get(spec.effect) in asked.verdict.reasons:
-            reasons.append("untrusted")
-        scopes = self._scopes(asked, reasons)
         approval = Approval(
             approval_id=_approval_ids(),
             batch_id=batch_id,
@@ -188,13 +200,19 @@ class Questions:
             digest=arguments_digest(spec.name, arguments),
             risk=spec.risk,
             reasons=asked.verdict.reasons,
-            scopes=scopes,
+            scopes=self._scopes(asked, _spoken_reasons(asked)),
             expires_ms=time.time_ns() // 1_000_000 + round(self.limits.approval_timeout * 1000),
+            fingerprint=spec.fingerprint,
         )
-        shown = dict(self.profile.executor.redacted(arguments))
-        question = make_question(spec.name, spec.risk, spec.effect, shown, reasons, scopes)
+        return self._question(asked, approval, batch)
+
+    def _question(self, asked: Asked, approval: Approval, batch: Batch) -> OpenQuestion:
+        spec = asked.ready.spec
+        reasons = _spoken_reasons(asked)
+        shown = dict(self.profile.executor.redacted(approval.arguments))
+        question = make_question(spec.name, spec.risk, spec.effect, shown, reasons, approval.scopes)
         now = asyncio.get_running_loop().time()
-        return OpenQuestion(approval, asked, batch, question, tuple(reasons), shown, by_card=False, since=now)
+        return OpenQuestion(approval, asked, batch, question, reasons, shown, by_card=False, since=now)
 
     def _scopes(self, asked: Asked, reasons: Sequence[Reason]) -> tuple[Scope, ...]:
         """List the scopes that would change anything: a rule, say, asks each time whatever was granted."""
@@ -250,7 +268,8 @@ class Questions:
             if forbidden is not None:
                 await self._reject(question, "superseded", forbidden, heard)
                 return
-            record = msgspec.structs.replace(self.ledger.state.calls[call_id], notes=ready.notes)
+            record = self.ledger.state.calls[call_id]
+            record = msgspec.structs.replace(record, notes=ready.notes, consent="given")
             operations = [ForgetCall(call_id), OpenCall(record), *granted]
             if ready.spec.source != "device":
                 await self._decide(question, outcome, operations, [], heard)
@@ -341,7 +360,8 @@ class Questions:
         field_now = SetField(FIELD, encode_approvals(standing))
         turn_id = next((one.approval.turn_id for one in self.standing.values()), "")
         try:
-            await self.ledger.commit([*operations, field_now], events, turn_id)
+            memos = {PROMPT: self.voice.kept if standing else str}
+            await self.ledger.commit([*operations, field_now], events, turn_id, memos=memos)
         except StoreError:
             self.voice.take_back()  # if it was about to be said, it is not
             raise
@@ -401,6 +421,14 @@ class Questions:
         known = outcome is not None or approval_id in self.deciding
         message = "This was decided already." if known else "There is no such question."
         return ApprovalResolved(approval_id, "refused", message)
+
+
+def _spoken_reasons(asked: Asked) -> tuple[Reason, ...]:
+    """Tell which of the gate's reasons a spoken prompt has to mention."""
+    reasons: list[Reason] = ["may_have_happened"] if MAY_HAVE_HAPPENED in asked.verdict.reasons else []
+    if TAINTED.get(asked.ready.spec.effect) in asked.verdict.reasons:
+        reasons.append("untrusted")
+    return tuple(reasons)
 
 
 _CHANGED = "The tool's definition changed while the user was asked. Nothing was run."

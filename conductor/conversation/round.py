@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from conductor.conversation.history import lost_result
 from conductor.messages import ToolCall, ToolResult
@@ -47,6 +48,7 @@ class Round:
         """Make the operations that record every call, before any of them is sent or run."""
         now = time.time_ns() // 1_000_000
         known = {one.call.call_id: one for one in (*self.ready, *(asked.ready for asked in self.asked))}
+        questions = {asked.ready.call.call_id for asked in self.asked}
         operations: list[Operation] = []
         for call in self.calls:
             ready = known.get(call.call_id)
@@ -54,8 +56,9 @@ class Round:
             notes = ready.notes if ready is not None else ()
             result = self.results.get(call.call_id)
             untrusted = ready is not None and ready.spec.untrusted
+            consent: Literal["", "asked"] = "asked" if call.call_id in questions else ""
             record = CallRecord(
-                call.call_id, call.name, turn_id, source, effect, now, result, notes, untrusted
+                call.call_id, call.name, turn_id, source, effect, now, result, notes, untrusted, consent
             )
             operations.append(OpenCall(record))
         return operations

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import structlog
@@ -16,10 +18,13 @@ import structlog
 from conductor.bounds import TokenBucket
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.device_calls import DeviceCalls
+from conductor.conversation.duel import FIELD as CLAIMS
+from conductor.conversation.duel import noted
 from conductor.conversation.fields import Fields
 from conductor.conversation.grants import Grants
 from conductor.conversation.hearing import Hearing
 from conductor.conversation.ledger import Ledger
+from conductor.conversation.memos import LATE, PROFILE, SPEECH
 from conductor.conversation.open_question import Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
@@ -34,8 +39,8 @@ from conductor.conversation.waiting import News
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.events.server import ErrorEvent, ServerEvent, SessionStarted, ToolsChanged, set_state
-from conductor.messages import Message
+from conductor.events.server import ErrorEvent, EventAck, ServerEvent, SessionStarted, ToolsChanged, set_state
+from conductor.messages import AssistantMessage, Message
 from conductor.stores.base import Claim, Operation, OutboundRecord, RememberInbound
 from conductor.tools.pending import Pending
 
@@ -44,28 +49,51 @@ log = structlog.get_logger(__name__)
 Reception: TypeAlias = Literal["ordinary", "expected", "refused"]
 """What an event was: ``expected`` answers a call, ``refused`` is a transcript that starts no turn."""
 
+SUPERSEDED = 4409
+"""The code that closes the older of two connections (protocol, "Base: client to server")."""
+_RECORDED = (
+    client.TranscriptFinal,
+    client.ToolResultEvent,
+    client.OutputInterrupted,
+    client.AgentCompleted,
+    client.ApprovalResponse,
+)
+"""Events that are recorded when they have been taken."""
 _QUEUE_RETRY_S = 2.0
 """When to say again what found too many transcripts waiting."""
 _DRAIN_RETRY_S = 2.0
 """When a client whose server restarts should say it again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is left of what a client knew: calls to answer again, and calls that nobody waits for."""
+
+    resend: list[str]
+    drop: list[str]
+
+
 class Session:
     """One conversation, from its first event until its grace is over."""
 
-    def __init__(self, services: Services, claim: Claim) -> None:
+    def __init__(
+        self, services: Services, claim: Claim, on_lost: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self.key = claim.key
+        self._on_lost = on_lost
+        self.is_new = not (claim.state.log or claim.state.fields or claim.state.seen)
         self._limits = services.limits
         self._tasks = Tasks()
         self._outbox = Outbox(self._limits, self._expired)
         pending = Pending()
         self._profile = Profile(services, self.key.session_id, pending)
         self._delivery = Delivery(self.key.session_id, self._outbox, self._limits, self._profile.terms)
-        self._ledger = Ledger(services.store, claim, self._delivery, self._tasks)
+        self._ledger = Ledger(services.store, claim, self._delivery, self._tasks, self._lose)
+        self._ledger.keep(PROFILE, self._profile.kept)
         self._device = DeviceCalls(
             self._limits, self._profile, pending, self._ledger, self._delivery, lambda: self.busy
         )
-        speeches = Speeches(self._limits.heard_window)
+        speeches = self._speeches = Speeches(self._limits.heard_window)
         grants = Grants(self._ledger, services.lasting_grants)
         self._profile.grants = grants.rules
         self._profile.fields = Fields(self._ledger)
@@ -100,6 +128,38 @@ class Session:
         self._draining = False
         self._floor_until = 0.0
         self._floor_timer: asyncio.TimerHandle | None = None
+        claims = noted(claim.state.fields)
+        self._ledger.keep(CLAIMS, lambda: claims)
+        self._ledger.changed(CLAIMS)
+        if not self.is_new:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Go on where the process before this one was."""
+        state = self._ledger.state
+        self._profile.restore(state.fields.get(PROFILE))
+        outbound, state.outbound = state.outbound, OrderedDict()
+        for record in outbound.values():
+            call = state.calls.get(record.call_id)
+            if record.kind != "call" or (call is not None and call.result is None):
+                self._outbox.restore(
+                    record, self._delivery.limit(record, call.name if call is not None else None)
+                )
+        self._speeches.restore(state.fields.get(SPEECH), self._text_at)
+        self._device.restore(state.fields.get(LATE))
+        self._turns.restore()
+
+    def _text_at(self, position: int) -> str:
+        state = self._ledger.state
+        index = position - state.log_start
+        message = state.log[index] if 0 <= index < len(state.log) else None
+        return message.text if isinstance(message, AssistantMessage) else ""
+
+    def _lose(self, stale: bool) -> None:
+        """Fall silent: another claim has the session, or what is here is not what the store has."""
+        log.warning("session taken over", session=self.key.session_id, stale=stale)
+        self._outbox.mute()
+        self._on_lost(stale)
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -125,6 +185,8 @@ class Session:
         if previous is not transport:
             if previous is not None:
                 previous.park()
+                if previous.resumes:
+                    previous.close(SUPERSEDED, "another connection serves the session")
             prompting = self._questions.voice.is_being_said
             self._outbox.attach(transport, states=not reopens)
             if prompting and not self._questions.voice.is_being_said:
@@ -171,15 +233,28 @@ class Session:
 
     # -- what the client says
 
-    def start(self, event: client.SessionStart, transport: Transport, *, resumed: bool) -> None:
+    def start(
+        self,
+        event: client.SessionStart,
+        transport: Transport,
+        *,
+        resumed: bool,
+        known: Known | None = None,
+    ) -> None:
         """Answer ``session.start``, then replay what this connection has not seen."""
         rejected = self._profile.start(event)
+        transport.resumes = "resume" in self._profile.capabilities
+        if self._profile.kept() != self._ledger.state.fields.get(PROFILE):
+            self._ledger.changed(PROFILE)
         started = SessionStarted(
             self.key.session_id,
             resumed,
             list(self._profile.capabilities) if event.capabilities else None,
             self._profile.declared if rejected is not None else None,
             rejected,
+            None if resumed else "new" if event.resume is None else "not_kept",
+            known.resend if known is not None else None,
+            known.drop if known is not None else None,
         )
         new = self._outbox.transport is not transport
         if "approval" not in self._profile.capabilities:
@@ -188,12 +263,45 @@ class Session:
         self.attach(transport, resumed=resumed)
         self._hearing.attached(new=new)
 
+    async def learn(self, event: client.SessionStart) -> Known | None:
+        """Record what a client that comes back has done meanwhile, before `start`. Raises `StoreError`.
+
+        None where it does not say.
+        """
+        resume = event.resume
+        if resume is None or "resume" not in event.capabilities:
+            return None
+        resend: list[str] = []
+        drop: list[str] = []
+        for done in resume.done:
+            if not self._device.wants(done.call_id):
+                drop.append(done.call_id)
+            elif done.result is None and done.error is None:
+                resend.append(done.call_id)
+            else:
+                await self._device.take(client.ToolResultEvent(done.call_id, done.result, done.error))
+        drop += [call_id for call_id in resume.pending if not self._device.wants(call_id)]
+        self._outbox.handled(resume.last_event_id)
+        return Known(resend, drop)
+
+    async def verify(self) -> bool:
+        """Tell whether this process still has the session. Raises `StoreError`."""
+        return await self._ledger.verify()
+
     async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
         """Take one event from a connection that is bound to this session. Never waits for a turn."""
         try:
-            return await self._take(inbound, transport)
+            reception = await self._take(inbound, transport)
+            if reception != "refused":
+                self._acknowledge(inbound, transport)
+            if isinstance(inbound.event, client.ToolResultEvent) and not (
+                self.busy or self._outbox.outstanding
+            ):
+                await self._ledger.flush()  # what was acknowledged need not be replayed
+            return reception
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
+            self._acknowledge(inbound, transport)
         except Fenced:
             # Whoever owns the session now speaks for it; this one says nothing.
             log.warning("session taken over", session=self.key.session_id)
@@ -227,6 +335,11 @@ class Session:
             case _:
                 await self._take_extension(inbound, transport)
         return "ordinary"
+
+    def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
+        """Let a client that keeps what it has said until it is recorded forget this."""
+        if transport.resumes and isinstance(inbound.event, _RECORDED):
+            transport.send(self._delivery.frame(EventAck([inbound.id])))
 
     async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
         """Take an event of a capability, if the client has declared that."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from conductor.conversation.heard import Speech, heard_text
+from conductor.conversation.memos import SpeechMemo, decode, encode
 from conductor.stores.base import Amendment, AppendLog, Operation
 
 _MAX_SPEECHES = 64
@@ -31,6 +32,15 @@ class Speeches:
         self._speeches[speech.call_id] = speech
         if len(self._speeches) > _MAX_SPEECHES:
             self._speeches.popitem(last=False)
+
+    def restore(self, kept: str | None, text_at: Callable[[int], str]) -> None:
+        """Know the last speech of another process; ``text_at`` gives the log's text at a position."""
+        memo = decode(kept, SpeechMemo)
+        if memo is not None:
+            text = text_at(memo.position)
+            self._speeches[memo.call_id] = Speech(
+                memo.call_id, memo.turn_id, memo.position, text, memo.spoken, memo.actions
+            )
 
     def over(self, call_id: str, now: float) -> None:
         """Note that a speech was acknowledged, or that nobody will say whether it was said."""
@@ -59,3 +69,8 @@ class Speeches:
     def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
         """Make the operation that leaves in the history what was heard."""
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
+
+
+def memo_of(speech: Speech) -> str:
+    """Write a speech down, for whoever hears of its interruption."""
+    return encode(SpeechMemo(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions))

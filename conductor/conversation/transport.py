@@ -21,7 +21,9 @@ class Frame:
 
 
 class Transport(Protocol):
-    """A connection to one client."""
+    """A connection to one client. ``resumes``: its client has the capability ``resume``."""
+
+    resumes: bool
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; never waits. A queue that is full closes the connection, not the session."""
@@ -37,4 +39,8 @@ class Transport(Protocol):
 
     def close(self, code: int, reason: str) -> None:
         """Begin to close the connection."""
+        ...
+
+    def lose(self, *, stale: bool) -> None:
+        """Know the session no more; where it is only ``stale``, bind to it anew."""
         ...

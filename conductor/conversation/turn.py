@@ -20,7 +20,9 @@ from conductor.conversation.calling import Calling
 from conductor.conversation.clock import TurnClock
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, marked
 from conductor.conversation.history import repair
+from conductor.conversation.memos import TurnMemo
 from conductor.conversation.partials import Reply
+from conductor.conversation.recovery import MAX_ATTEMPTS, Recovered
 from conductor.conversation.round import Round, prepare_round
 from conductor.conversation.turn_host import TurnHost
 from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
@@ -68,11 +70,14 @@ class _StoppedError(Exception):
 class Turn:
     """One utterance answered: model rounds and tool calls until the model stops."""
 
-    def __init__(self, host: TurnHost, turn_id: str, cause: str) -> None:
+    def __init__(self, host: TurnHost, turn_id: str, cause: str, recovered: Recovered | None = None) -> None:
         self.id = turn_id
         self.cause = cause
         self.figures = TurnFigures([cause])
         self.actions: list[str] = []
+        self.over = False
+        self._attempts = 1
+        self._recovered = recovered
         self.error: ErrorCode | None = None
         self._host = host
         self._clock = TurnClock(host.limits.turn_timeout, lambda: self.stop("timed_out"))
@@ -85,6 +90,22 @@ class Turn:
         self._calling = Calling(host, self)
         self._calls_made = 0
         self._refused_rounds = 0
+        if recovered is not None:
+            self._restore(recovered)
+
+    def memo(self) -> TurnMemo:
+        """Say what another process would have to know of it."""
+        rounds, calls, stop = self.figures.rounds, self._calls_made, self._stop
+        return TurnMemo(
+            self.id,
+            self.cause,
+            self._attempts,
+            rounds,
+            calls,
+            self._refused_rounds,
+            tuple(self.actions),
+            stop if stop in ("interrupted", "session_end", "timed_out") else None,
+        )
 
     def stop(self, reason: EndReason, heard: str | None = None) -> None:
         """Ask the turn to end: at once where it waits, else after the commit that it is in.
@@ -96,6 +117,10 @@ class Turn:
             self._stop = reason
             if self._waiting and self._task is not None:
                 self._task.cancel()
+
+    def end(self) -> None:
+        """Note that its end is recorded: another process has nothing to do for it."""
+        self.over = True
 
     async def run(self) -> EndReason:
         """Answer the last message; leave the history valid however the turn ends."""
@@ -139,6 +164,8 @@ class Turn:
     async def _converse(self) -> None:
         limits = self._host.limits
         spent = False
+        if self._recovered is not None:
+            await self._recover(self._recovered)
         while True:
             if self._refused_rounds >= _MAX_REFUSED_ROUNDS:
                 spent = True
@@ -227,6 +254,7 @@ class Turn:
         self._calls_made += len(calls)
         self.figures.trace.extend(f"tool.call:{call.name[:64]}" for call in calls)
         self._round = prepared
+        self._attempts = 1
         try:
             await host.say(self, msgspec.structs.replace(message, calls=prepared.calls), prepared)
             self._reply = Reply()
@@ -235,9 +263,41 @@ class Turn:
         finally:
             for ready in prepared.device_calls:
                 host.forget(ready.call.call_id)
-        await host.commit(prepared.close())
+        await self._end_round(prepared)
+
+    async def _end_round(self, prepared: Round) -> None:
         self._refused_rounds = self._refused_rounds + 1 if prepared.all_refused else 0
+        await self._host.commit(prepared.close())
         self._round = None
+
+    # -- a turn of another process
+
+    def _restore(self, recovered: Recovered) -> None:
+        memo = recovered.memo
+        self.figures.rounds = memo.rounds
+        self.figures.trace.append("recovered")
+        self.actions = list(memo.actions)
+        self._calls_made, self._refused_rounds = memo.calls, memo.refused_rounds
+        self._attempts = memo.attempts if recovered.round is not None else memo.attempts + 1
+        self._stop = memo.stop
+        self._round = recovered.round
+
+    async def _recover(self, recovered: Recovered) -> None:
+        """Go on where the other process was: in a round of calls, or before a reply of the model."""
+        prepared = recovered.round
+        if prepared is None:
+            if self._attempts > MAX_ATTEMPTS:
+                raise ModelError("protocol", "The model was begun again and again for these words.")
+            await self._host.note_attempt()
+            return
+        try:
+            if prepared.ready or prepared.asked:
+                await self._calling.run(prepared, recovered.batch)
+        finally:
+            for ready in prepared.device_calls:
+                self._host.forget(ready.call.call_id)
+        await self._end_round(prepared)
+        self.figures.rounds += 1
 
     # -- the end
 

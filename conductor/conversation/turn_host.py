@@ -46,6 +46,10 @@ class TurnHost(Protocol):
         """Record the operations, then send the events. Raises `StoreError`."""
         ...
 
+    async def note_attempt(self) -> None:
+        """Record that the model is about to be run anew. Raises `StoreError`."""
+        ...
+
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call with validated arguments."""
         ...

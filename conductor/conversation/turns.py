@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import structlog
 
 from conductor.conversation.activity import finished, started
@@ -15,13 +16,16 @@ from conductor.conversation.device_calls import CancelReason, DeviceCalls
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
 from conductor.conversation.ledger import Ledger
+from conductor.conversation.memos import LATE, SPEECH, TURN, WAITING, TurnMemo, decode, encode
 from conductor.conversation.partials import Partials, Reply
 from conductor.conversation.profile import Profile
+from conductor.conversation.questions import FIELD as APPROVALS
 from conductor.conversation.questions import Questions
+from conductor.conversation.recovery import Recovered, unfinished
 from conductor.conversation.round import Round
 from conductor.conversation.sentences import CUT_OFF, MESSAGES
 from conductor.conversation.services import Services
-from conductor.conversation.speeches import Speeches
+from conductor.conversation.speeches import Speeches, memo_of
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import EndReason, Turn
 from conductor.conversation.waiting import Transcript, Waiting
@@ -52,6 +56,9 @@ NEWS_RETRY_S = 5.0
 """How long news waits after the session could not go on."""
 
 _CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
+
+_ENDED: dict[str, Callable[[], str]] = {TURN: str}
+"""There is no turn any more."""
 
 new_call_id = IdSource("call")
 _new_turn_id = IdSource("turn")
@@ -103,6 +110,33 @@ class Turns:
         self._begun.set()
         self._closed = False
         self._no_news_until = 0.0
+        self._retry: asyncio.TimerHandle | None = None
+        ledger.keep(TURN, lambda: self._memo(self._turn))
+        ledger.keep(WAITING, self.waiting.kept)
+
+    def restore(self) -> None:
+        """Go on with what another process had begun, and with what waited there."""
+        state = self._ledger.state
+        self.waiting.restore(state.fields.get(WAITING), state.seen)
+        memo = decode(state.fields.get(TURN), TurnMemo)
+        if memo is None:
+            if self.waiting.transcripts:
+                self._runner = self._tasks.spawn(self._run_turns(None))
+            return
+        was_sent = self._delivery.outbox.is_outstanding
+        approvals = state.fields.get(APPROVALS, "")
+        found = unfinished(state, self.executor, was_sent, approvals)
+        recovered = Recovered(memo, None)
+        if found is not None:
+            for ready in found.round.device_calls:
+                self._pending.expect(ready.call.call_id)
+            for ready, outcome in found.unknown:
+                self.ends(ready, outcome)
+            memo = msgspec.structs.replace(memo, actions=(*memo.actions, *found.changes))
+            recovered = Recovered(memo, found.round, self._questions.restore(found.standing))
+        turn = Turn(self, memo.turn_id, memo.cause, recovered)
+        self._turn = turn
+        self._runner = self._tasks.spawn(self._run_turns(turn))
 
     # -- what the session asks for
 
@@ -113,7 +147,7 @@ class Turns:
 
     async def answer(self, text: str, event_id: str) -> bool:
         """Answer a transcript, now or after the running turn; False if too many wait already."""
-        if not self.busy:
+        if not self.busy and not self.waiting.transcripts:
             self._beginning = event_id
             self._begun.clear()
             try:
@@ -126,9 +160,17 @@ class Turns:
             return True
         if not self.waiting.add_transcript(Transcript(text, event_id)):
             return False
-        if self._cancels:
+        running = self._turn
+        if self._ledger.durable:
+            try:
+                await self._ledger.commit([], memos={WAITING: self.waiting.kept})
+            except StoreError:
+                self.waiting.drop_transcript(event_id)
+                raise
+        if self._cancels and self._turn is running and self.waiting.knows(event_id):
             self.interrupt()
             await self._withdraw_speeches()
+        self._go_on()
         return True
 
     def knows(self, event_id: str) -> bool:
@@ -144,6 +186,7 @@ class Turns:
         if turn is None or (speech is not None and speech.turn_id != turn.id):
             return
         turn.stop("interrupted", heard)
+        self._ledger.changed(TURN)
         self._partials.stop()
         if self._delivery.outbox.transport is not None:
             self._delivery.outbox.transport.drop_partials()
@@ -167,13 +210,21 @@ class Turns:
                 await asyncio.wait([self._runner])
 
     async def close(self) -> None:
-        """Stop the running turn, and wait until it has ended."""
+        """Stop the running turn, and wait until it has ended.
+
+        What a store keeps is only laid down: another process goes on with it.
+        """
         self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
         await self._begun.wait()
-        if self._turn is not None:
+        if self._runner is None:
+            return
+        if self._ledger.durable:
+            self._runner.cancel()
+        elif self._turn is not None:
             self._turn.stop("session_end")
-        if self._runner is not None:
-            await asyncio.wait([self._runner], timeout=2 * self.limits.close_timeout)
+        await asyncio.wait([self._runner], timeout=2 * self.limits.close_timeout)
 
     # -- one turn after the other
 
@@ -206,19 +257,27 @@ class Turns:
             self.tell_news()
         else:
             # Else the acknowledgement of each failure's "idle" would begin the next one.
-            self._no_news_until = asyncio.get_running_loop().time() + NEWS_RETRY_S
+            loop = asyncio.get_running_loop()
+            self._no_news_until = loop.time() + NEWS_RETRY_S
+            self._retry = loop.call_later(NEWS_RETRY_S, self._go_on)
+
+    def _go_on(self) -> None:
+        """Answer what still waits, after a failure: it was recorded, so somebody relies on it."""
+        if self.waiting.transcripts and not (self.busy or self._closed or self._ledger.lost):
+            self._runner = self._tasks.spawn(self._run_turns(None))
 
     def _is_closed(self) -> bool:
         return self._closed
 
     def _fail(self, code: ErrorCode) -> None:
         """Give up what waits, and say so by frames that need not be recorded."""
-        self.waiting.drop_transcripts()
+        if not self._ledger.durable:
+            self.waiting.drop_transcripts()
         self._show(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
         self._show(set_state(new_call_id(), "idle"))
 
     async def _next(self) -> Turn | None:
-        transcript = self.waiting.take_transcript()
+        transcript = self.waiting.next_transcript
         if transcript is not None:
             return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
         now = asyncio.get_running_loop().time()
@@ -252,11 +311,20 @@ class Turns:
             # A turn of the server's own leaves "thinking" out: it would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
             events.append(append_message(new_call_id(), "user", message.text))
-        await self._ledger.commit(operations, events, turn.id)
-        del self._device.news[: len(told)]
-        self._device.wants_turn = self._device.wants_turn and bool(self._device.news)
-        self.waiting.drop_news(news)
-        self._turn = turn
+
+        def begun() -> None:
+            del self._device.news[: len(told)]
+            self._device.wants_turn = self._device.wants_turn and bool(self._device.news)
+            self.waiting.drop_news(news)
+            self.waiting.drop_transcript(event_id)
+            self._turn = turn
+
+        memos = {TURN: lambda: self._memo(turn)}
+        if told:
+            memos[LATE] = lambda: self._device.kept(len(told))
+        if news or self.waiting.transcripts:
+            memos[WAITING] = lambda: self.waiting.kept(event_id, news)
+        await self._ledger.commit(operations, events, turn.id, memos=memos, then=begun)
         return turn
 
     async def _run(self, turn: Turn) -> None:
@@ -267,7 +335,8 @@ class Turns:
         if reason in ("failed", "timed_out"):
             await self._apologise(turn)
         elif reason != "answered" and not self._follows():
-            await self._ledger.commit([], [set_state(new_call_id(), "idle")], turn.id)
+            idle = set_state(new_call_id(), "idle")
+            await self._ledger.commit([], [idle], turn.id, memos=_ENDED, then=turn.end)
         self._turn = None
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
@@ -305,7 +374,8 @@ class Turns:
         if not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         try:
-            await self._ledger.commit(operations, events, turn.id)
+            memos = _ENDED | self._spoken(speech)
+            await self._ledger.commit(operations, events, turn.id, memos=memos, then=turn.end)
             self.speeches.add(speech)
         except Fenced:
             raise
@@ -358,8 +428,14 @@ class Turns:
         for operation in operations:
             if isinstance(operation, ForgetCall):
                 told += self._device.give_up(operation.call_id, reason)
+                self._ledger.changed(TURN)
         turn_id = self._turn.id if self._turn is not None else ""
         await self._ledger.commit(operations, [*told, *events], turn_id)
+
+    async def note_attempt(self) -> None:
+        """Record that the model is about to be run anew. Raises `StoreError`."""
+        self._ledger.changed(TURN)
+        await self._ledger.flush()
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call with validated arguments."""
@@ -390,9 +466,7 @@ class Turns:
         took = outcome.metadata.execution_time_ms / 1000
         self._figures.called(spec.name, spec.source, outcome.error_type, took)
         if outcome.error_type == "unknown" and spec.effect != "read":
-            now = asyncio.get_running_loop().time()
-            digest = arguments_digest(spec.name, ready.arguments)
-            self._device.unknowns.add(ready.call.call_id, digest, now)
+            self._device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self._profile.capabilities:
             self._show(finished(ready, outcome))
 
@@ -413,8 +487,18 @@ class Turns:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         turn.figures.answered = message.text or turn.figures.answered
-        await self._ledger.commit(operations, events, turn.id)
+        memos = ({TURN: lambda: self._memo(turn)} if prepared is not None else _ENDED) | self._spoken(speech)
+        end = turn.end if prepared is None else None
+        await self._ledger.commit(operations, events, turn.id, memos=memos, then=end)
         self.speeches.add(speech)
+
+    @staticmethod
+    def _memo(turn: Turn | None) -> str:
+        return "" if turn is None or turn.over else encode(turn.memo())
+
+    @staticmethod
+    def _spoken(speech: Speech | None) -> dict[str, Callable[[], str]]:
+        return {} if speech is None else {SPEECH: lambda: memo_of(speech)}
 
     def _speech(self, turn: Turn, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``, if there is anything to hear in it.

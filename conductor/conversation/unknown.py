@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+
+from conductor.conversation.memos import UnknownMemo, epoch_ms, loop_time
 
 
 class Unknowns:
@@ -21,6 +24,18 @@ class Unknowns:
         self._calls[call_id] = (digest, now + self._seconds)
         if len(self._calls) > self._limit:
             self._calls.popitem(last=False)
+
+    def kept(self) -> tuple[UnknownMemo, ...]:
+        """Write them all down."""
+        return tuple(
+            UnknownMemo(call_id, digest, epoch_ms(expires))
+            for call_id, (digest, expires) in self._calls.items()
+        )
+
+    def restore(self, kept: Sequence[UnknownMemo]) -> None:
+        """Remember what another process did."""
+        for one in kept:
+            self._calls[one.call_id] = (one.digest, loop_time(one.expires_ms))
 
     def settle(self, call_id: str) -> None:
         """Note that its outcome is known after all."""

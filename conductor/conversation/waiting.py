@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+
+from conductor.conversation.memos import (
+    NewsMemo,
+    TranscriptMemo,
+    WaitingMemo,
+    decode,
+    encode,
+    epoch_ms,
+    loop_time,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,17 @@ class Waiting:
         """Tell whether there is news for a turn of its own."""
         return any(news.expires > now for news in self._news)
 
-    def take_transcript(self) -> Transcript | None:
-        """Take the oldest transcript."""
-        return self._transcripts.popleft() if self._transcripts else None
+    @property
+    def next_transcript(self) -> Transcript | None:
+        """The oldest transcript."""
+        return self._transcripts[0] if self._transcripts else None
+
+    def drop_transcript(self, event_id: str | None) -> None:
+        """Forget a transcript: a turn answers it, or it could not be kept."""
+        for transcript in self._transcripts:
+            if transcript.event_id == event_id:
+                self._transcripts.remove(transcript)
+                return
 
     def drop_transcripts(self) -> None:
         """Forget them: they cannot be answered."""
@@ -68,7 +87,29 @@ class Waiting:
         """List news, or only what has expired ``before``: that goes with the next turn, whatever it is."""
         return [news for news in self._news if news.expires <= before]
 
-    def drop_news(self, told: list[News]) -> None:
+    def kept(self, without: str | None = None, told: Sequence[News] = ()) -> str:
+        """Write down what waits, without a transcript and news that a turn is about to take."""
+        transcripts = [one for one in self._transcripts if one.event_id != without]
+        news = [one for one in self._news if one not in told]
+        if not transcripts and not news:
+            return ""
+        return encode(
+            WaitingMemo(
+                tuple(TranscriptMemo(one.text, one.event_id) for one in transcripts),
+                tuple(NewsMemo(one.text, epoch_ms(one.expires)) for one in news),
+            )
+        )
+
+    def restore(self, kept: str | None, begun: Container[str]) -> None:
+        """Let wait what waited in another process, but for transcripts that were ``begun`` there."""
+        memo = decode(kept, WaitingMemo)
+        if memo is None:
+            return
+        transcripts = [Transcript(one.text, one.event_id) for one in memo.transcripts]
+        self._transcripts.extend(one for one in transcripts if one.event_id not in begun)
+        self._news.extend(News(one.text, loop_time(one.expires_ms)) for one in memo.news)
+
+    def drop_news(self, told: Sequence[News]) -> None:
         """Forget news: a turn tells it."""
         for news in told:
             if news in self._news:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+MAX_RESUMED = 256
+"""Calls that a client may name when it comes back; more are not open in one turn."""
 MAX_INSTRUCTIONS_BYTES = 4096
 """Protocol, "Base: client to server": ``instructions`` are at most 4 KiB."""
 
@@ -24,6 +26,45 @@ _TOOL = {
     "annotations": {"destructiveHint": False, "idempotentHint": True},
     "_meta": {"conductor": {"timeoutMs": 5000}},
 }
+
+
+class ResumeDone(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A call that the client has run."""
+
+    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    result: Annotated[str | None, Meta(description="What the tool gave.", examples=["on"])] = None
+    error: Annotated[str | None, Meta(description="What went wrong.")] = None
+
+
+class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What the client knows of the session that it comes back to; UI calls are left out."""
+
+    last_event_id: Annotated[
+        str | None,
+        Meta(
+            description="The last event that was handled and was no partial and no ping; the answers "
+            "``session.started`` and ``event.ack`` need not count either. It acknowledges all before it, "
+            "except calls.",
+            examples=["evt_5d_9"],
+        ),
+    ] = None
+    done: Annotated[
+        list[ResumeDone],
+        Meta(
+            max_length=MAX_RESUMED,
+            description="Calls whose result the server has not acknowledged by ``event.ack``. One with "
+            "neither ``result`` nor ``error``, which may be too large here, is asked for in ``resend``.",
+            examples=[[{"callId": "call_5d_1", "result": "on"}]],
+        ),
+    ] = []
+    pending: Annotated[
+        list[_Id],
+        Meta(
+            max_length=MAX_RESUMED,
+            description="Calls that were received and have no result yet.",
+            examples=[["call_5d_2"]],
+        ),
+    ] = []
 
 
 class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -63,6 +104,10 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
             description="The device's tools; read only with the capability ``tools``. Left out, they stay.",
             examples=[[_TOOL]],
         ),
+    ] = None
+    resume: Annotated[
+        Resume | None,
+        Meta(description="What the client knows already; read only with the capability ``resume``."),
     ] = None
 
 

@@ -17,6 +17,17 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
             "answered in time (`expired`), and when the person went on to something else (`superseded`). "
             "A client without it is asked aloud, and answers by voice."
         ),
+        "resume": (
+            "When it comes back, the client sends in `session.start` what it knows: the last event that it "
+            "has handled, the calls that it has run, and those that it is still running. The server says in "
+            "`session.started` which results it wants again (`resend`), and which calls nobody waits for any "
+            "more (`drop`); all other results are taken by then. What the client has not seen follows, under "
+            "the original ids. Calls that change something are among it, so a `callId` must never be run "
+            "twice; and a process that knows nothing of the session leaves `resume` out. `event.ack` names "
+            "the transcripts, results and other events of the client that are recorded; until then it keeps "
+            "its transcripts and results, and sends them again, under the same ids, when it comes back. A "
+            "second socket for the session closes the first with 4409."
+        ),
         "tools": (
             "The app declares its own tools, in `session.start` and later in `session.update`. The server "
             "says in `session.started` and `tools.changed` which of them it offers to the model, and why "

@@ -103,9 +103,7 @@ def _event(event: Event, reference: Reference) -> str:
     if event.fields:
         parts.append(_fields_table(reference.payloads[event.struct], reference))
         for field in event.fields:
-            for name in _structs_in(field.schema):
-                parts.append(f"Each object of `{field.name}`:")
-                parts.append(_fields_table(reference.payloads[name], reference))
+            parts += _inner_tables(field.name, field.schema, reference)
     else:
         parts.append("The payload is empty.")
     parts.append(_code(_readable(event.example)))
@@ -173,6 +171,17 @@ def _fields_table(schema: Json, reference: Reference) -> str:
         for name, field in schema["properties"].items()
     )
     return _table(("Field", "Type", "Required", "Meaning"), rows)
+
+
+def _inner_tables(place: str, schema: Json, reference: Reference) -> Iterator[str]:
+    """Describe the objects in a field, and those in them; ``place`` is the field, and how it is reached."""
+    several = any("items" in one for one in schema.get("anyOf", [schema]))
+    for name in _structs_in(schema):
+        inner = reference.payloads[name]
+        yield f"Each object of `{place}`:" if several else f"The object `{place}`:"
+        yield _fields_table(inner, reference)
+        for field, below in inner["properties"].items():
+            yield from _inner_tables(f"{place}.{field}", below, reference)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

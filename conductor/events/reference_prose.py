@@ -109,12 +109,14 @@ Connect again and send `session.start` with the same `sessionId`: `session.start
 So keep the ids of the events that were handled, some thousands of them, and pass over an event whose id
 is among them: else a tool would run twice.
 
-A call that changes something, and may have reached the app before, is not sent again. Its answer is
-still waited for. Events of the app that it is not sure about may be sent again with their original ids:
+A call that changes something, and may have reached the app before, is sent again only to an app with the
+capability `resume` that says in `session.start` what it knows. From any other its answer is still waited
+for. Events of the app that it is not sure about may be sent again with their original ids:
 each is taken once.
 
 Where two connections serve one session, the newer one gets the events. The older one stays open and
-silent; a transcript that comes by it takes the session back."""
+silent; a transcript that comes by it takes the session back. Where the app has the capability `resume`,
+the older one is closed with code 4409 instead: do not connect again then."""
 
 
 EXTENDING = """\

@@ -61,6 +61,38 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
         list[RejectedTool] | None,
         Meta(description="The declared tools that it is not (capability ``tools``).", examples=[[]]),
     ] = None
+    reason: Annotated[
+        Literal["new", "not_kept"] | None,
+        Meta(
+            description="Why ``resumed`` is false: the session is ``new``, or the client came back to one "
+            "that is ``not_kept`` any more.",
+            examples=["new"],
+        ),
+    ] = None
+    resend: Annotated[
+        list[str] | None,
+        Meta(
+            description="Calls whose ``tool.result`` is to be sent again (capability ``resume``).",
+            examples=[[]],
+        ),
+    ] = None
+    drop: Annotated[
+        list[str] | None,
+        Meta(
+            description="Calls that are no longer wanted: not to be started, their results to be forgotten "
+            "(capability ``resume``).",
+            examples=[[]],
+        ),
+    ] = None
+
+
+class EventAck(msgspec.Struct, frozen=True, rename="camel"):
+    """Transcripts and results that are recorded: the client may forget them (capability ``resume``)."""
+
+    TYPE: ClassVar[str] = "event.ack"
+    event_ids: Annotated[
+        list[str], Meta(description="The envelope ids of the client's events.", examples=[["cevt_3"]])
+    ]
 
 
 class SpeechPartial(msgspec.Struct, frozen=True, rename="camel"):
@@ -258,6 +290,7 @@ ServerEvent: TypeAlias = (
     | ToolActivity
     | ApprovalRequest
     | ApprovalResolved
+    | EventAck
     | SessionPing
 )
 

@@ -10,9 +10,9 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 
 from conductor.bounds import TokenBucket
-from conductor.conversation.session import Session
+from conductor.conversation.session import SUPERSEDED, Session
 from conductor.conversation.transport import Frame
-from conductor.errors import ErrorCode, StoreError
+from conductor.errors import ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import IdSource, encode_event
@@ -38,6 +38,8 @@ AT_ONCE = 40
 REFUSED_COST = 20
 """A transcript that is refused counts for so many events: it is answered by two, one of them recorded."""
 POLICY_VIOLATION = 1008
+ALIVE_S = 3.0
+"""How long a client may take to answer a ping before it may take its session back."""
 
 _event_ids = IdSource("evt")
 _call_ids = IdSource("call")
@@ -51,7 +53,11 @@ class Connection:
         self._hub = hub
         self._limits = limits
         self._session: Session | None = None
+        self._bound_to: str | None = None
+        self._rejoining: asyncio.Task[None] | None = None
+        self._stale = False
         self._resumed = False
+        self.resumes = False
         self._queue: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._close: tuple[int, str] | None = None
@@ -79,6 +85,8 @@ class Connection:
             if self._ping is not None:
                 self._ping.cancel()
             writer.cancel()
+            if self._rejoining is not None:
+                self._rejoining.cancel()
             if self._session is not None:
                 self._hub.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
@@ -119,6 +127,28 @@ class Connection:
         """Begin to close, after what is queued."""
         self._close = (code, reason)
         self._wake.set()
+
+    def lose(self, *, stale: bool) -> None:
+        """Know the session no more.
+
+        One that is other in the store than here is bound anew at once. One that another process has is taken
+        back by an event that starts a turn, as a parked connection does; a client that resumes is sent away.
+        """
+        served = self._session is not None and self._session.transport is self
+        self._session, self._stale = None, stale
+        if stale and served:
+            self._rejoining = asyncio.create_task(self._rejoin())
+        elif not stale and self.resumes:
+            self.park()
+            self.close(SUPERSEDED, "another connection serves the session")
+
+    async def _rejoin(self) -> None:
+        try:
+            (await self._bind(self._session_id)).attach(self, resumed=True)
+        except StoreError:
+            log.warning("session not there yet", session=self._session_id)  # the next event tries again
+        except Exception:
+            log.exception("session not bound again", session=self._session_id)
 
     def abort(self, why: str) -> None:
         """Cut the connection; the session survives."""
@@ -224,7 +254,7 @@ class Connection:
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event
-        if self._session is not None and inbound.session_id != self._session_id:
+        if self._bound_to not in (None, inbound.session_id):
             self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
             if isinstance(event, client.TranscriptFinal):
                 await self._reopen_microphone(None)
@@ -233,12 +263,28 @@ class Connection:
             message = "The payload's sessionId is not the envelope's."
             self._send_error("session_mismatch", message, inbound.id, inbound.session_id)
             return
+        starts_turn = isinstance(
+            event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
+        )
+        claims = starts_turn or isinstance(event, client.SessionStart)
+        if self._is_lost and not (claims and await self._is_alive()):
+            return  # parked: another process serves the session
+        if not await self._deliver(inbound, starts_turn=starts_turn) and claims and await self._is_alive():
+            await self._deliver(inbound, starts_turn=starts_turn)
+
+    async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
+        """Give an event to the session; False if it turned out that this process has it no more."""
+        event = inbound.event
         new = self._session is None
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
-            session.start(event, self, resumed=self._resumed)
+            try:
+                known = await session.learn(event)
+            except Fenced:
+                return False
+            session.start(event, self, resumed=self._resumed, known=known)
             self._resumed = True
-            return
+            return True
         served = session.transport is self
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: what it answers need not be replayed.
@@ -246,21 +292,42 @@ class Connection:
                 self._bucket.give_back(self._cost(inbound.size))  # the server asked for it
             if new:
                 session.attach(self, resumed=self._resumed)
-            return
+            return True
         if not served:
-            starts_turn = isinstance(
-                event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
-            )
             if not (new or starts_turn):
-                return  # parked: another connection serves the session
+                return True  # parked: another connection serves the session
             session.attach(self, resumed=self._resumed and not starts_turn)
         if await session.receive(inbound, self) == "refused":
             self._bucket.spend(self._now(), REFUSED_COST)
+        return self._session is session
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether it was bound to a session that another process has taken."""
+        return self._session is None and self._bound_to is not None and not self._stale
+
+    async def _is_alive(self) -> bool:
+        """Tell whether the client is still there.
+
+        What a dead client had said may be read long after it has gone to another process, and must not take
+        the session back from there.
+        """
+        try:
+            async with asyncio.timeout(ALIVE_S):
+                await (await self._socket.ping())
+        except (TimeoutError, ConnectionClosed):
+            return False
+        return True
 
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.subject, session_id)
         self._session, self._resumed = await self._hub.bind(key, self)
+        self._bound_to = session_id
         return self._session
+
+    @property
+    def _session_id(self) -> str:
+        return self._bound_to or UNBOUND
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
         """Say ``idle`` after a bad transcript: the app is transcribing until it hears that."""
@@ -279,10 +346,6 @@ class Connection:
         """Say ``idle`` without a session: there is none, since the store is away."""
         self.send(Frame(encode_event(_event_ids(), session_id, set_state(_call_ids(), "idle"))))
 
-    @property
-    def _session_id(self) -> str:
-        return self._session.key.session_id if self._session is not None else UNBOUND
-
     def _send_error(
         self,
         code: ErrorCode,
@@ -291,8 +354,7 @@ class Connection:
         session_id: str | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
-        if self._session is not None:
-            session_id = self._session_id
+        session_id = self._bound_to or session_id
         error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
 

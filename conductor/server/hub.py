@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from conductor.bounds import TokenBucket
+from conductor.conversation.duel import delay_s
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
@@ -61,6 +62,20 @@ class Hub:
 
         Raises `StoreError` if the session cannot be claimed, or if there are too many.
         """
+        session, existed = await self._bind(key, connection)
+        while existed and not await self._verified(session, key, connection):
+            # Another process has had it since; what this one knows of it is old.
+            session, existed = await self._bind(key, connection)
+        return session, existed or not session.is_new
+
+    async def _verified(self, session: Session, key: SessionKey, connection: Transport) -> bool:
+        try:
+            return await session.verify()
+        except BaseException:
+            self.unbind(key, connection)
+            raise
+
+    async def _bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
         place = self._places.get(key)
         existed = place is not None
         if place is None:
@@ -76,7 +91,7 @@ class Hub:
         except BaseException:
             self.unbind(key, connection)
             raise
-        return session, existed or bool(session.messages)
+        return session, existed
 
     def unbind(self, key: SessionKey, connection: Transport) -> None:
         """Note that a connection is gone; the last one starts the session's grace."""
@@ -118,7 +133,24 @@ class Hub:
         if self._services.lasting_grants is not None:
             await self._services.lasting_grants.load(key.subject)
         claim = await self._services.store.claim(key)
-        return Session(self._services, claim)  # the services of now: they may have been reloaded meanwhile
+        wait = delay_s(claim.state.fields)
+        if wait:
+            log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
+            await asyncio.sleep(wait)
+        # The services of now: they may have been reloaded meanwhile.
+        session: Session = Session(self._services, claim, lambda stale: self._lost(session, stale))
+        return session
+
+    def _lost(self, session: Session, stale: bool) -> None:
+        """Forget a session that is not this process's any more; ``stale``: take it from the store again."""
+        place = self._places.get(session.key)
+        if place is None or not place.session.done() or place.session.result() is not session:
+            return
+        if place.timer is not None:
+            place.timer.cancel()
+        self._end(session.key, place)
+        for connection in place.connections:
+            connection.lose(stale=stale)
 
     def _arm(self, key: SessionKey, place: _Place, seconds: float) -> None:
         place.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, place)

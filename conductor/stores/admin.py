@@ -37,6 +37,10 @@ class SessionAdmin(Protocol):
         """List sessions by subject and id, all or a subject's; ``after`` ended the page before."""
         ...
 
+    async def subjects(self, session_id: str) -> list[str]:
+        """Name those who have a session with this id."""
+        ...
+
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
         """Give all that is kept of a session, as JSON can hold it; None if there is none."""
         ...

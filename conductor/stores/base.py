@@ -18,6 +18,8 @@ from conductor.messages import AssistantMessage, Message, ToolResult
 
 MAX_SEEN = 512
 """Inbound event ids remembered a session: transcripts and news only, so that this is hours of talk."""
+LASTING = "$"
+"""What ids begin with that no client can name, and whose records never expire."""
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
@@ -38,7 +40,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
     ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the
     model with the result: what was changed about the arguments, what the person said. ``untrusted``:
-    strangers write the result.
+    strangers write the result. ``consent``: a person is ``asked`` and nothing has run, or has ``given`` it.
     """
 
     call_id: str
@@ -50,6 +52,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     result: ToolResult | None = None
     notes: tuple[str, ...] = ()
     untrusted: bool = False
+    consent: Literal["", "asked", "given"] = ""
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):
@@ -244,6 +247,11 @@ class SessionKey:
     subject: str
     session_id: str
 
+    @property
+    def lasting(self) -> bool:
+        """Whether it never expires: the server's own records, whose ids begin with ``$``."""
+        return self.session_id.startswith(LASTING)
+
 
 @dataclass(slots=True)
 class Claim:
@@ -269,6 +277,13 @@ class SessionStore(Protocol):
     @property
     def suspends(self) -> bool:
         """Whether a commit may wait."""
+        ...
+
+    async def open(self) -> None:
+        """Reach for the file or the server, before anything else.
+
+        Raises `SettingsError` for what cannot be a store, `StoreUnavailable` for one that is not there now.
+        """
         ...
 
     async def claim(self, key: SessionKey) -> Claim:

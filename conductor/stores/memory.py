@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from conductor.errors import Conflict, Duplicate, Fenced
 from conductor.events.envelope import IdSource
+from conductor.settings import Settings
 from conductor.stores.base import Claim, Operation, SessionKey, SessionState
 
 
@@ -29,6 +30,9 @@ class MemoryStore:
     def __init__(self) -> None:
         self._rows: dict[SessionKey, _Row] = {}
         self._tokens = IdSource("claim")
+
+    async def open(self) -> None:
+        """There is nothing to open."""
 
     async def claim(self, key: SessionKey) -> Claim:
         """Take a session over, making it if there is none."""
@@ -68,6 +72,11 @@ class MemoryStore:
     def __len__(self) -> int:
         """Count the sessions kept."""
         return len(self._rows)
+
+
+def from_settings(_: Settings) -> MemoryStore:
+    """Make the store; nothing about it can be set."""
+    return MemoryStore()
 
 
 def _copy(state: SessionState) -> SessionState:

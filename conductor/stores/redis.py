@@ -16,6 +16,7 @@ from uuid import uuid4
 import structlog
 
 from conductor.errors import Conflict, Duplicate, Fenced, Rollback, StoreUnavailable
+from conductor.settings import Settings
 from conductor.stores.base import MAX_SEEN, Claim, Operation, SessionKey
 from conductor.stores.redis_client import Client, write_keys
 from conductor.stores.redis_protocol import Reply
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 class RedisStore:
     """Keeps sessions in Redis, for ``session_ttl`` seconds after their last claim or commit.
+
+    Lasting ones do not expire.
 
     A commit is tried for ``retry_for`` seconds and then is `StoreUnavailable`; it may have been recorded all
     the same, and then the next commit is a `Conflict`: claim the session anew. With ``replicas``, each claim
@@ -63,7 +66,7 @@ class RedisStore:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
         token = f"{self._node}:{uuid4().hex}"
         keys = write_keys(self.prefix, key)
-        kept = read(await self.client.write(CLAIM, keys, (token, self.ttl_ms)))
+        kept = read(await self.client.write(CLAIM, keys, (token, self._ttl(key))))
         if not kept.whole:
             log.warning("session incomplete", session=key.session_id)
         self._held[token] = keys
@@ -78,7 +81,7 @@ class RedisStore:
             claim.token,
             commit_id,
             str(claim.revision),
-            self.ttl_ms,
+            self._ttl(claim.key),
             str(MAX_SEEN),
             *written(operations),
         ]
@@ -97,6 +100,10 @@ class RedisStore:
         """Close the connections."""
         await self.client.aclose()
 
+    def _ttl(self, key: SessionKey) -> str:
+        """Say for how many milliseconds a session is kept; ``0`` is for ever."""
+        return "0" if key.lasting else self.ttl_ms
+
     def _refuse(self, claim: Claim, reply: Reply) -> NoReturn:
         code, detail = reply if isinstance(reply, list) and len(reply) == 2 else (None, None)
         match code, detail:
@@ -112,3 +119,10 @@ class RedisStore:
             case b"LOST", _:
                 raise Rollback("The store has lost this session, or a part of it.")
         raise StoreUnavailable("The session store gave an answer that this version cannot read.")
+
+
+def from_settings(settings: Settings) -> RedisStore:
+    """Make the store on the server that SESSION_STORE_URL names."""
+    return RedisStore(
+        settings.store_url, session_ttl=settings.session_ttl_s, replicas=settings.session_store_replicas
+    )

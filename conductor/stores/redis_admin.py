@@ -40,13 +40,21 @@ class RedisAdmin:
         while len(found) < limit:
             page = await self._page(subject, after, limit)
             for key in page:
-                reply = await self._store.client.read(LOOK, write_keys(self._store.prefix, key))
+                reply = await self._look(key)
                 if reply is not None and len(found) < limit:  # it may have expired or been deleted
                     found.append(_info(key, reply))
             if len(page) < limit:
                 break
             after = page[-1]
         return found
+
+    async def subjects(self, session_id: str) -> list[str]:
+        """Name those who have a session with this id. Raises `StoreUnavailable`."""
+        found: set[tuple[str, str]] = set()
+        async for names in self._scan(meta_pattern(self._store.prefix, session_id=session_id)):
+            found |= _after(names, None)
+        keys = [SessionKey(*pair) for pair in sorted(found)]
+        return [key.subject for key in keys if await self._look(key) is not None]
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
         """Give all that is kept of a session, as JSON can hold it. Raises `StoreUnavailable`."""
@@ -82,19 +90,27 @@ class RedisAdmin:
     async def _page(self, subject: str | None, after: SessionKey | None, limit: int) -> list[SessionKey]:
         """Find the next session names; what is in memory is bounded, however many there are."""
         found: set[tuple[str, str]] = set()
-        cursor = b"0"
-        pattern = meta_pattern(self._store.prefix, subject)
-        while True:
-            reply = await self._store.client.ask("SCAN", text(cursor), "MATCH", pattern, "COUNT", _SCANNED)
-            match reply:
-                case [bytes() as cursor, list() as names]:
-                    found.update(_after(names, after))
-                case _:
-                    raise StoreUnavailable(_STRANGE)
+        async for names in self._scan(meta_pattern(self._store.prefix, subject)):
+            found |= _after(names, after)
             if len(found) > 10 * limit:
                 found = set(heapq.nsmallest(limit, found))
-            if cursor == b"0":
-                return [SessionKey(*each) for each in heapq.nsmallest(limit, found)]
+        return [SessionKey(*each) for each in heapq.nsmallest(limit, found)]
+
+    async def _scan(self, pattern: str) -> AsyncIterator[list[Reply]]:
+        """Give the names of all keys that match, some of them more than once."""
+        cursor: bytes | None = b"0"
+        while cursor is not None:
+            reply = await self._store.client.ask("SCAN", text(cursor), "MATCH", pattern, "COUNT", _SCANNED)
+            match reply:
+                case [bytes() as following, list() as names]:
+                    yield names
+                    cursor = None if following == b"0" else following
+                case _:
+                    raise StoreUnavailable(_STRANGE)
+
+    async def _look(self, key: SessionKey) -> Reply:
+        """Describe a session; None where there is none, or what is left of a deleted one."""
+        return await self._store.client.read(LOOK, write_keys(self._store.prefix, key))
 
 
 def _after(names: Iterable[Reply], after: SessionKey | None) -> set[tuple[str, str]]:

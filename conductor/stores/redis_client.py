@@ -47,14 +47,18 @@ class Client:
 
     async def open(self) -> None:
         """Connect now, so that a mistake is said at the start. Raises `SettingsError`."""
+        for complaint in await self.complaints():
+            log.warning("sessions may be lost", store=str(self._endpoint), why=complaint)
+
+    async def complaints(self) -> list[str]:
+        """Connect, and say what about the server may lose sessions, a clause each. Raises `SettingsError`."""
         try:
             connection = await self._connections.get()
         except (ConnectionLost, Refused) as error:
             raise SettingsError(
                 f"SESSION_STORE_URL names {self._endpoint}, which cannot be used: {error}."
             ) from None
-        for complaint in await _complaints(connection):
-            log.warning("sessions may be lost", store=str(self._endpoint), why=complaint)
+        return await _complaints(connection)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from conductor.errors import SettingsError
 from conductor.stores.redis_protocol import ProtocolError, Reply, ReplyError, ReplyReader, write_command
 
-_SCHEMES = {"redis": False, "rediss": True}
+_SCHEMES = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 
 
 class ConnectionLost(Exception):

@@ -60,9 +60,10 @@ def key_names(prefix: str, key: SessionKey) -> list[str]:
     return [f"{prefix}:{{{slot}}}:{kind}" for kind in KEYS]
 
 
-def meta_pattern(prefix: str, subject: str | None) -> str:
-    """Write what SCAN matches to find one key of each session, of all or of one subject."""
-    return f"{prefix}:{{{'*' if subject is None else _escaped(subject)}/*}}:{KEYS[0]}"
+def meta_pattern(prefix: str, subject: str | None = None, session_id: str | None = None) -> str:
+    """Write what SCAN matches to find one key of each session: of all, of a subject, of an id."""
+    who, which = ("*" if part is None else _escaped(part) for part in (subject, session_id))
+    return f"{prefix}:{{{who}/{which}}}:{KEYS[0]}"
 
 
 def session_of(name: str) -> SessionKey | None:

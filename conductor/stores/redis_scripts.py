@@ -1,6 +1,6 @@
 """What happens inside Redis: claim and commit as Lua scripts, each of which runs as one step.
 
-A session is five keys of one hash slot, which expire together:
+A session is five keys of one hash slot, which expire together, or never:
 
 - ``meta``, a hash: ``token`` of the owner, empty without one, ``epoch``, ``revision``, ``commit`` (the last
   one's id), ``start`` (the first position of the log), ``place`` (a counter that orders calls, ids and
@@ -27,8 +27,10 @@ local function sizes()
   return redis.call('LLEN', log) .. ' ' .. redis.call('HLEN', calls) .. ' '
     .. redis.call('ZCARD', seen) .. ' ' .. redis.call('HLEN', out)
 end
-local function refresh(ttl)
-  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl) end
+local function refresh(ttl)  -- 0: it does not expire
+  for _, key in ipairs(KEYS) do
+    if ttl == '0' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, ttl) end
+  end
 end
 local function seconds()  -- for people: nothing is decided by it
   return redis.call('TIME')[1]
@@ -57,7 +59,8 @@ if not kept[1] then return {'LOST', ''} end
 if kept[1] ~= ARGV[1] or kept[1] == '' then return {'FENCED', ''} end
 local revision = tonumber(kept[3] or 0)
 if kept[2] == ARGV[2] then
-  refresh(ARGV[4])  -- a write, so that WAIT has something to wait for
+  refresh(ARGV[4])
+  redis.call('HSET', meta, 'commit', ARGV[2])  -- a write, so that WAIT has something to wait for
   return revision
 end
 if revision ~= tonumber(ARGV[3]) then return {'REVISION', revision} end

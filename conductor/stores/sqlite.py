@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conductor.errors import StoreUnavailable
+from conductor.settings import Settings
 from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.sqlite_group import Commit, Delete, LetGo, Sweep, TakeOver, Work
 from conductor.stores.sqlite_writer import Limits, Writer
@@ -19,8 +20,9 @@ _SWEEP_MOST_S = 86_400.0
 class SqliteStore:
     """Keeps sessions in a file (durability, "Operations"); `open` it first.
 
-    ``session_ttl`` is how many seconds a session is kept that nobody writes to; ``busy_timeout`` how many a
-    commit waits for other processes; ``now`` gives epoch seconds. All in one event loop.
+    ``session_ttl`` is how many seconds a session is kept that nobody writes to, unless it is a lasting one;
+    ``busy_timeout`` how many a commit waits for other processes; ``now`` gives epoch seconds. All in one
+    event loop.
     """
 
     suspends = True
@@ -91,3 +93,8 @@ class SqliteStore:
         if self._writer is None:
             raise StoreUnavailable("The session store is not open.")
         return await self._writer.submit(work)
+
+
+def from_settings(settings: Settings) -> SqliteStore:
+    """Make the store in the file that SESSION_STORE_URL or DATA_DIR names."""
+    return SqliteStore(settings.store_path, session_ttl=settings.session_ttl_s)

@@ -57,6 +57,15 @@ class SqliteAdmin:
 
         return await self._read(read)
 
+    async def subjects(self, session_id: str) -> list[str]:
+        """Name those who have a session with this id. Raises `StoreUnavailable`."""
+
+        def read(connection: sqlite3.Connection) -> list[str]:
+            sql = "SELECT subject FROM session WHERE session_id=? ORDER BY subject"
+            return [subject for (subject,) in connection.execute(sql, (session_id,)).fetchall()]
+
+        return await self._read(read)
+
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
         """Give all that is kept of a session, as JSON can hold it. Raises `StoreUnavailable`."""
 

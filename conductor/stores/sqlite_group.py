@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conductor.errors import StoreError
-from conductor.stores.base import Claim, Operation, SessionKey, SessionState
+from conductor.stores.base import LASTING, Claim, Operation, SessionKey, SessionState
 from conductor.stores.sqlite_rows import HEAD, Head, Proposal, commit, delete_sessions, load
 
 _SCANNED = 1000
@@ -73,8 +73,8 @@ Outcome: TypeAlias = Claim | int | StoreError | None
 def run(connection: sqlite3.Connection, group: Sequence[Work], now: float, ttl: float) -> list[Outcome]:
     """Do a group's work inside the caller's transaction; the outcomes are in the group's order.
 
-    ``now`` is epoch seconds; sessions not written to for ``ttl`` seconds are as good as gone. Raises
-    `sqlite3.Error` and `StoreUnavailable`; then all has to be rolled back.
+    ``now`` is epoch seconds; sessions not written to for ``ttl`` seconds are as good as gone, but for
+    lasting ones. Raises `sqlite3.Error` and `StoreUnavailable`; then all has to be rolled back.
     """
     outcomes: list[Outcome] = [None] * len(group)
     commits: list[tuple[int, Proposal]] = []
@@ -108,7 +108,7 @@ def _take_over(connection: sqlite3.Connection, key: SessionKey, now: float, ttl:
     found = connection.execute(
         f"SELECT {HEAD}, updated FROM session WHERE subject=? AND session_id=?", (key.subject, key.session_id)
     ).fetchone()
-    if found is not None and found[-1] < now - ttl:
+    if found is not None and found[-1] < now - ttl and not key.lasting:
         delete_sessions(connection, [found[0]])
         found = None
     if found is None:
@@ -142,8 +142,9 @@ def _sweep(connection: sqlite3.Connection, sweep: Sweep, before: float) -> int:
         "SELECT max(id) FROM (SELECT id FROM session WHERE id>? ORDER BY id LIMIT ?)", (sweep.after, _SCANNED)
     ).fetchone()
     rows = connection.execute(
-        "SELECT id FROM session WHERE id>? AND id<=? AND updated<? ORDER BY id LIMIT ?",
-        (sweep.after, last, before, _DELETED),
+        "SELECT id FROM session WHERE id>? AND id<=? AND updated<? AND substr(session_id, 1, 1)<>?"
+        " ORDER BY id LIMIT ?",
+        (sweep.after, last, before, LASTING, _DELETED),
     ).fetchall()
     expired = [row for (row,) in rows]
     delete_sessions(connection, expired)

@@ -21,7 +21,7 @@ class Approval(msgspec.Struct, frozen=True):
 
     ``digest`` binds a decision to the tool and its arguments. ``expires_ms`` is epoch milliseconds.
     ``presented``: its spoken prompt was heard to the end. ``presentations`` counts how often the prompt was
-    spoken, ``unclear`` how often the answer was neither yes nor no.
+    spoken, ``unclear`` how often the answer was neither yes nor no. ``fingerprint`` is the tool's definition.
     """
 
     approval_id: str
@@ -38,6 +38,7 @@ class Approval(msgspec.Struct, frozen=True):
     presented: bool = False
     presentations: int = 0
     unclear: int = 0
+    fingerprint: str = ""
 
     @property
     def expires_at(self) -> str:
@@ -49,6 +50,11 @@ class Approval(msgspec.Struct, frozen=True):
 def encode_approvals(approvals: Sequence[Approval]) -> str:
     """Write open questions as text for a session's field; empty if there are none."""
     return msgspec.json.encode(list(approvals)).decode() if approvals else ""
+
+
+def decode_approvals(text: str) -> tuple[Approval, ...]:
+    """Read what `encode_approvals` wrote. Raises `ValueError` for anything else."""
+    return msgspec.json.decode(text, type=tuple[Approval, ...]) if text else ()
 
 
 def denied(words: str | None, reason: str = "denied") -> ToolOutcome:

@@ -115,6 +115,24 @@ class ToolExecutor:
         notes = (*checked.notes, edits(ready.arguments, checked.arguments))
         return replace(ready, arguments=checked.arguments, notes=notes)
 
+    def again(
+        self, call: ToolCall, notes: tuple[str, ...], arguments: Mapping[str, Any] | None = None
+    ) -> Ready | None:
+        """Make a call ready that was prepared before; None if there is no such tool for it any more.
+
+        ``arguments`` are those it was to be run with, where a person has seen them.
+        """
+        found = self._tools.get(call.name)
+        if found is None:
+            return None
+        spec, toolset = found
+        if arguments is None:
+            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
+            if not isinstance(checked, Valid):
+                return None
+            arguments = checked.arguments
+        return Ready(call, spec, toolset, arguments, notes)
+
     def redacted(self, value: Any) -> Any:
         """Take secrets out of a JSON value."""
         return self._redactor.value(value)

@@ -80,6 +80,8 @@ class LocalTools:
 class Wire:
     """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
 
+    resumes = False
+
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
         self.phone = phone
         self.session = session
@@ -111,6 +113,9 @@ class Wire:
 
     def close(self, code: int, reason: str) -> None:
         raise AssertionError("no session closes a line by itself")
+
+    def lose(self, *, stale: bool) -> None:
+        raise AssertionError("nobody else claims the session")
 
     def flush(self, number: int = 1_000) -> None:
         """Hand frames on to the phone."""

@@ -152,14 +152,17 @@ class SlowStore:
         self.entered = asyncio.Event()
         self.kept: set[str] = set()
         self.commits: list[list[Operation]] = []
-        self.running = 0
+        self.running: set[str] = set()
+
+    async def open(self) -> None:
+        await self.inner.open()
 
     async def claim(self, key: SessionKey) -> Claim:
         return await self.inner.claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        assert self.running == 0, "commits of one session follow each other"
-        self.running += 1
+        assert claim.token not in self.running, "commits of one claim follow each other"
+        self.running.add(claim.token)
         try:
             self.entered.set()
             await steps(self.before())
@@ -177,7 +180,7 @@ class SlowStore:
             if self.hold_answer is not None:
                 await self.hold_answer.wait()
         finally:
-            self.running -= 1
+            self.running.discard(claim.token)
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
@@ -287,6 +290,11 @@ class Line:
         self._reader = asyncio.create_task(self._read())
 
     # `Transport`
+
+    resumes = False
+
+    def lose(self, *, stale: bool) -> None:
+        """Nothing: what the session sends is all that counts here."""
 
     def send(self, frame: Frame) -> None:
         if self.cut:

@@ -38,6 +38,8 @@ def make_record(number: int, kind: Kind, *, effect: str = "", age_s: float = 0.0
 class Wire:
     """A transport that writes at once, or, where it is ``slow``, when it is let."""
 
+    resumes = False
+
     def __init__(self, *, slow: bool = False) -> None:
         self.slow = slow
         self.frames: list[Frame] = []
@@ -63,6 +65,9 @@ class Wire:
 
     def close(self, code: int, reason: str) -> None:
         raise AssertionError("the outbox closes no transport")
+
+    def lose(self, *, stale: bool) -> None:
+        raise AssertionError("the outbox has no session")
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(frame.data) for frame in self.frames]

@@ -180,7 +180,7 @@ def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_sam
     run(scenario())
 
 
-def test_a_transcript_left_over_from_a_store_failure_does_not_stop_the_next_answer() -> None:
+def test_transcripts_that_waited_for_a_store_are_answered_before_the_next_one() -> None:
     async def scenario() -> None:
         hold = asyncio.Event()
         store = SlowStore()
@@ -203,7 +203,7 @@ def test_a_transcript_left_over_from_a_store_failure_does_not_stop_the_next_answ
         one.app.say("four")
         await one.quiet()
         heard = users(one.session.messages)
-        assert heard in (["one", "four"], ["one", "three", "four"]), heard
+        assert heard == ["one", "two", "three", "four"]
         await one.close()
 
     run(scenario())
@@ -596,7 +596,7 @@ def test_a_session_closed_while_its_first_turn_begins_says_nothing_more() -> Non
         store.hold.set()
         await closing
         await steps(20)
-        assert one.app.shapes(said) in ([], [*PLAIN_TURN[:2], "state idle"])
+        assert one.app.shapes(said) in ([], PLAIN_TURN[:2])  # whoever claims it next goes on with the turn
         await one.close()
 
     run(scenario())

@@ -12,7 +12,10 @@ def test_transcripts_are_taken_in_order_and_a_surplus_one_is_refused() -> None:
     assert waiting.transcripts == 2
     assert waiting.knows("id-b")
     assert not waiting.knows("id-c")
-    assert [waiting.take_transcript() for _ in range(3)] == [a, b, None]
+    for expected in (a, b):
+        assert waiting.next_transcript == expected
+        waiting.drop_transcript(expected.event_id)
+    assert waiting.next_transcript is None
     assert waiting.add_transcript(c)
 
 
@@ -20,7 +23,7 @@ def test_transcripts_that_cannot_be_answered_are_dropped() -> None:
     waiting = Waiting(2, 4)
     waiting.add_transcript(Transcript("a", "id-a"))
     waiting.drop_transcripts()
-    assert waiting.take_transcript() is None
+    assert waiting.next_transcript is None
 
 
 def test_news_is_coalesced_and_the_oldest_gives_way() -> None:
