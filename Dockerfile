@@ -15,7 +15,7 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
 
 FROM python:${PYTHON_VERSION}-slim
 RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin conductor \
-    && install --directory --owner=conductor --group=conductor /data
+    && install --directory --mode=0700 --owner=conductor --group=conductor /data
 COPY --from=build /opt/conductor /opt/conductor
 # 0.0.0.0 is for the container's own network; the server starts on it only with AUTH_TOKENS.
 ENV PATH=/opt/conductor/bin:$PATH \
@@ -23,10 +23,12 @@ ENV PATH=/opt/conductor/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOST=0.0.0.0 \
     PORT=8080 \
-    LOG_FORMAT=json
+    LOG_FORMAT=json \
+    DATA_DIR=/data
 # By number, so that Kubernetes can see that it is not root.
 USER 10001
-# Files named in settings are looked up here, and a .env is read from here; nothing else is writable.
+# Sessions are kept here, files named in settings are looked up here, and a .env is read from here; nothing
+# else is writable.
 WORKDIR /data
 VOLUME /data
 EXPOSE 8080

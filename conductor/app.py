@@ -27,6 +27,7 @@ from conductor.server.listener import Listener
 from conductor.server.worker import Worker
 from conductor.settings import Settings
 from conductor.stores.registry import make_store
+from conductor.stores.watched import WatchedStore
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.catalog import load_catalog
 from conductor.tools.permissions import GateOptions
@@ -48,7 +49,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     if settings.policies_file is not None and not settings.policies_file.exists():
         raise SettingsError(f"POLICIES_FILE names {settings.policies_file}, which is not there.")
     policies = load_policies(policies_path(settings))
-    store = make_store(settings)
+    store = WatchedStore(make_store(settings))
     return Services(
         store=store,
         provider=provider or make_provider(settings),
@@ -95,6 +96,7 @@ async def running(
     ``worker`` is this process's part where several are one server. Raises `SettingsError`.
     """
     services = services or make_services(settings)
+    store = services.store
     listener = Listener(
         services,
         Authenticator(settings.auth_tokens),
@@ -102,22 +104,25 @@ async def running(
         make_admin(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
+        lambda: not isinstance(store, WatchedStore) or store.available,
     )
     try:
-        await services.store.open()
+        await store.open()
     except StoreUnavailable as error:
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
-    await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
-    # The port is open at once; a large SDK is imported meanwhile.
-    warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
     try:
-        yield listener
+        await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
+        # The port is open at once; a large SDK is imported meanwhile.
+        warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
+        try:
+            yield listener
+        finally:
+            await listener.stop()
+            warming_up.cancel()
+            await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
+            await services.provider.aclose()
     finally:
-        await listener.stop()
-        warming_up.cancel()
-        await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
-        await services.provider.aclose()
-        await services.store.aclose()
+        await store.aclose()
 
 
 async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> None:

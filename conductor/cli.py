@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, check, policy, stats and protocol."""
+"""The command line: serve (the default), talk, check, policy, sessions, stats and protocol."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conductor import __version__
-from conductor.commands import check, policy, protocol, stats
+from conductor.commands import check, policy, protocol, sessions, stats
 from conductor.errors import SettingsError
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
     from conductor.settings import Settings
 
-_COMMANDS = ("serve", "talk", "check", "policy", "stats", "protocol")
+_COMMANDS = ("serve", "talk", "check", "policy", "sessions", "stats", "protocol")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return check.run(options)
         if options.command == "policy":
             return policy.run(options)
+        if options.command == "sessions":
+            return sessions.run(options)
         if options.command == "stats":
             return stats.run(options)
         if options.command == "protocol":
@@ -76,23 +78,55 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="listen to the local network, with a token of its own; prints the address and a QR code",
     )
+    serve.add_argument("--workers", type=int, help="processes that share the port (WORKERS)")
+    serve.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # how `--workers` starts each of them
+    serve.set_defaults(lan_token=None)
     talk = commands.add_parser("talk", help="talk to a running server from the terminal")
     from conductor.client import terminal
 
     terminal.add_arguments(talk)
     check.add_arguments(commands.add_parser("check", help="try the settings and all that is needed, and end"))
     policy.add_arguments(commands.add_parser("policy", help="list, change and explain the operator's rules"))
+    sessions.add_arguments(
+        commands.add_parser("sessions", help="list, show, export and delete what the session store keeps")
+    )
     stats.add_arguments(commands.add_parser("stats", help="print a running server's figures"))
     protocol.add_arguments(commands.add_parser("protocol", help="print what goes over the wire"))
     return parser
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from conductor.app import check_exposure, serve
     from conductor.logs import configure_logs
+    from conductor.server.worker import join
+
+    worker = None if options.worker is None else join(options.worker)
+    if worker is not None:
+        options = argparse.Namespace(**worker.options)
+    settings, token = _settings(options)
+    configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
+    if worker is None and settings.workers > 1:
+        from conductor.server.workers import Supervisor
+
+        supervisor = Supervisor(settings, {**vars(options), "lan": False, "lan_token": token})
+        return asyncio.run(supervisor.run(lambda port: _announce(settings, port, lan_token=token)))
+    from conductor.app import check_exposure, serve
+
+    def ready(listener: Listener) -> None:
+        if worker is None:
+            _announce(settings, listener.port, lan_token=token)
+        else:
+            worker.ready()
+
+    check_exposure(settings, insecure=options.insecure_no_auth)
+    _run(serve(settings, ready, worker))
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
+    """Read the settings, and the local network's token where one is used, which is new or a parent's."""
     from conductor.settings import load_settings
 
-    host, token = options.host, None
+    host, token = options.host, options.lan_token
     if options.lan:
         from conductor.commands import lan
 
@@ -103,13 +137,11 @@ def _serve(options: argparse.Namespace) -> int:
         model_provider=options.model_provider,
         anthropic_model=options.anthropic_model,
         log_level=options.log_level,
+        workers=options.workers,
     )
     if token is not None:
         settings = settings.model_copy(update={"auth_tokens": (*settings.auth_tokens, token)})
-    check_exposure(settings, insecure=options.insecure_no_auth)
-    configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
-    _run(serve(settings, lambda listener: _announce(settings, listener, lan_token=token)))
-    return 0
+    return settings, token
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -125,19 +157,27 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-def _announce(settings: Settings, listener: Listener, lan_token: str | None) -> None:
+def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
     """Say in a few lines what the server runs with and where to connect."""
-    lines = [f"Conductor {__version__}", f"  model    {_model(settings)}"]
+    from conductor.stores.registry import describe_store
+
+    lines = [
+        f"Conductor {__version__}",
+        f"  model     {_model(settings)}",
+        f"  sessions  {describe_store(settings)}",
+    ]
+    if settings.workers > 1:
+        lines.append(f"  workers   {settings.workers} processes")
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if lan_token is not None:
         from conductor.commands import lan
 
-        url = lan.phone_url(host, listener.port, lan_token)
-        lines += [f"  connect  {url}", "", lan.qr_code(url)]
+        url = lan.phone_url(host, port, lan_token)
+        lines += [f"  connect   {url}", "", lan.qr_code(url)]
     else:
         auth = "bearer token needed" if settings.auth_tokens else "no token needed"
-        lines.append(f"  connect  ws://{host}:{listener.port}/ws  ({auth})")
-        lines.append(f"  try      python -m conductor talk --url ws://{host}:{listener.port}/ws")
+        lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
+        lines.append(f"  try       python -m conductor talk --url ws://{host}:{port}/ws")
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from conductor.app import (
     make_services,
     reload,
     running,
+    secrets,
     serve,
     settle_memory,
 )
@@ -32,6 +34,10 @@ from conductor.models.demo import DemoProvider
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
+from conductor.stores.memory import MemoryStore
+from conductor.stores.redis import RedisStore
+from conductor.stores.registry import make_session_admin, make_store
+from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
@@ -101,6 +107,24 @@ def test_a_file_that_is_not_there_is_a_mistake_of_the_user(name: str, tmp_path: 
     with pytest.raises(SettingsError) as caught:
         make_services(settings(**{name: tmp_path / "none"}))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({}, MemoryStore),
+        ({"data_dir": "data"}, SqliteStore),
+        ({"data_dir": "data", "session_store_url": "redis://h"}, RedisStore),
+        ({"data_dir": "data", "session_store_url": "memory://"}, MemoryStore),
+    ],
+)
+def test_sessions_are_kept_where_the_settings_say(values: dict[str, str], kind: type) -> None:
+    assert type(make_services(settings(**values)).store) is kind
+
+
+def test_the_stores_password_is_one_of_the_secrets() -> None:
+    assert "hunter2@" in secrets(settings(session_store_url="redis://me:hunter2%40@h"))
+    assert secrets(settings(session_store_url="redis://h")) == secrets(settings(data_dir="data")) == []
 
 
 # -- who may reach it
@@ -187,6 +211,43 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None
             async with running(values, make_services(values, provider)):
                 raise AssertionError("it listens")
     assert not provider.started.is_set()
+
+
+async def test_a_store_that_cannot_be_used_is_told_before_the_port_is_open(tmp_path: Path) -> None:
+    file = tmp_path / "conductor.db"
+    for values, sentence in (
+        (
+            {"session_store_url": "redis://:hunter2@127.0.0.1:1"},
+            "^SESSION_STORE_URL names redis://127.0.0.1:1/0",
+        ),
+        ({"data_dir": tmp_path}, "^SESSION_STORE_URL: Another process keeps the session store locked"),
+    ):
+        with sqlite3.connect(file) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            wanted = settings(**values).model_copy(update={"port": port})
+            with pytest.raises(SettingsError, match=sentence):
+                async with running(wanted, make_services(wanted, Watched())):
+                    raise AssertionError("it listens")
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+        other.close()
+
+
+async def test_a_session_is_there_for_the_next_server(tmp_path: Path) -> None:
+    values = settings(data_dir=tmp_path / "data")
+    for turns in (1, 2):
+        async with running(values, make_services(values, Watched())) as listener:
+            async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+                await phone.ask("hi")
+            # Beside the server, which goes on.
+            store = make_store(values)
+            await store.open()
+            (kept,) = [one async for one in make_session_admin(values, store).export() if one["log"]]
+            await store.aclose()
+        assert [one["type"] for one in kept["log"]] == ["user", "assistant"] * turns
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
+import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -120,7 +122,14 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         (["--port", "70000"], {}, "PORT is not valid"),
         ([], {"LOG_LEVEL": "loud"}, "LOG_LEVEL is not valid"),
         (["--log-level", "loud"], {}, "LOG_LEVEL is not valid"),
-        ([], {"SESSION_STORE_URL": f"redis://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
+        ([], {"SESSION_STORE_URL": f"mysql://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
+        ([], {"SESSION_STORE_URL": f"redis://u:{SECRET}@h:port"}, "SESSION_STORE_URL is no Redis address"),
+        (
+            [],
+            {"SESSION_STORE_URL": f"redis://u:{SECRET}@127.0.0.1:1/0"},
+            "SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used",
+        ),
+        ([], {"SESSION_STORE_URL": "sqlite:///../"}, "is a folder"),
         ([], {"HOST": "0.0.0.0"}, "lets anybody on the network in"),
         (["--host", "0.0.0.0"], {}, "AUTH_TOKENS"),
         ([], {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET}, "Cannot listen on 203.0.113.7"),
@@ -177,9 +186,10 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
 ) -> None:
     async with server(tmp_path) as served:
         assert served.lines[0] == f"Conductor {__version__}"
-        assert served.lines[1].startswith("  model    demo") and "ANTHROPIC_API_KEY" in served.lines[1]
-        assert served.lines[2] == f"  connect  {served.url}  (no token needed)"
-        assert served.lines[3] == f"  try      python -m conductor talk --url {served.url}"
+        assert served.lines[1].startswith("  model     demo") and "ANTHROPIC_API_KEY" in served.lines[1]
+        assert served.lines[2] == "  sessions  in memory: they end with the server"
+        assert served.lines[3] == f"  connect   {served.url}  (no token needed)"
+        assert served.lines[4] == f"  try       python -m conductor talk --url {served.url}"
         async with Phone(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
@@ -201,7 +211,7 @@ async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:
 async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path) -> None:
     values = {"HOST": "0.0.0.0", "AUTH_TOKENS": SECRET, "LOG_FORMAT": "json", "LOG_LEVEL": "debug"}
     async with server(tmp_path, **values) as served:
-        assert "(bearer token needed)" in served.lines[2] and "ws://0.0.0.0:" in served.lines[2]
+        assert "(bearer token needed)" in served.lines[3] and "ws://0.0.0.0:" in served.lines[3]
         with pytest.raises(Exception, match="401"):
             await Phone(served.url).open()
         async with Phone(f"{served.url}?token={SECRET}") as phone:
@@ -215,7 +225,7 @@ async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path)
 
 async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: Path) -> None:
     async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
-        assert "(no token needed)" in served.lines[2]
+        assert "(no token needed)" in served.lines[3]
         async with Phone(served.url) as phone:
             assert phone.shape() == ["session.started"]
 
@@ -223,10 +233,64 @@ async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: 
 async def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"MODEL_PROVIDER=parrot\nAUTH_TOKENS={SECRET}\n")
     async with server(tmp_path, "--provider", "demo", MODEL_PROVIDER="cockatoo") as served:
-        assert "demo" in served.lines[1] and "(bearer token needed)" in served.lines[2]
+        assert "demo" in served.lines[1] and "(bearer token needed)" in served.lines[3]
 
 
 async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
     async with server(tmp_path, "--model", "claude-test", ANTHROPIC_API_KEY=SECRET) as served:
-        assert served.lines[1] == "  model    Claude (claude-test)"
+        assert served.lines[1] == "  model     Claude (claude-test)"
         assert await served.end(signal.SIGTERM) == 0
+
+
+# -- where sessions are kept
+
+
+async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path: Path) -> None:
+    async with server(tmp_path, DATA_DIR="kept") as served:
+        assert served.lines[2] == "  sessions  kept/conductor.db"
+        async with Phone(served.url, session_id="s-1") as phone:
+            await phone.ask("say hello")
+        assert await served.end(signal.SIGTERM) == 0
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
+    for file in (tmp_path / "kept").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    code, out, err = await run(tmp_path, "sessions", "list", DATA_DIR="kept")
+    assert (code, err) == (0, "") and "s-1" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "folder"),
+    [
+        ("", {}, "data"),
+        ("PORT=1\nDATA_DIR=\n# DATA_DIR=old\n", {}, "data"),
+        ("PORT=1\n export DATA_DIR = mine\n", {}, ""),
+        ("", {"DATA_DIR": "theirs"}, "theirs"),
+        ("DATA_DIR=mine\n", {"DATA_DIR": "theirs"}, "theirs"),
+    ],
+)
+async def test_the_script_keeps_sessions_in_a_folder_unless_another_is_named(
+    tmp_path: Path, file: str, values: dict[str, str], folder: str
+) -> None:
+    """Run the script in a folder whose Python says which folder it was given."""
+    for name in ("scripts/run", "scripts/lib.sh", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "none.lock").touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf %s "${DATA_DIR:-}"\n')
+    python.chmod(0o700)
+    installed = f"{tmp_path}\n{(tmp_path / 'pyproject.toml').read_text()}"
+    (tmp_path / ".venv" / "installed-runtime").write_text(installed)
+    if file:
+        (tmp_path / ".env").write_text(file)
+    started = await asyncio.create_subprocess_exec(
+        "scripts/run",
+        cwd=tmp_path,
+        env=environment(**values),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asyncio.wait_for(started.communicate(), START)
+    assert (started.returncode, out.decode()) == (0, folder)

@@ -166,7 +166,17 @@ def test_values_are_read_as_people_write_them(
         ("SPEAK_ERRORS", "perhaps", "boolean"),
         ("LOG_LEVEL", "loud", "'debug', 'info', 'warning' or 'error'"),
         ("LOG_FORMAT", "xml", "'json' or 'console'"),
-        ("SESSION_STORE_URL", f"redis://user:{SECRET}@host", "memory://"),
+        ("SESSION_STORE_URL", f"mysql://user:{SECRET}@host", "memory://"),
+        ("SESSION_STORE_URL", f"redis:{SECRET}@host", "redis://HOST"),
+        ("SESSION_STORE_URL", "sqlite://sessions.db", "sqlite:///FILE"),
+        ("SESSION_STORE_URL", "sqlite:///", "sqlite:///FILE"),
+        ("SESSION_STORE_URL", "sessions.db", "sqlite:///FILE"),
+        ("SESSION_STORE_REPLICAS", "-1", "0"),
+        ("SESSION_STORE_REPLICAS", "11", "10"),
+        ("SESSION_TTL_S", "0", "1"),
+        ("SESSION_TTL_S", "nan", "31536000"),
+        ("WORKERS", "0", "1"),
+        ("WORKERS", "257", "256"),
     ],
 )
 def test_a_malformed_value_is_one_sentence_that_names_the_setting(
@@ -192,8 +202,41 @@ def test_a_malformed_option_names_the_setting_too() -> None:
 # -- what the values are good for
 
 
+@pytest.mark.parametrize(
+    ("url", "folder", "store"),
+    [
+        (None, None, "memory://"),
+        (None, "data", "sqlite:///data/conductor.db"),
+        (None, "/srv/data", "sqlite:////srv/data/conductor.db"),
+        ("memory://", "data", "memory://"),
+        ("sqlite:///other.db", "data", "sqlite:///other.db"),
+        (f"redis://:{SECRET}@h:1/2", "data", f"redis://:{SECRET}@h:1/2"),
+        *((f"{scheme}://h", None, f"{scheme}://h") for scheme in ("redis", "rediss", "valkey", "valkeys")),
+    ],
+)
+def test_sessions_are_kept_where_the_url_says_else_in_the_folder_else_in_memory(
+    url: str | None, folder: str | None, store: str
+) -> None:
+    settings = load_settings(None, session_store_url=url, data_dir=folder)
+    assert settings.store_url == store
+    assert settings.store_scheme == store.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///a b/c?#%20.db", Path("a b/c?#%20.db")),
+        ("sqlite:////srv/c.db", Path("/srv/c.db")),
+        ("sqlite:///~/c.db", Path.home() / "c.db"),
+    ],
+)
+def test_a_file_is_named_after_three_slashes(url: str, path: Path) -> None:
+    assert load_settings(None, session_store_url=url).store_path == path
+
+
 def test_settings_shown_hold_no_secret() -> None:
-    settings = load_settings(None, auth_tokens=SECRET, anthropic_api_key=SECRET)
+    url = f"redis://:{SECRET}@host"
+    settings = load_settings(None, auth_tokens=SECRET, anthropic_api_key=SECRET, session_store_url=url)
     assert SECRET not in repr(settings) and SECRET not in str(settings)
     assert settings.auth_tokens == (SECRET,)
 

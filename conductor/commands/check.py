@@ -66,6 +66,7 @@ async def check(
     from conductor.commands.check_model import model_item
     from conductor.commands.check_server import access_items, address_item, catalog_items, prompt_item
     from conductor.commands.check_settings import read_settings, settings_items
+    from conductor.commands.check_store import STORE_SETTINGS, store_items
 
     try:
         found = read_settings(env_file, overrides or {})
@@ -85,6 +86,9 @@ async def check(
         yield await address_item(settings.host, settings.port)
     if not invalid & {"host", "auth_tokens"}:
         for item in access_items(settings, insecure):
+            yield item
+    if not invalid & STORE_SETTINGS:
+        async for item in store_items(settings):
             yield item
     if not any(name.startswith(("anthropic_", "model_provider")) for name in invalid):
         yield await model_item(settings, offline=offline, seconds=model_timeout_s)

@@ -165,5 +165,8 @@ class Ledger:
         """Let go of the session in the store, with all that is to be kept of it. Raises `StoreError`."""
         if self.lost:
             return
-        await self.flush()
+        try:
+            await self.flush()
+        except Fenced:
+            return
         await self._store.release(self._claim)

@@ -144,6 +144,11 @@ class Outbox:
         """Tell whether a call has not been answered yet."""
         return call_id in self._by_call
 
+    def is_ui_call(self, call_id: str) -> bool:
+        """Tell whether it is an unanswered call of the server's own, which is only shown or said."""
+        entry = self._by_call.get(call_id)
+        return entry is not None and entry.record.kind in _UI_CALLS
+
     def was_written(self, call_id: str) -> bool:
         """Tell whether a call's frame was ever handed to a socket."""
         entry = self._by_call.get(call_id)

@@ -290,13 +290,13 @@ class Session:
 
     async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
         """Take one event from a connection that is bound to this session. Never waits for a turn."""
+        event = inbound.event
+        shown = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
         try:
             reception = await self._take(inbound, transport)
-            if reception != "refused":
+            if reception != "refused" and not shown:
                 self._acknowledge(inbound, transport)
-            if isinstance(inbound.event, client.ToolResultEvent) and not (
-                self.busy or self._outbox.outstanding
-            ):
+            if shown and not (self.busy or self._outbox.outstanding):
                 await self._ledger.flush()  # what was acknowledged need not be replayed
             return reception
         except Duplicate:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http
+import socket
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -35,7 +36,10 @@ SERVICE_RESTART = 1012
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` on one address."""
+    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` on one address.
+
+    ``worker`` is its number where several processes are one server; each answers for itself.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class Listener:
         origins: Collection[str] = (),
         admin: Admin | None = None,
         proxies: Sequence[Network] = (),
+        worker: int | None = None,
+        store_available: Callable[[], bool] = lambda: True,
     ) -> None:
         self.hub = Hub(services)
         self._services = services
@@ -51,65 +57,78 @@ class Listener:
         self._origins = frozenset(origins)
         self._admin = admin
         self._proxies = tuple(proxies)
+        self._worker = worker
+        self._store_available = store_available
         self._subjects: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
-        self._server: Server | None = None
+        self._servers: list[Server] = []
         self._connections: set[Connection] = set()
         self._ready = False
 
     @property
     def port(self) -> int:
         """The port that is bound; 0 until `start`."""
-        sockets = self._server.sockets if self._server is not None else []
-        return next((int(socket.getsockname()[1]) for socket in sockets), 0)
+        sockets = [one for server in self._servers for one in server.sockets]
+        return next((int(one.getsockname()[1]) for one in sockets), 0)
 
     @property
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._connections)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Raises `SettingsError` if the address cannot be had."""
+    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen, on bound ``sockets`` if there are any; a name may have several addresses.
+
+        Raises `SettingsError` if the address cannot be had.
+        """
+        places: list[dict[str, Any]] = [{"sock": one} for one in sockets] or [{"host": host, "port": port}]
         try:
-            self._server = await serve(
-                self._handle,
-                host,
-                port,
-                process_request=self._answer,
-                create_connection=Socket,
-                subprotocols=[Subprotocol(SUBPROTOCOL)],
-                select_subprotocol=_select_subprotocol,
-                compression=None,
-                open_timeout=OPEN_TIMEOUT_S,
-                ping_interval=WS_PING_S,
-                ping_timeout=WS_PING_S,
-                close_timeout=self._services.limits.close_timeout,
-                max_size=self._services.limits.hard_event_bytes,
-                server_header="conductor",
-            )
+            self._servers = [await self._serve(**place) for place in places]
         except (OSError, UnicodeError) as error:  # a name that is too long for the resolver is a UnicodeError
             reason = getattr(error, "strerror", None) or str(error)
             raise SettingsError(f"Cannot listen on {host}:{port}: {reason.lower()}.") from None
         self._ready = True
 
+    async def _serve(self, **place: Any) -> Server:
+        return await serve(
+            self._handle,
+            **place,
+            process_request=self._answer,
+            create_connection=Socket,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            select_subprotocol=_select_subprotocol,
+            compression=None,
+            open_timeout=OPEN_TIMEOUT_S,
+            ping_interval=WS_PING_S,
+            ping_timeout=WS_PING_S,
+            close_timeout=self._services.limits.close_timeout,
+            max_size=self._services.limits.hard_event_bytes,
+            server_header="conductor",
+        )
+
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take no more connections, let running turns end, close what is open."""
         self._ready = False
-        if self._server is None:
+        if not self._servers:
             return
-        self._server.close(close_connections=False)
+        for server in self._servers:
+            server.close(close_connections=False)
         await self._drain(drain_s)
         await self.hub.close()
         for connection in list(self._connections):
             connection.close(SERVICE_RESTART, "service restart")
         try:
             async with asyncio.timeout(2 * self._services.limits.close_timeout):
-                await self._server.wait_closed()
+                await self._closed()
         except TimeoutError:
             for connection in list(self._connections):
                 connection.abort("did not close")
-            await self._server.wait_closed()
+            await self._closed()
         await self.hub.close()  # again: a first event may have come while its connection was closing
+
+    async def _closed(self) -> None:
+        for server in self._servers:
+            await server.wait_closed()
 
     async def _drain(self, seconds: float) -> None:
         """Close each connection with 1012 as soon as its session rests, all of them within ``seconds``."""
@@ -154,7 +173,7 @@ class Listener:
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
-            if self._ready:
+            if self._ready and self._store_available():
                 return _text(http.HTTPStatus.OK, "ready\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
         if path == STATS_PATH and self._admin is not None:
@@ -190,6 +209,7 @@ class Listener:
         """Say what the operator may know: how much there is, and the tools' figures."""
         return {
             "version": __version__,
+            **({} if self._worker is None else {"worker": self._worker}),
             "sessions": len(self.hub),
             "connections": self.connections,
             **self._services.figures.snapshot(),

@@ -37,9 +37,9 @@ def subjects(output: str) -> list[str]:
 async def test_a_fresh_folder_passes_and_everything_was_looked_at() -> None:
     code, output = await checked()
     assert code == 0
-    looked_at = ["settings", "SYSTEM_PROMPT_FILE", "DEVICE_TOOLS_FILE", "PORT", "AUTH_TOKENS", "model"]
-    assert subjects(output) == looked_at
-    assert output.endswith("\n\n5 ok, 1 warning, 0 failed\n")
+    files = ["settings", "SYSTEM_PROMPT_FILE", "DEVICE_TOOLS_FILE"]
+    assert subjects(output) == [*files, "PORT", "AUTH_TOKENS", "sessions", "model"]
+    assert output.endswith("\n\n6 ok, 1 warning, 0 failed\n")
 
 
 async def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_2(tmp_path: Path) -> None:
@@ -68,6 +68,8 @@ async def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_2(tmp_pat
         ("PORT=eighty", "PORT"),
         ("ANTHROPIC_MAX_TOKENS=0", "model"),
         ("ANTHROPIC_MAX_TOKENS=many", "model"),
+        ("SESSION_STORE_URL=mysql://h", "sessions"),
+        ("WORKERS=none", "sessions"),
     ],
 )
 async def test_what_rests_on_a_setting_that_is_not_valid_is_left_out(
@@ -104,7 +106,7 @@ async def test_the_model_is_asked_unless_the_check_is_offline() -> None:
         assert (code, claude.received) == (0, 0)
         code, output = await checked(overrides=overrides)
         assert (code, claude.received) == (0, 1)
-        assert output.endswith("\n6 ok, 0 warnings, 0 failed\n")
+        assert output.endswith("\n7 ok, 0 warnings, 0 failed\n")
 
 
 async def test_an_open_address_that_is_meant_passes() -> None:
@@ -159,7 +161,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
 def test_the_command_passes_in_a_fresh_folder(tmp_path: Path) -> None:
     done = run(tmp_path, "--port", "0", "--provider", "demo")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("\n6 ok, 0 warnings, 0 failed\n")
+    assert done.stdout.endswith("\n7 ok, 0 warnings, 0 failed\n")
 
 
 def test_the_command_fails_without_a_secret_and_without_a_traceback(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""A session that goes on in another process: nothing is lost, nothing runs twice, at whatever step the first died."""
+"""A session that goes on in another process, at whatever step its own died: nothing lost or doubled."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script
+from conductor.tools.approvals import Approval
 from tests.conversation.helpers import (
-    KEY,
     SPOKEN,
     App,
     LocalTools,
-    Script,
     SlowStore,
     call,
     faults,
@@ -31,6 +32,7 @@ from tests.conversation.helpers import (
     run,
     shape_of,
     steps,
+    tool,
 )
 
 
@@ -53,11 +55,14 @@ def three_rounds(request: ModelRequest) -> Script:
 class Phone:
     """An app with its device, which outlives sessions; with ``resume`` it says what it has done."""
 
-    def __init__(self, services: Services, store: SlowStore, *, resume: bool) -> None:
+    def __init__(
+        self, services: Services, store: SlowStore, *, resume: bool, capabilities: Sequence[str] = ()
+    ) -> None:
         self.services = services
         self.ran: Counter[str] = Counter()
         self.done: dict[str, str] = {}
         self.resume = resume
+        self.capabilities = [*capabilities, *(["resume"] if resume else [])]
         self.app = App(self._answer, store)
 
     def _answer(self, name: str, call_id: str) -> str | None:
@@ -77,13 +82,13 @@ class Phone:
             last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
             done = [client.ResumeDone(call_id, result) for call_id, result in self.done.items()]
             start = client.SessionStart(
-                capabilities=["resume"], resume=client.Resume(last_event_id=last, done=done)
+                capabilities=self.capabilities, resume=client.Resume(last_event_id=last, done=done)
             )
             known = await session.learn(start)
             assert known is not None
             for call_id in known.drop:
                 self.done.pop(call_id)
-        self.app.capabilities = ["resume"] if self.resume else []
+        self.app.capabilities = self.capabilities
         self.app.connect(session, resumed=line is not None)
         return session
 
@@ -125,7 +130,7 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
         after += 1
         assert after < 500, failures
     assert not failures, failures
-    assert after > 20
+    assert after > 10
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -164,7 +169,9 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     assert app.finals().count("All done.") == 1, app.finals()
     assert app.states()[-1] == "idle"
     assert all(number == 1 for number in phone.ran.values()), phone.ran
-    results = {one.call_id: json.loads(one.content) for one in session.messages if isinstance(one, ToolResult)}
+    results = {
+        one.call_id: json.loads(one.content) for one in session.messages if isinstance(one, ToolResult)
+    }
     (write,) = [results[c.call_id] for c in calls(session) if c.name == "device.do"]
     if phone.resume:
         assert write["data"] == "device.do is done"
@@ -287,5 +294,121 @@ def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> None:
         assert said.startswith("One two [")
         await session.close()
         await app.close()
+
+    run(scenario())
+
+
+# -- questions
+
+
+def move(request: ModelRequest) -> Script:
+    """Ask for one call that a person must allow, and then say how it went."""
+    last = request.messages[-1]
+    if not isinstance(last, ToolResult):
+        return [call("device.move", '{"x":1}')]
+    return [TextDelta("Moved." if not last.is_error else "Not moved.")]
+
+
+@pytest.mark.parametrize("card", [True, False])
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_question_stands_in_the_next_process_and_its_answer_counts(
+    delay: int, resume: bool, card: bool
+) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
+        phone = Phone(services, store, resume=resume, capabilities=["approval"] if card else [])
+        session = await phone.connect()
+        phone.app.say("go", "words-1")
+        await steps(after)
+        over = session._questions.open and session._tasks._tasks == {session._turns._runner}
+        over = over and not session._outbox.outstanding
+        die(session, phone.app)
+        session = await phone.connect()
+        if "append user" not in phone.app.shapes():
+            phone.app.say("go", "words-1")
+        if card:
+            request = (await phone.app.until("approval.request"))["payload"]
+            assert phone.app.line is not None
+            phone.app.line.say(
+                client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
+            )
+        else:
+            await later(1)
+            while not session._questions.standing or not prompt(session).presented:
+                await later(1)
+            phone.app.say("yes")
+        await at_rest(session)
+        assert faults(session.messages) == []
+        assert phone.app.finals() == ["Moved."], (phone.app.shapes(), session.messages)
+        assert len(phone.ran) == 1 and set(phone.ran.values()) == {1}
+        await session.close()
+        await phone.app.close()
+        return over
+
+    at_every_step(scenario)
+
+
+def prompt(session: Session) -> Approval:
+    focus = session._questions.focus
+    assert focus is not None
+    return focus.approval
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_an_allowed_call_runs_once_at_whatever_step_the_process_dies(delay: int) -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: delay, lambda: delay)
+        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
+        phone = Phone(services, store, resume=True, capabilities=["approval"])
+        session = await phone.connect()
+        phone.app.say("go")
+        request = (await phone.app.until("approval.request"))["payload"]
+        answer = client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
+        await at_calm(session)
+        assert phone.app.line is not None
+        phone.app.line.say(answer)
+        await steps(after)
+        over = "state idle" in phone.app.shapes() and not loose_ends(session)
+        die(session, phone.app)
+        session = await phone.connect()
+        phone.app.line.say(answer)  # once more, since it is not known to have arrived
+        await at_rest(session)
+        assert phone.app.finals() == ["Moved."]
+        assert len(phone.ran) == 1 and set(phone.ran.values()) == {1}
+        await session.close()
+        await phone.app.close()
+        return over
+
+    at_every_step(scenario)
+
+
+async def at_calm(session: Session) -> None:
+    """Wait until everything that was begun is recorded."""
+    for _ in range(1_000):
+        await steps(5)
+        if session._tasks._tasks == {session._turns._runner}:
+            return
+    raise AssertionError("it does not come to rest")
+
+
+def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
+        phone = Phone(services, store, resume=True, capabilities=["approval"])
+        session = await phone.connect()
+        phone.app.say("go")
+        await phone.app.until("approval.request")
+        await at_calm(session)
+        die(session, phone.app)
+        phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
+        session = await phone.connect()
+        await at_rest(session)
+        assert phone.app.finals() == ["Not moved."]
+        assert not phone.ran
+        await session.close()
+        await phone.app.close()
 
     run(scenario())

@@ -30,6 +30,9 @@ class WiredStore:
         self.claim_gate.set()
         self.release_gate.set()
 
+    async def open(self) -> None:
+        await self.memory.open()
+
     async def claim(self, key: SessionKey) -> Claim:
         self.claims += 1
         self.claiming.set()
@@ -58,6 +61,8 @@ class WiredStore:
 class Wire:
     """A transport that remembers what it was given."""
 
+    resumes = False
+
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.parked = 0
@@ -74,6 +79,9 @@ class Wire:
 
     def close(self, code: int, reason: str) -> None:
         """Nothing to close."""
+
+    def lose(self, *, stale: bool) -> None:
+        """Nothing to know."""
 
 
 async def until(holds: Callable[[], bool]) -> None:

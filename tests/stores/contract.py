@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -428,3 +429,28 @@ class StoreContract:
         claim = await store.claim(KEY)
         await store.commit(claim, "commit-1", [SetField("a", "c")])
         assert (await stored(store)).fields["a"] == "c"
+
+
+class ExpiryContract:
+    """What a store must do that forgets sessions after a time.
+
+    A subclass has the fixtures ``brief``, such a store, and ``wait``, which lets all end that ends by itself.
+    """
+
+    GRANTS = SessionKey("subject", "$grants")
+
+    async def test_the_servers_own_records_outlive_every_session(
+        self, brief: SessionStore, wait: Callable[[], Awaitable[None]]
+    ) -> None:
+        grants = await brief.claim(self.GRANTS)
+        await brief.commit(grants, "commit-1", [SetField("grants", "all")])
+        await brief.commit(grants, "commit-1", [SetField("grants", "all")])  # a retry
+        await filled(brief)
+        await wait()
+        again = await brief.claim(KEY)
+        assert again.epoch == 1 and not again.state.log
+        kept = await brief.claim(self.GRANTS)
+        assert (kept.epoch, kept.state.fields) == (2, {"grants": "all"})
+        await wait()
+        kept = await brief.claim(self.GRANTS)
+        assert (kept.epoch, kept.state.fields) == (3, {"grants": "all"})

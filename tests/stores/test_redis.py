@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from typing import ClassVar
 
@@ -23,7 +23,17 @@ from conductor.stores.base import (
     TrimLog,
 )
 from conductor.stores.redis import RedisStore
-from tests.stores.contract import HISTORY, KEY, StoreContract, call, contents, filled, outbound, stored
+from tests.stores.contract import (
+    HISTORY,
+    KEY,
+    ExpiryContract,
+    StoreContract,
+    call,
+    contents,
+    filled,
+    outbound,
+    stored,
+)
 from tests.stores.machine import StoreMachine
 from tests.stores.redis_server import RedisServer
 
@@ -218,6 +228,41 @@ async def test_an_idle_session_is_forgotten_and_its_owner_is_told(server: RedisS
     again = await store.claim(KEY)
     assert again.epoch == 1 and not again.state.log
     await store.aclose()
+
+
+class TestRedisExpiry(ExpiryContract):
+    """What expires and what does not, over Redis."""
+
+    @pytest.fixture
+    async def brief(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
+        store = RedisStore(server.url, prefix=prefix, session_ttl=0.1)
+        yield store
+        await store.aclose()
+
+    @pytest.fixture
+    def wait(self, server: RedisServer, prefix: str) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            # Each question takes a few milliseconds.
+            assert any(server.ask("KEYS", f"{prefix}:*s-1*") == "" for _ in range(1_000))
+
+        return wait
+
+
+async def test_a_record_of_the_servers_own_that_was_to_expire_is_kept_from_its_next_claim_on(
+    server: RedisServer, store: RedisStore, prefix: str
+) -> None:
+    key = SessionKey("subject", "$grants")
+    operations: list[Operation] = [AppendLog(UserMessage("x")), SetField("a", "b")]
+    await store.commit(await store.claim(key), "commit-1", operations)
+
+    def names() -> list[str]:
+        return server.ask("KEYS", f"{prefix}:*").splitlines()
+
+    assert len(names()) == 2 and {server.ask("PTTL", name) for name in names()} == {"-1"}
+    for name in names():
+        server.ask("PEXPIRE", name, "100000")
+    await store.claim(key)
+    assert len(names()) == 2 and {server.ask("PTTL", name) for name in names()} == {"-1"}
 
 
 # -- what others wrote

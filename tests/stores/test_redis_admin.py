@@ -56,6 +56,16 @@ async def test_sessions_are_listed_by_subject_and_id(store: RedisStore, admin: S
         assert found == [key for key in KEYS if key.subject == subject]
 
 
+async def test_those_who_have_a_session_of_an_id_are_named(store: RedisStore, admin: SessionAdmin) -> None:
+    assert await admin.subjects("s-1") == []
+    await fill(store, [*KEYS, SessionKey("a", "$grants"), SessionKey("c", "s-*"), SessionKey("d", "x/s-1")])
+    assert await admin.subjects("s-1") == ["a", "a/b", "b*", "bc"]
+    assert await admin.subjects("$grants") == ["a"]
+    assert await admin.subjects("s-*") == ["c"]
+    await admin.delete(SessionKey("a/b", "s-1"))
+    assert await admin.subjects("s-1") == ["a", "b*", "bc"]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 20, 21])
 async def test_pages_follow_each_other(store: RedisStore, admin: SessionAdmin, limit: int) -> None:
     await fill(store, KEYS)

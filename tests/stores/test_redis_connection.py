@@ -67,6 +67,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     [
         ("redis://h", Endpoint("h", 6379, 0, False)),
         ("redis://h/", Endpoint("h", 6379, 0, False)),
+        ("valkey://h/4", Endpoint("h", 6379, 4, False)),
+        (f"valkeys://me:{CODED}@h:1/2", Endpoint("h", 1, 2, True, "me", PASSWORD)),
         ("redis://127.0.0.1:7000/3", Endpoint("127.0.0.1", 7000, 3, False)),
         ("rediss://[::1]:7000", Endpoint("::1", 7000, 0, True)),
         (f"redis://:{CODED}@h", Endpoint("h", 6379, 0, False, "", PASSWORD)),
@@ -83,6 +85,7 @@ def test_an_address_is_read(url: str, expected: Endpoint) -> None:
         "redis://",
         "redis:///0",
         "http://h",
+        "valkey:///0",
         "redis://:s3cret@h:port",
         "redis://:s3cret@h:99999",
         "redis://:s3cret@h/name",
@@ -271,6 +274,8 @@ async def test_a_configuration_that_loses_sessions_is_warned_of(tmp_path: Path, 
             with structlog.testing.capture_logs() as lines:
                 await connect(server.url).open()
             assert [line["event"] for line in lines] == ["sessions may be lost"] * number
+            complaints = await connect(server.url).client.complaints()
+            assert len(complaints) == number and "appendonly" in complaints[0]
         server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
         server.ask("CONFIG", "SET", "appendonly", "yes")
         with structlog.testing.capture_logs() as lines:

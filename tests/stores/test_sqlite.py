@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,17 @@ from conductor.stores.base import (
 from conductor.stores.memory import MemoryStore
 from conductor.stores.sqlite import SqliteStore
 from tests.stores import sqlite_process
-from tests.stores.contract import HISTORY, KEY, StoreContract, call, contents, filled, outbound, stored
+from tests.stores.contract import (
+    HISTORY,
+    KEY,
+    ExpiryContract,
+    StoreContract,
+    call,
+    contents,
+    filled,
+    outbound,
+    stored,
+)
 from tests.stores.machine import StoreMachine
 
 
@@ -548,6 +558,42 @@ async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> Non
     assert await store.sweep() == 0
     for number, claim in enumerate(await claims(store, 100)):
         assert (claim.epoch == 2) == (number % 7 == 0) == bool(claim.state.log)
+    await store.aclose()
+
+
+class TestSqliteExpiry(ExpiryContract):
+    """What expires and what does not, over SQLite."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def brief(self, path: Path, clock: Clock) -> AsyncIterator[SqliteStore]:
+        store = SqliteStore(path, session_ttl=100, now=clock)
+        await store.open()
+        yield store
+        await store.aclose()
+
+    @pytest.fixture
+    def wait(self, brief: SqliteStore, clock: Clock) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            clock.now += 101
+            assert await brief.sweep() <= 1
+
+        return wait
+
+
+async def test_a_record_of_the_servers_own_is_not_swept_among_many_that_are(path: Path) -> None:
+    clock = Clock()
+    store = SqliteStore(path, session_ttl=100, now=clock)
+    await store.open()
+    await claims(store, 50)
+    for number in range(50):
+        await store.claim(SessionKey(f"subject-{number}", "$grants"))
+    clock.now += 101
+    assert await store.sweep() == 50
+    assert (await store.claim(SessionKey("subject-7", "$grants"))).epoch == 2
     await store.aclose()
 
 

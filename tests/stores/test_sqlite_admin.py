@@ -60,6 +60,15 @@ async def test_the_list_comes_in_pages(store: SqliteStore, admin: SessionAdmin) 
     assert found == keys
 
 
+async def test_those_who_have_a_session_of_an_id_are_named(store: SqliteStore, admin: SessionAdmin) -> None:
+    for subject, session_id in (("b", "s-1"), ("a", "s-1"), ("a", "s-2"), ("c", "S-1")):
+        await store.claim(SessionKey(subject, session_id))
+    assert await admin.subjects("s-1") == ["a", "b"]
+    assert await admin.subjects("s-%") == []
+    await admin.delete(SessionKey("b", "s-1"))
+    assert await admin.subjects("s-1") == ["a"]
+
+
 async def test_a_session_is_shown_as_json_and_nobody_is_fenced(
     store: SqliteStore, admin: SessionAdmin
 ) -> None:

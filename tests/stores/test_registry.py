@@ -1,0 +1,64 @@
+"""Which store the settings mean, what it is called, and whether an operator may look into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import SettingsError
+from conductor.settings import Settings, load_settings
+from conductor.stores.memory import MemoryStore
+from conductor.stores.redis import RedisStore
+from conductor.stores.redis_admin import RedisAdmin
+from conductor.stores.registry import ADMINS, STORES, describe_store, make_session_admin, make_store
+from conductor.stores.sqlite import SqliteStore
+from conductor.stores.sqlite_admin import SqliteAdmin
+
+PASSWORD = "hunter2-hunter2"
+
+
+def settings(url: str | None, **values: object) -> Settings:
+    return load_settings(None, session_store_url=url, **values)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "name"),
+    [
+        ("memory://", MemoryStore, "in memory: they end with the server"),
+        ("sqlite:///data/a b.db", SqliteStore, "data/a b.db"),
+        ("sqlite:////srv/a.db", SqliteStore, "/srv/a.db"),
+        ("redis://h", RedisStore, "redis://h:6379/0"),
+        (f"rediss://me:{PASSWORD}@h:1/2", RedisStore, "rediss://h:1/2"),
+        (f"valkey://:{PASSWORD}@[::1]/", RedisStore, "valkey://[::1]:6379/0"),
+        (f"valkeys://:{PASSWORD}@h", RedisStore, "valkeys://h:6379/0"),
+    ],
+)
+def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type, name: str) -> None:
+    assert type(make_store(settings(url))) is kind
+    assert describe_store(settings(url)) == name
+
+
+def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
+    for scheme in STORES:
+        assert settings(f"{scheme}:///x" if scheme == "sqlite" else f"{scheme}://").store_scheme == scheme
+
+
+def test_the_folder_alone_names_a_store_too() -> None:
+    store = make_store(settings(None, data_dir="kept"))
+    assert isinstance(store, SqliteStore) and store.path == Path("kept/conductor.db")
+
+
+def test_a_wrong_address_is_one_sentence_without_its_password() -> None:
+    for act in (make_store, describe_store):
+        with pytest.raises(SettingsError, match="^SESSION_STORE_URL is no Redis address: ") as caught:
+            act(settings(f"redis://:{PASSWORD}@h:port"))
+        assert PASSWORD not in str(caught.value)
+
+
+def test_an_operator_may_look_into_what_outlives_its_server() -> None:
+    assert set(ADMINS) == set(STORES) - {"memory"}
+    for url, kind in (("sqlite:///a.db", SqliteAdmin), ("redis://h", RedisAdmin), ("valkey://h", RedisAdmin)):
+        assert type(make_session_admin(settings(url), make_store(settings(url)))) is kind
+    with pytest.raises(SettingsError, match=r"in memory.*DATA_DIR"):
+        make_session_admin(settings(None), MemoryStore())

@@ -1,0 +1,244 @@
+"""The balancer and the nodes that scripts start: who gets a connection, who loses one, what nodes survive."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server.wires import WAIT
+from tests.test_cli import ROOT, START
+
+sys.path.append(str(ROOT / "scripts"))
+
+from benchmarks.balancer import Balancer
+from benchmarks.nodes import Node
+from benchmarks.process import DidNotStart
+
+EVERY_S = 0.01
+ANSWER_S = 0.2
+
+
+class StandIn:
+    """A node that answers ``/readyz`` as it is told, and says its name and echoes on what is no HTTP."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.status: int | None = 200
+        """None: it takes the question and does not answer, as a frozen process would."""
+        self.asked = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        assert self._server is not None
+        return "127.0.0.1", self._server.sockets[0].getsockname()[1]
+
+    def die(self) -> None:
+        """Lose the port and all connections, as a killed process would."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            first = await reader.read(4_096)
+            if first.startswith(b"GET /readyz "):
+                self.asked.set()
+                if self.status is None:
+                    await reader.read()
+                else:
+                    writer.write(f"HTTP/1.1 {self.status} As told\r\n\r\n".encode())
+                return
+            writer.write(f"{self.name}\n".encode())
+            while first:
+                writer.write(first)
+                await writer.drain()
+                first = await reader.read(65_536)
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class Client:
+    """One connection through a balancer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+    async def hello(self) -> str:
+        """Say something; the name of who answered, or nothing."""
+        self.writer.write(b"hello\n")
+        name = await self._line()
+        assert not name or await self._line() == "hello"
+        return name
+
+    async def echo(self, text: str) -> str:
+        self.writer.write(f"{text}\n".encode())
+        return await self._line()
+
+    async def _line(self) -> str:
+        try:
+            return (await asyncio.wait_for(self.reader.readline(), WAIT)).decode().rstrip("\n")
+        except ConnectionError:
+            return ""
+
+
+@asynccontextmanager
+async def balanced(
+    *names: str,
+) -> AsyncIterator[tuple[Balancer, dict[str, StandIn], Callable[[], Awaitable[Client]]]]:
+    """Run a balancer before stand-ins, all of them ready; the last value connects through it."""
+    nodes = {name: StandIn(name) for name in names}
+    async with AsyncExitStack() as stack:
+        for node in nodes.values():
+            await node.start()
+            stack.callback(node.die)
+        addresses = [node.address for node in nodes.values()]
+        balancer = await stack.enter_async_context(Balancer(addresses, every_s=EVERY_S, answer_s=ANSWER_S))
+        await balancer.wait_ready(timeout_s=WAIT)
+
+        async def connect() -> Client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", balancer.port)
+            client = Client(reader, writer)
+            stack.callback(client.close)
+            return client
+
+        yield balancer, nodes, connect
+
+
+async def test_connections_go_to_the_ready_nodes_in_turn() -> None:
+    async with balanced("a", "b", "c") as (balancer, nodes, connect):
+        names = [await (await connect()).hello() for _ in range(6)]
+        assert sorted(names) == ["a", "a", "b", "b", "c", "c"] and names[:3] == names[3:]
+        assert [balancer.connections(node.address) for node in nodes.values()] == [2, 2, 2]
+
+
+async def test_a_node_that_is_not_ready_gets_no_new_connection_and_keeps_its_own() -> None:
+    async with balanced("a", "b") as (balancer, nodes, connect):
+        clients = {await client.hello(): client for client in (await connect(), await connect())}
+        nodes["a"].status = 503
+        await balancer.wait_ready(1, WAIT)
+        assert [await (await connect()).hello() for _ in range(3)] == ["b", "b", "b"]
+        assert await clients["a"].echo("still there") == "still there"
+        nodes["a"].status = 200
+        await balancer.wait_ready(2, WAIT)
+        assert {await (await connect()).hello() for _ in range(2)} == {"a", "b"}
+
+
+async def test_a_node_that_does_not_answer_loses_its_connections() -> None:
+    async with balanced("a", "b") as (balancer, nodes, connect):
+        clients = {await client.hello(): client for client in (await connect(), await connect())}
+        nodes["a"].status = None
+        await balancer.wait_ready(1, WAIT)
+        assert await clients["a"].echo("still there?") == ""
+        assert await clients["b"].echo("still there") == "still there"
+        assert await (await connect()).hello() == "b"
+
+
+async def test_a_node_that_died_loses_its_connections_and_new_ones_go_elsewhere_at_once() -> None:
+    async with balanced("a", "b") as (balancer, nodes, connect):
+        clients = {await client.hello(): client for client in (await connect(), await connect())}
+        port = nodes["a"].address[1]
+        nodes["a"].die()
+        # Nobody has looked at it since; whoever is sent there is sent on.
+        assert [await (await connect()).hello() for _ in range(2)] == ["b", "b"]
+        assert await clients["a"].echo("still there?") == ""
+        await balancer.wait_ready(1, WAIT)
+        await nodes["a"].start(port)
+        await balancer.wait_ready(2, WAIT)
+        assert {await (await connect()).hello() for _ in range(2)} == {"a", "b"}
+
+
+async def test_without_any_node_a_client_is_closed_at_once() -> None:
+    async with balanced("a") as (balancer, nodes, connect):
+        nodes["a"].status = 503
+        await balancer.wait_ready(0, WAIT)
+        assert await (await connect()).hello() == ""
+
+
+async def test_a_node_may_be_cut_off_and_its_clients_come_again() -> None:
+    async with balanced("a") as (balancer, nodes, connect):
+        client = await connect()
+        assert await client.hello() == "a"
+        balancer.cut(nodes["a"].address)
+        assert await client.echo("still there?") == ""
+        assert await (await connect()).hello() == "a"
+
+
+async def test_nodes_come_and_go() -> None:
+    async with balanced("a", "b") as (balancer, nodes, connect):
+        clients = {await client.hello(): client for client in (await connect(), await connect())}
+        await balancer.remove(nodes["a"].address)
+        assert await clients["a"].echo("still there?") == ""
+        assert [await (await connect()).hello() for _ in range(2)] == ["b", "b"]
+        balancer.add(nodes["a"].address)
+        await balancer.wait_ready(2, WAIT)
+        assert {await (await connect()).hello() for _ in range(2)} == {"a", "b"}
+
+
+async def test_every_byte_arrives_in_both_directions() -> None:
+    async with balanced("a") as (_, _, connect):
+        client = await connect()
+        assert await client.hello() == "a"
+        sent = random.Random(7).randbytes(2_000_000)
+        client.writer.write(sent)
+        assert await asyncio.wait_for(client.reader.readexactly(len(sent)), WAIT) == sent
+
+
+async def test_what_a_node_said_before_it_closed_arrives() -> None:
+    async with balanced("a") as (_, nodes, connect):
+        client = await connect()
+        client.writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert await asyncio.wait_for(client.reader.read(), WAIT) == b"HTTP/1.1 200 As told\r\n\r\n"
+
+
+async def test_a_port_that_is_taken_is_told() -> None:
+    async with balanced("a") as (balancer, _, _):
+        with pytest.raises(OSError, match="in use"):
+            await Balancer([], balancer.port).start()
+
+
+# -- nodes
+
+
+async def test_a_node_is_frozen_killed_and_started_again_where_it_was(tmp_path: Path) -> None:
+    node = Node("node-1", tmp_path, "--provider", "demo")
+    try:
+        await node.start()
+        first = node.process.pid
+        assert await node.ready(WAIT)
+        node.freeze()
+        assert not await node.ready(ANSWER_S) and node.runs
+        node.thaw()
+        await node.wait_ready(START)
+        await node.kill()
+        assert not await node.ready(ANSWER_S)
+        await node.start()
+        assert await node.ready(WAIT) and node.process.pid != first
+        assert node.log.read_text().count(f"connect   {node.url}") == 2
+    finally:
+        node.freeze()  # one that is frozen ends in good order all the same
+        await node.stop()
+    assert "stopping" in node.log.read_text()
+
+
+async def test_a_node_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DidNotStart, match="MODEL_PROVIDER 'parrot' is unknown"):
+        await Node("node-1", tmp_path, "--provider", "parrot").start()
