@@ -38,6 +38,7 @@ from conductor.stores.memory import MemoryStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import make_session_admin, make_store
 from conductor.stores.sqlite import SqliteStore
+from conductor.stores.watched import WatchedStore
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
@@ -119,7 +120,8 @@ def test_a_file_that_is_not_there_is_a_mistake_of_the_user(name: str, tmp_path: 
     ],
 )
 def test_sessions_are_kept_where_the_settings_say(values: dict[str, str], kind: type) -> None:
-    assert type(make_services(settings(**values)).store) is kind
+    store = make_services(settings(**values)).store
+    assert isinstance(store, WatchedStore) and type(store.inner) is kind
 
 
 def test_the_stores_password_is_one_of_the_secrets() -> None:

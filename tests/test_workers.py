@@ -159,17 +159,17 @@ async def test_whoever_waits_for_a_worker_that_hangs_is_served_by_its_replacemen
     async with workers(tmp_path) as two, contextlib.AsyncExitStack() as waiting:
         for pid in two.pids:
             os.kill(pid, signal.SIGSTOP)
-        readers = []
+        connections = []
         for _ in range(8):  # the system accepts for a process that does not run
             reader, writer = await asyncio.open_connection("127.0.0.1", two.port)
             waiting.callback(writer.transport.abort)
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-            readers.append(reader)
+            connections.append((reader, writer))
         two.served.process.send_signal(signal.SIGUSR2)
         for number, pid in enumerate(two.pids, 1):
             assert (await two.log("worker ready"))["worker"] == number
-            os.kill(pid, signal.SIGCONT)  # only now does it learn that it is to end
-        for reader in readers:
+            os.kill(pid, signal.SIGKILL)  # as the parent would in the end
+        for reader, _ in connections:
             assert (await asyncio.wait_for(reader.readline(), START)).startswith(b"HTTP/1.1 200 ")
         await two.log("workers replaced")
 

@@ -19,7 +19,7 @@ second parameter is given a `ToolRun`, to report progress, hear of a cancellatio
 Inbound events are handled one at a time; what the server asks of the app's screen and voice (``convo.*``,
 ``tts.speak``) is acknowledged without further ado. When the connection is lost, turns wait for the next one,
 which ``connect(reconnect=Reconnect())`` opens by itself, and `Client.reconnect` by hand; what may not have
-reached the server is sent again then. docs/client.md tells more.
+reached the server is sent again then, and no call is run twice. docs/client.md tells more.
 """
 
 from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandler, allow, deny, edit

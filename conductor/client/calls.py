@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -28,9 +28,9 @@ SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]]
 
 SPEAK = "tts.speak"
 
-Fate: TypeAlias = Literal["queued", "taken", "cancelled", "unwanted"]
+Fate: TypeAlias = Literal["queued", "taken", "cancelled", "unwanted", "dropped"]
 """What has become of a call. ``cancelled``: the server was told so. ``unwanted``: it was cancelled before it
-came."""
+came. ``dropped``: the server wants no answer."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -90,8 +90,26 @@ class Calls:
 
     def arrived(self, call: ToolCallEvent) -> None:
         """Note a call as soon as it is read: it may be cancelled before its turn comes."""
-        if not is_ui_call(call.name) and self._fates.get(call.call_id) in (None, "taken"):
+        ours = not is_ui_call(call.name) and not never_answered(call.name)
+        if ours and call.call_id not in self._fates and call.call_id not in self._runs:
             self._note(call.call_id, "queued")
+
+    @property
+    def pending(self) -> list[str]:
+        """The calls of tools that were received and have no answer yet: those that run come first."""
+        running = [call_id for call_id, run in self._runs.items() if not run.dropped]
+        return [*running, *(call_id for call_id, fate in self._fates.items() if fate == "queued")]
+
+    def drop(self, call_ids: Iterable[str]) -> None:
+        """Take back calls that the server no longer wants: what has not begun is not, and nothing is said.
+
+        A tool that changes nothing is stopped; any other runs to its end.
+        """
+        for call_id in call_ids:
+            run = self._runs.get(call_id)
+            if run is not None:
+                run.drop(stop=self._reads(run.name))
+            self._note(call_id, "dropped")
 
     def cancel(self, cancel: ToolCancel) -> None:
         """Cancel a call, wherever it is; one that has ended has given its result, and no more is said."""
@@ -106,15 +124,22 @@ class Calls:
             self._note(call_id, "unwanted")
 
     async def answer(self, call: ToolCallEvent, number: int) -> None:
-        """Run a call to its end, or until it has become a job; its result has been sent then."""
+        """Run a call to its end, or until it has become a job; its result has been sent then.
+
+        One that is known already is not run again.
+        """
         if never_answered(call.name):
             return
         arguments = _arguments(call)
         if is_ui_call(call.name):
-            await self._post(await self._show(call, arguments, number))
+            await self._post(await self._show(call, arguments, number), shown=True)
             return
         fate = self._fates.get(call.call_id)
-        if fate == "cancelled" or call.call_id in self._runs:
+        if call.call_id in self._runs or fate in ("taken", "cancelled", "dropped"):
+            # A call is run once, under whatever envelope ids it comes. Is its answer still kept, then the
+            # server has perhaps not got it.
+            if fate == "taken":
+                await self._sender.again(call.call_id)
             return
         handler = self.handlers.get(call.name)
         if fate == "unwanted":
@@ -147,7 +172,8 @@ class Calls:
             outcome = await self._outcome(call, run, handler, arguments)
             if self._runs.get(call.call_id) is run:
                 del self._runs[call.call_id]
-            await self._end(call, outcome)
+            if not run.dropped:
+                await self._end(call, outcome)
         except Exception as error:
             log.error("a result could not be sent: %s", where(error))
         finally:
@@ -160,7 +186,7 @@ class Calls:
         if self._sender.accepts("lease"):
             with contextlib.suppress(ConnectionLost):
                 await self._sender.once(ToolStarted(call.call_id))
-        if not run.cancelled.is_set():
+        if not run.cancelled.is_set() and not run.dropped:
             work = self._run(call, lambda limit: run.begin(handler, arguments, limit), lambda: run.limit_s)
             task = asyncio.create_task(work)
             run.watch(task)
@@ -242,10 +268,10 @@ class Calls:
         self._note(call.call_id, "taken" if isinstance(outcome, ToolResultEvent) else "cancelled")
         await self._post(outcome)
 
-    async def _post(self, outcome: ToolResultEvent | ToolCancelled) -> None:
+    async def _post(self, outcome: ToolResultEvent | ToolCancelled, *, shown: bool = False) -> None:
         if isinstance(outcome, ToolResultEvent):
             self._answered(outcome)
-            await self._sender.keep(fit(outcome))
+            await self._sender.keep(fit(outcome), shown=shown)
         else:
             self._answered(ToolResultEvent(outcome.call_id, outcome.result, f"cancelled: {outcome.effect}"))
             await self._sender.keep(fit_cancelled(outcome))

@@ -19,6 +19,7 @@ from conductor.client.listeners import Callback, EventStream, Listeners, Typed
 from conductor.client.options import ClientOptions
 from conductor.client.outbox import Outbox
 from conductor.client.reconnect import ConnectionNews, GaveUp
+from conductor.client.resuming import Resumption
 from conductor.client.runs import ToolHandler
 from conductor.client.sender import Sender
 from conductor.client.turn import Turn
@@ -29,14 +30,13 @@ from conductor.events.client import (
     ClientEvent,
     OutputInterrupted,
     ResponseCancel,
+    SessionStart,
     SessionUpdate,
     TranscriptFinal,
     TranscriptPartial,
 )
 from conductor.events.envelope import IdSource
-from conductor.events.server import (
-    SessionStarted,
-)
+from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,12 @@ class Client:
     def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
         self._options = options
         self._new_id = IdSource("cevt")
-        self._uplink = Uplink(options, self._new_id, lambda received: self._handling.notice(received))
+        self._uplink = Uplink(
+            options,
+            self._new_id,
+            lambda received: self._handling.notice(received),
+            lambda started: self._resumption.started(started),
+        )
         self._outbox = Outbox(self._uplink, options.limits)
         self._sender = Sender(options.session_id, self._new_id, self._uplink, self._outbox)
         self._turns = Turns()
@@ -70,6 +75,7 @@ class Client:
             self._approvals,
             serial=options.serial,
         )
+        self._resumption = Resumption(self._outbox, self._calls, self._turns, self._handling.handled)
         self._worker: asyncio.Task[None] | None = None
         self._keeper = Keeper(options.reconnect, self, self._tell) if options.reconnect else None
         self._closed = False
@@ -135,8 +141,9 @@ class Client:
     async def reconnect(self) -> SessionStarted:
         """Open a new socket for the same session, closing the one there is.
 
-        Then what may not have arrived is sent again: tool results, and transcripts that are not too old
-        (``ClientLimits.resend_s``). Raises as `start` does; it can be called again then.
+        Then what may not have arrived is sent again: tool results (with the capability ``resume`` they are
+        told in ``session.start``), and transcripts that are not too old (``ClientLimits.resend_s``). Raises
+        as `start` does; it can be called again then.
         """
         return await self._connect(anew=True)
 
@@ -306,13 +313,16 @@ class Client:
         if self._worker is None:
             self._worker = asyncio.create_task(self._handling.run(self._uplink.inbox))
         self._outbox.expire()
-        start = self._options.start_event(approvals=self._approvals.handler is not None)
-        started = await self._uplink.open(start, anew=anew)
+        started = await self._uplink.open(self._start_event, anew=anew)
         await self._outbox.flush()
         await self._approvals.flush(self._uplink.connection, resumed=started.resumed)
         if self._keeper is not None and not self._closed:
             self._keeper.start()
         return started
+
+    def _start_event(self) -> SessionStart:
+        approvals = self._approvals.handler is not None
+        return self._resumption.start(self._options.start_event(approvals=approvals))
 
     async def _close(self) -> None:
         gone = ConnectionLost(CLOSED)

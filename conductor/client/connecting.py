@@ -24,6 +24,7 @@ def connect(
     time_zone: str | None = None,
     instructions: str | None = None,
     capabilities: Sequence[str] | None = None,
+    resume: bool = True,
     tools: Sequence[Any] = (),
     handlers: Mapping[str, ToolHandler] | None = None,
     speak: SpeakHandler | None = None,
@@ -40,9 +41,10 @@ def connect(
     adds more. ``speak`` is the voice; the one that stands in for it takes ``speaking_s`` seconds a speech.
     ``on_approval`` asks the person about calls (see `Client.on_approval`). ``capabilities`` None names all
     that the library serves, ``()`` is a client of the base protocol; ``tools`` and ``approval`` are added
-    where there are tools and a handler. ``serial`` handles inbound events one at a time, each call to its
-    end, as the shipped app does; without, tools and speech run beside each other. A ``session_id`` is made up
-    if none is given. ``proxy`` is a URL.
+    where there are tools and a handler. ``resume`` False leaves that capability out: no server is told then
+    what was done before a reconnect, or says what it has recorded. ``serial`` handles inbound events one at a
+    time, each call to its end, as the shipped app does; without, tools and speech run beside each other. A
+    ``session_id`` is made up if none is given. ``proxy`` is a URL.
     With ``reconnect`` a connection that was once there and is lost is opened anew by itself.
     """
     options = ClientOptions(
@@ -54,6 +56,7 @@ def connect(
         time_zone=time_zone,
         instructions=instructions,
         capabilities=None if capabilities is None else tuple(capabilities),
+        resume=resume,
         tools=tuple(tools),
         serial=serial,
         proxy=proxy,

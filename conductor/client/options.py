@@ -50,7 +50,7 @@ class ClientLimits:
     max_frame_bytes: int = 4 * 2**20
 
 
-SERVED = ("cancel", "lease", "late", "async", "activity")
+SERVED = ("resume", "cancel", "lease", "late", "async", "activity")
 """The capabilities that this library serves for every app; ``tools`` and ``approval`` need the app's part."""
 
 
@@ -60,7 +60,8 @@ class ClientOptions:
 
     ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
     `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). ``capabilities`` None names all that
-    the library serves. Without ``reconnect`` a lost connection stays lost until the app calls
+    the library serves. ``resume`` False leaves out the capability of that name: a session is come back to as
+    in the base protocol then. Without ``reconnect`` a lost connection stays lost until the app calls
     `Client.reconnect`.
     """
 
@@ -72,6 +73,7 @@ class ClientOptions:
     time_zone: str | None = None
     instructions: str | None = None
     capabilities: Sequence[str] | None = None
+    resume: bool = True
     tools: Sequence[Any] = ()
     serial: bool = True
     proxy: str | None = None
@@ -92,6 +94,8 @@ class ClientOptions:
         for name, served in (("tools", bool(self.tools)), ("approval", approvals)):
             if served and name not in capabilities:
                 capabilities.append(name)
+        if not self.resume:
+            capabilities = [name for name in capabilities if name != "resume"]
         return SessionStart(
             session_id=self.session_id,
             github_token=self.github_token,

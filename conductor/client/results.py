@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.events.client import ToolCancelled, ToolResultEvent
+from conductor.events.client import ResumeDone, ToolCancelled, ToolResultEvent
 from conductor.events.server import ToolCallEvent
 
 MAX_RESULT_CHARACTERS = 131_072
@@ -15,6 +15,8 @@ up to six bytes as JSON."""
 MAX_RESULT_FRAME = 2**20 - 4_096
 MAX_CANCELLED_CHARACTERS = 8_192
 """The same of a cancelled call's result: only a ``tool.result`` may be above the soft limit of 64 KiB."""
+MAX_RESUME_BYTES = 32_768
+"""All that ``session.start`` says of what was done before: it has to fit below the soft limit of 64 KiB."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,6 +44,13 @@ def fit_cancelled(cancelled: ToolCancelled) -> ToolCancelled:
     """Shorten what a cancelled call gave, saying how much is missing."""
     result = _shorten(clean(cancelled.result), MAX_CANCELLED_CHARACTERS)
     return ToolCancelled(cancelled.call_id, cancelled.effect, result)
+
+
+def done_by(result: ToolResultEvent, size: int) -> ResumeDone:
+    """Say in ``session.start`` that a call is done, and how, where the ``size`` of its frame allows it."""
+    if size > MAX_RESUME_BYTES:
+        return ResumeDone(result.call_id)
+    return ResumeDone(result.call_id, None if result.error is not None else result.result, result.error)
 
 
 def _shorten(text: str | None, most: int) -> str | None:

@@ -55,6 +55,8 @@ class ToolRun:
         self.job_id: str | None = None
         self.begun = False
         """Whether the handler was called."""
+        self.dropped = False
+        """Whether the server wants no answer any more (capability ``resume``): none is sent."""
         self.released = asyncio.Event()
         """Set when nobody waits for the call any more: it has ended, or it has become a job."""
         self._sender = sender
@@ -124,9 +126,15 @@ class ToolRun:
         if self._task is not None:
             self._task.cancel()
 
+    def drop(self, *, stop: bool) -> None:
+        """Send no more about the call; with ``stop`` its handler is cancelled, too."""
+        self.dropped = True
+        if stop:
+            self.cancel("superseded")
+
     @property
     def _over(self) -> bool:
-        ended = self._task is None or self._task.done()
+        ended = self.dropped or self._task is None or self._task.done()
         return ended or self.cancelled.is_set() or (self._limit is not None and self._limit.expired())
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from conductor.client.outbox import Outbox, Way
-from conductor.events.client import ClientEvent
+from conductor.client.outbox import Answer, Outbox, Way
+from conductor.client.results import done_by
+from conductor.events.client import ClientEvent, ToolAccepted, ToolCancelled, ToolResultEvent
 from conductor.events.envelope import IdSource, encode_event
 from conductor.events.server import SessionStarted
 
@@ -61,6 +62,18 @@ class Sender:
         await self._uplink.send(self.frame(event_id, event))
         return event_id
 
-    async def keep(self, event: ClientEvent) -> None:
-        """Send an event under one id until it is known to have arrived. Raises `ValueError` as `once`."""
-        await self._outbox.put(self.frame(self._new_id(), event))
+    async def keep(
+        self, event: ToolResultEvent | ToolCancelled | ToolAccepted, *, shown: bool = False
+    ) -> None:
+        """Send an answer under one id until it is known to have arrived. Raises `ValueError` as `once`.
+
+        ``shown``: it is to a UI call.
+        """
+        event_id = self._new_id()
+        frame = self.frame(event_id, event)
+        done = done_by(event, len(frame)) if isinstance(event, ToolResultEvent) and not shown else None
+        await self._outbox.put(frame, answer=Answer(event_id, event.call_id, done))
+
+    async def again(self, call_id: str) -> None:
+        """Send what was answered to a call once more, under its id; nothing where it is not kept any more."""
+        await self._outbox.again(call_id)

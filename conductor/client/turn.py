@@ -83,6 +83,8 @@ class Turn:
         """What the server has made of the transcript so far, as `Turns` sees it."""
         self.held = False
         """Whether the transcript is kept, to be sent again on the next connection, as the outbox sees it."""
+        self.recorded = False
+        """Whether the server has said that the transcript is recorded: it will be taken up."""
         self._asked: set[str] = set()
         self._resolved: set[str] = set()
         self._turn_s = turn_s

@@ -9,7 +9,7 @@ from conductor.client.errors import ClientError
 from conductor.client.frames import Event, arguments_of, state_of
 from conductor.client.turn import Ending, Turn
 from conductor.events.client import ToolResultEvent
-from conductor.events.server import ErrorEvent, ToolCallEvent
+from conductor.events.server import ErrorEvent, EventAck, ToolCallEvent
 
 
 class Turns:
@@ -53,6 +53,8 @@ class Turns:
         Returns the ids of the transcripts that it answers, so that the server is known to have taken them.
         """
         answered: list[str] = []
+        if isinstance(event, EventAck):  # about what was sent, in whatever turn
+            return answered
         if isinstance(event, ErrorEvent):
             turn = self._about(event)
             if turn is not None and turn.event_id == event.event_id:
@@ -68,6 +70,11 @@ class Turns:
             turn.note(event)
         return answered
 
+    def forgotten(self) -> None:
+        """Note that the session is a new one now: what the server had recorded is gone."""
+        for turn in self._open:
+            turn.recorded = False
+
     def settle(self, event: Event, connection: int) -> None:
         """End the turns that an event ends, after all was done about it."""
         if state_of(event) != "idle":
@@ -80,10 +87,10 @@ class Turns:
             elif turn.stage != "waiting":
                 self._end(turn, "idle")
                 passed = passed or turn.stage == "running"
-            elif passed or (turn.connection < connection and not turn.held):
+            elif passed or (turn.connection < connection and not (turn.held or turn.recorded)):
                 # Transcripts are taken up in order, so one that was passed over will not be. And "a resume
                 # with no turn running sends a fresh idle": the transcript went with its socket, unless it
-                # is sent again.
+                # is sent again, or was recorded and waits for its turn.
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:

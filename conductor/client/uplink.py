@@ -24,14 +24,21 @@ KEPT_RECEIVED = 2_000
 class Uplink:
     """One socket at a time, each opened with ``session.start``; new events go into ``inbox``.
 
-    ``notice`` sees each of them first, whatever waits there.
+    ``notice`` sees each of them first, whatever waits there, and ``begun`` the answer to ``session.start``
+    before anything that follows it.
 
     Sockets are opened one after the other by whoever calls `open`: reconnecting by itself is the keeper's.
     ``connection`` counts them, ``number`` the events that were no duplicates; ``started`` is the last
     ``session.started``, ``lost`` says why there is no socket now.
     """
 
-    def __init__(self, options: ClientOptions, new_id: IdSource, notice: Callable[[Received], None]) -> None:
+    def __init__(
+        self,
+        options: ClientOptions,
+        new_id: IdSource,
+        notice: Callable[[Received], None],
+        begun: Callable[[SessionStarted], None],
+    ) -> None:
         self.inbox: asyncio.Queue[Received] = asyncio.Queue(options.limits.backlog)
         self.received: deque[Received] = deque(maxlen=KEPT_RECEIVED)
         self.connection = 0
@@ -41,6 +48,7 @@ class Uplink:
         self._options = options
         self._new_id = new_id
         self._notice = notice
+        self._begun = begun
         self._seen = SeenIds(options.limits.seen)
         self._link: Link | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -55,10 +63,16 @@ class Uplink:
         """Whether there is a socket and the server has answered ``session.start`` on it."""
         return not self._down.is_set()
 
-    async def open(self, start: SessionStart, *, anew: bool = True) -> SessionStarted:
+    @property
+    def acknowledges(self) -> bool:
+        """Whether the server says by ``event.ack`` what it has recorded (capability ``resume``)."""
+        return self.started is not None and "resume" in (self.started.capabilities or ())
+
+    async def open(self, start: Callable[[], SessionStart], *, anew: bool = True) -> SessionStarted:
         """Open a new socket, closing the one there is, and start the session on it.
 
-        Without ``anew`` a socket that is there stays.
+        ``start`` makes the ``session.start``, once the socket is there. Without ``anew`` a socket that is
+        there stays.
 
         Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
@@ -76,7 +90,6 @@ class Uplink:
                 link.abort()
                 await self._retire(ConnectionLost("The session did not start."))
                 raise
-            self.started = started
             if self._link is link:  # else it went at once, and why is noted
                 self.lost = None
                 self._down.clear()
@@ -115,7 +128,7 @@ class Uplink:
             self._note_lost(link, lost)
             raise
 
-    async def _handshake(self, link: Link, start: SessionStart) -> SessionStarted:
+    async def _handshake(self, link: Link, start: Callable[[], SessionStart]) -> SessionStarted:
         """Send ``session.start`` and wait for its answer."""
         self.connection += 1
         event_id = self._new_id()
@@ -124,7 +137,7 @@ class Uplink:
         self._reader = asyncio.create_task(self._read(link, self.connection))
         seconds = self._options.limits.start_s
         try:
-            await link.send(encode_event(event_id, self._options.session_id, start))
+            await link.send(encode_event(event_id, self._options.session_id, start()))
             async with asyncio.timeout(seconds):
                 result = await answer
         except TimeoutError:
@@ -198,7 +211,9 @@ class Uplink:
         self.number += new
         received = Received(event_id, event, connection, self.number, not new)
         self.received.append(received)
-        if isinstance(event, SessionStarted):
+        if isinstance(event, SessionStarted) and self._starting and not self._starting[1].done():
+            self.started = event
+            self._begun(event)
             self._answer_start(event)
         elif isinstance(event, ErrorEvent) and self._starting is not None:
             if event.event_id in (None, self._starting[0]) and not self._starting[1].done():

@@ -46,6 +46,7 @@ class Ledger:
         self._delivery = delivery
         self._tasks = tasks
         self._on_lost = on_lost
+        self._behind = False
         self._lock = asyncio.Lock()
         self._memos: dict[str, Callable[[], str]] = {}
         self._changed: set[str] = set()
@@ -93,11 +94,14 @@ class Ledger:
         if not self.durable:
             return True
         try:
-            async with self._lock:
-                await self._record([])
+            await asyncio.shield(self._tasks.spawn(self._verify()))
         except Fenced:
             return False
         return True
+
+    async def _verify(self) -> None:
+        async with self._lock:
+            await self._record([])
 
     async def _commit(
         self,
@@ -132,12 +136,15 @@ class Ledger:
         if self.lost:
             raise Fenced("Another claim owns this session.")
         try:
-            await self._store.commit(self._claim, _commit_ids(), operations)
-        except Rollback:
-            log.warning("session store lost commits", session=self.key.session_id)
-            await self._record_anew(operations)
-        except Conflict as error:
-            # A commit that was thought to have failed was recorded. What it led to is in the store only.
+            try:
+                await self._write(operations)
+            except Rollback:
+                log.warning("session store lost commits", session=self.key.session_id)
+                self._behind = True
+                await self._write(operations)
+        except (Conflict, Rollback) as error:
+            # A commit that was thought to have failed was recorded, or somebody else's was. What it led to
+            # is in the store only.
             log.warning("session is other in the store", session=self.key.session_id)
             self._lose(stale=True)
             raise Fenced("The session has to be taken from the store again.") from error
@@ -145,16 +152,20 @@ class Ledger:
             self._lose(stale=False)
             raise
 
-    async def _record_anew(self, operations: Sequence[Operation]) -> None:
-        """Write again what the store has lost, from memory, and then go on."""
-        claim = await self._store.claim(self.key)
+    async def _write(self, operations: Sequence[Operation]) -> None:
+        if self._behind:
+            await self._bring_back()
+            self._behind = False
+        await self._store.commit(self._claim, _commit_ids(), operations)
+
+    async def _bring_back(self) -> None:
+        """Write again, from memory, what the store has lost."""
+        before = self._claim.epoch
+        self._claim = claim = await self._store.claim(self.key)
+        if claim.epoch not in (before + 1, 1):  # 1: it has lost the session altogether
+            raise Conflict("Another claim came between.")
         again = missing(claim.state, self.state, self._delivery.outbox.records())
-        try:
-            await self._store.commit(claim, _commit_ids(), [*again, *operations])
-        except (Fenced, Conflict, Rollback) as error:
-            self._lose(stale=isinstance(error, Conflict))
-            raise Fenced("Another claim owns this session.") from error
-        self._claim = claim
+        await self._store.commit(claim, _commit_ids(), again)
 
     def _lose(self, *, stale: bool) -> None:
         if not self.lost:

@@ -64,7 +64,8 @@ class Questions:
     """Asks a person about calls, and takes decisions. A decision is recorded before anything is run.
 
     ``standing`` are the open questions in the order of asking, ``deciding`` the ids of those whose decision
-    is being recorded, ``untold`` what became of cards while no client was there.
+    is being recorded, ``untold`` what became of cards while no client was there. ``asked`` is set while a
+    question stands.
     """
 
     limits: Limits
@@ -79,6 +80,7 @@ class Questions:
     standing: OrderedDict[str, OpenQuestion] = field(default_factory=OrderedDict)
     deciding: set[str] = field(default_factory=set)
     untold: list[tuple[str, Outcome]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
 
@@ -98,6 +100,10 @@ class Questions:
         focus = self.focus
         return focus is not None and not focus.by_card
 
+    async def stands(self) -> None:
+        """Wait until a question stands."""
+        await self.asked.wait()
+
     # -- what a turn asks for
 
     async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
@@ -116,6 +122,7 @@ class Questions:
         loop = asyncio.get_running_loop()
         for question in asking:
             question.timer = loop.call_later(self.limits.approval_timeout, self._expire, question)
+            self.asked.set()
             self.figures.asked(question.asked.ready.spec.name, question.asked.ready.spec.source)
         return batch
 
@@ -131,6 +138,7 @@ class Questions:
             left = approval.expires_ms / 1000 - time.time()
             question.timer = loop.call_later(max(0.0, left), self._expire, question)
             self.standing[approval.approval_id] = question
+            self.asked.set()
         self.voice.restore(self.ledger.state.fields.get(PROMPT))
         return batch
 
@@ -369,6 +377,8 @@ class Questions:
     def _close(self, question: OpenQuestion, outcome: Outcome) -> None:
         approval = question.approval
         self.standing.pop(approval.approval_id, None)
+        if not self.standing:
+            self.asked.clear()
         if question.timer is not None:
             question.timer.cancel()
         self.take_card_back(question)

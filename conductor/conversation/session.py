@@ -208,6 +208,8 @@ class Session:
     def drain(self) -> None:
         """Begin no more turns: the server is about to stop."""
         self._draining = True
+        if self._ledger.durable:
+            self._turns.lay_down()
         self._outbox.expect_no_acknowledgements()
 
     async def turns_ended(self) -> None:
@@ -215,10 +217,27 @@ class Session:
         await self._turns.settled()
 
     async def settled(self) -> None:
-        """Wait until no turn is running, and the client has answered every call or had its time."""
-        while self.busy or self._outbox.outstanding:
-            await self._turns.settled()
+        """Wait until no turn is running, and the client has answered every call or had its time.
+
+        Where another process will go on with it, a turn that asks a person is not waited for.
+        """
+        while (self.busy and not self._may_be_left) or self._outbox.outstanding:
+            await self._turn_over_or_asking()
             await self._outbox.quiet()
+
+    @property
+    def _may_be_left(self) -> bool:
+        return self._ledger.durable and self._questions.open
+
+    async def _turn_over_or_asking(self) -> None:
+        ends = [asyncio.create_task(self._turns.settled())]
+        if self._ledger.durable:
+            ends.append(asyncio.create_task(self._questions.stands()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     async def close(self) -> None:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
@@ -398,9 +417,10 @@ class Session:
             return False
         if self._questions.open and await self._hearing.hear(text, event_id):
             return True
-        wait = _DRAIN_RETRY_S if self._draining else self._bucket.take(self._now())
+        refused = self._draining and not self._ledger.durable
+        wait = _DRAIN_RETRY_S if refused else self._bucket.take(self._now())
         if wait:
-            message = "The server restarts." if self._draining else "Too many turns; wait."
+            message = "The server restarts." if refused else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
             return False
         self._outbox.expect_no_acknowledgements()

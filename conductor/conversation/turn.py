@@ -118,6 +118,10 @@ class Turn:
             if self._waiting and self._task is not None:
                 self._task.cancel()
 
+    def hand_over(self) -> None:
+        """Let another process go on with it: what was begun here and laid down in order is no attempt."""
+        self._attempts -= 1
+
     def end(self) -> None:
         """Note that its end is recorded: another process has nothing to do for it."""
         self.over = True

@@ -109,6 +109,7 @@ class Turns:
         self._begun = asyncio.Event()
         self._begun.set()
         self._closed = False
+        self._lays_down = False
         self._no_news_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
         ledger.keep(TURN, lambda: self._memo(self._turn))
@@ -147,7 +148,7 @@ class Turns:
 
     async def answer(self, text: str, event_id: str) -> bool:
         """Answer a transcript, now or after the running turn; False if too many wait already."""
-        if not self.busy and not self.waiting.transcripts:
+        if not (self.busy or self.waiting.transcripts or self._lays_down):
             self._beginning = event_id
             self._begun.clear()
             try:
@@ -172,6 +173,10 @@ class Turns:
             await self._withdraw_speeches()
         self._go_on()
         return True
+
+    def lay_down(self) -> None:
+        """Begin no more turns: what waits is kept, and another process will go on with it."""
+        self._lays_down = True
 
     def knows(self, event_id: str) -> bool:
         """Tell whether a transcript was taken already, although it may not be recorded yet."""
@@ -221,6 +226,9 @@ class Turns:
         if self._runner is None:
             return
         if self._ledger.durable:
+            if self._turn is not None:
+                self._turn.hand_over()
+                self._ledger.changed(TURN)
             self._runner.cancel()
         elif self._turn is not None:
             self._turn.stop("session_end")
@@ -251,7 +259,8 @@ class Turns:
             log.exception("turns failed", session=session)
             self._fail("internal_error")
         finally:
-            self._turn = None
+            if not (self._closed and self._ledger.durable):
+                self._turn = None  # else its memo is still to be kept
             self._runner = None
         if healthy:
             self.tell_news()
@@ -263,7 +272,8 @@ class Turns:
 
     def _go_on(self) -> None:
         """Answer what still waits, after a failure: it was recorded, so somebody relies on it."""
-        if self.waiting.transcripts and not (self.busy or self._closed or self._ledger.lost):
+        idle = not (self.busy or self._closed or self._lays_down or self._ledger.lost)
+        if idle and self.waiting.transcripts:
             self._runner = self._tasks.spawn(self._run_turns(None))
 
     def _is_closed(self) -> bool:
@@ -277,6 +287,8 @@ class Turns:
         self._show(set_state(new_call_id(), "idle"))
 
     async def _next(self) -> Turn | None:
+        if self._lays_down:
+            return None
         transcript = self.waiting.next_transcript
         if transcript is not None:
             return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
@@ -342,7 +354,7 @@ class Turns:
 
     def _follows(self) -> bool:
         """Whether another turn follows at once: then the ``idle`` between is left out."""
-        return self.waiting.transcripts > 0 and not self._closed
+        return self.waiting.transcripts > 0 and not (self._closed or self._lays_down)
 
     async def _withdraw_speeches(self) -> None:
         """Take back speeches that were not sent yet, where the person interrupts: they have moved on."""

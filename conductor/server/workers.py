@@ -7,10 +7,8 @@ the replacement, so that nobody who is connecting meanwhile is refused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +17,8 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.server.address import SharedAddress, close
-from conductor.server.worker import READY, order, write_whole_lines
+from conductor.server.child import Child, start_child
+from conductor.server.worker import write_whole_lines
 from conductor.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -47,65 +46,12 @@ class _GaveUp(Exception):
         self.exit_code = exit_code
 
 
-class _Child:
-    """A worker's process, from the parent's side."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._ready = False
-        self._reload_due = False
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
-    async def becomes_ready(self, timeout: float) -> bool:
-        """Wait until it listens; False if it ended before, or is none after that time and was ended."""
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout):
-                async for line in self._process.stdout:
-                    if line == READY:
-                        self._ready = True
-                        break
-        except TimeoutError:
-            self.send(signal.SIGKILL)
-        if self._ready and self._reload_due:
-            self.send(signal.SIGHUP)
-        return self._ready
-
-    async def left(self) -> None:
-        """Wait until it takes no more connections, without a bound: it is stopping, or has ended."""
-        assert self._process.stdout is not None
-        while await self._process.stdout.read(4_096):
-            pass
-
-    async def ended(self, timeout: float) -> int | None:
-        """Wait until it has ended, for so long; its exit code, or None."""
-        try:
-            return await asyncio.wait_for(self._process.wait(), timeout)
-        except TimeoutError:
-            return None
-
-    def reload(self) -> None:
-        """Have it reload; one that is starting does not know the signal yet, and is told afterwards."""
-        if self._ready:
-            self.send(signal.SIGHUP)
-        self._reload_due = True
-
-    def send(self, signum: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
-        if self._process.returncode is None:
-            self._process.send_signal(signum)
-
-
 @dataclass(eq=False, slots=True)
 class _Slot:
     """The place of one worker; ``lock`` is held while a worker is started for it."""
 
     number: int
-    child: _Child | None = None
+    child: Child | None = None
     sockets: tuple[socket.socket, ...] = ()
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     served: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,7 +78,7 @@ class Supervisor:
         self._options = {**options, "host": settings.host, "port": self._address.port}
         self._pace = pace or Pace()
         self._slots = [_Slot(number) for number in range(1, settings.workers + 1)]
-        self._children: set[_Child] = set()
+        self._children: set[Child] = set()
         self._reaping: set[asyncio.Task[None]] = set()
         self._rolling = asyncio.Event()
         self._announced = False
@@ -211,12 +157,12 @@ class Supervisor:
         self._reap(child)
         return await child.ended(1.0)
 
-    def _ready(self, slot: _Slot, child: _Child) -> None:
+    def _ready(self, slot: _Slot, child: Child) -> None:
         slot.served.set()
         if self._announced:
             log.info("worker ready", worker=slot.number, pid=child.pid)
 
-    async def _gone(self, slot: _Slot, child: _Child) -> _Child:
+    async def _gone(self, slot: _Slot, child: Child) -> Child:
         """Wait until a slot has nobody who takes connections; gives the last one, who left unasked."""
         while True:
             await child.left()
@@ -236,21 +182,9 @@ class Supervisor:
             log.error("the workers end as soon as they are started", exit_code=exit_code)
             raise _GaveUp(1)
 
-    async def _start(self, slot: _Slot) -> _Child:
-        """Start a process in a group of its own: Ctrl-C reaches the parent alone, which forwards it."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "conductor", "serve", "--worker", str(slot.number)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=[one.fileno() for one in slot.sockets],
-            process_group=0,
-        )
-        child = _Child(process)
+    async def _start(self, slot: _Slot) -> Child:
+        child = await start_child(slot.number, self._options, slot.sockets)
         self._children.add(child)
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it ended already, and that is seen elsewhere
-            process.stdin.write(order(self._options, slot.sockets))
-            await process.stdin.drain()
         return child
 
     # -- rolling, reloading, ending
@@ -292,13 +226,13 @@ class Supervisor:
         for child in self._children:
             child.reload()
 
-    def _reap(self, child: _Child) -> None:
+    def _reap(self, child: Child) -> None:
         """See a worker off that leaves, without waiting for it."""
         task = asyncio.create_task(self._reaped(child))
         self._reaping.add(task)
         task.add_done_callback(self._reaping.discard)
 
-    async def _reaped(self, child: _Child) -> None:
+    async def _reaped(self, child: Child) -> None:
         if await child.ended(self._pace.stop) is None:
             log.error("worker killed, which did not end", pid=child.pid)
             child.send(signal.SIGKILL)

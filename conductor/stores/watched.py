@@ -1,4 +1,4 @@
-"""A session store that knows whether it can be reached, so that a node without one is given no more clients."""
+"""A session store that knows whether it can be reached: a node without one is given no more clients."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import scenarios
+from benchmarks.durable import durable
 from benchmarks.gate import gate_costs, redaction_growth
 from benchmarks.process import Process, conductor, echo, pin_load
 from benchmarks.scenarios import Figures
@@ -35,6 +36,10 @@ TARGETS = {
     "memory.kb_a_session_at_2000": ("40", "20"),
     "start.ready_ms": ("1000", "500"),
     "gate.cpu_us_a_safe_call": ("100", ""),
+    "durable_sqlite.step_p50_ms": ("0.6", ""),
+    "durable_redis.step_p50_ms": ("0.6", ""),
+    "durable_sqlite.cpu_over_memory": ("1.3", ""),
+    "durable_redis.cpu_over_memory": ("1.3", ""),
 }
 """Figure -> what it must reach, and what it should aim at."""
 
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first barge memory start gate redaction echo; all if none",
+        help="turns stream round first barge memory start gate redaction durable echo; all if none",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -105,6 +110,8 @@ async def _run(options: argparse.Namespace) -> dict[str, Figures]:
     await with_server("round", partial(scenarios.tool_round, turns=200))
     await with_server("first", partial(scenarios.first_partial, sessions=100, per_second=50, seconds=seconds))
     await with_server("barge", partial(scenarios.barge_in, times=50))
+    if not wanted or "durable" in wanted:
+        results |= await durable(pinned=pinned, seconds=seconds)
     await with_server("memory", partial(scenarios.idle_memory, counts=[200, 1000, 2000]))
     if "turns_50" in results and "turns_500" in results:
         ratio = results["turns_500"]["cpu_ms_a_turn"] / results["turns_50"]["cpu_ms_a_turn"]

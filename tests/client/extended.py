@@ -11,11 +11,14 @@ from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer
 ALL = ("tools", "approval", "cancel", "lease", "late", "async", "activity")
 
 
-async def start(peer: Peer, *capabilities: str, resumed: bool = False) -> Json:
-    """Answer ``session.start``, accepting capabilities (by default `ALL`); give its payload."""
+async def start(peer: Peer, *capabilities: str, resumed: bool = False, **fields: Any) -> Json:
+    """Answer ``session.start``, accepting capabilities (by default `ALL`); give its payload.
+
+    ``fields`` are more of the answer's.
+    """
     begun = await peer.receive("session.start")
     accepted = list(capabilities or ALL)
-    payload = {"sessionId": peer.session_id, "resumed": resumed, "capabilities": accepted}
+    payload = {"sessionId": peer.session_id, "resumed": resumed, "capabilities": accepted, **fields}
     await peer.send("session.started", payload)
     return dict(begun["payload"])
 

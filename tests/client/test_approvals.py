@@ -33,7 +33,7 @@ async def test_the_capability_is_named_only_where_somebody_can_be_asked() -> Non
         async with scripted_server() as server, connect(server.url, on_approval=handler):
             pass
         named = server.heard[0]["payload"]["capabilities"]
-        assert named == ["cancel", "lease", "late", "async", "activity"] + ["approval"] * (
+        assert named == ["resume", "cancel", "lease", "late", "async", "activity"] + ["approval"] * (
             handler is not None
         )
 

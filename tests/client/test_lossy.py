@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 
 from conductor.app import make_services, running
-from conductor.client import Reconnect, Reconnected, connect
+from conductor.client import Reconnect, Reconnected, allow, connect
 from conductor.messages import UserMessage
 from conductor.models.demo import DemoProvider
 from conductor.settings import load_settings
@@ -19,12 +20,12 @@ LOOK_UP = {
     "name": "notes.find",
     "description": "Find a note.",
     "inputSchema": {"type": "object", "properties": {"number": {"type": "integer"}}},
-    "annotations": {"readOnlyHint": True},
 }
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "writes"])
 @pytest.mark.parametrize("round_", range(3))
-async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int) -> None:
+async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int, reads: bool) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}, round {round_}")  # noqa: T201 -- shown where the test fails
     chance = random.Random(seed)
@@ -32,8 +33,10 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int)
     back: list[Reconnected] = []
     left = chance.randint(1, 12)
 
-    def find(arguments: dict[str, Any]) -> dict[str, Any]:
+    async def find(arguments: dict[str, Any]) -> dict[str, Any]:
         runs.append(arguments["number"])
+        for _ in range(chance.choice([0, 20, 200])):
+            await asyncio.sleep(0)
         return {"note": f"number {arguments['number']}"}
 
     def break_off(_event: object) -> None:
@@ -47,8 +50,9 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int)
     async with running(settings, make_services(settings, DemoProvider(0))) as listener:
         async with connect(
             f"ws://127.0.0.1:{listener.port}/ws",
-            tools=[LOOK_UP],
+            tools=[{**LOOK_UP, "annotations": {"readOnlyHint": reads}}],
             handlers={"notes.find": find},
+            on_approval=lambda _: allow("session"),
             reconnect=Reconnect(first_s=0, most_s=0),
         ) as client:
             client.on("*", break_off)

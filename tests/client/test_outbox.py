@@ -8,8 +8,9 @@ import pytest
 
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
-from conductor.client.outbox import Outbox
+from conductor.client.outbox import Answer, Outbox
 from conductor.client.turn import Turn
+from conductor.events.client import ResumeDone
 
 LIMIT_S = 5.0
 
@@ -17,7 +18,8 @@ LIMIT_S = 5.0
 class Road:
     """A way that takes ``room`` frames on each socket and then breaks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, acknowledges: bool = False) -> None:
+        self.acknowledges = acknowledges
         self.connection = 0
         self.room = 0
         self.sent: list[list[bytes]] = []
@@ -147,3 +149,88 @@ async def test_a_frame_whose_wait_was_cancelled_is_not_sent_twice_on_its_connect
         await putting
     assert await outbox.flush()
     assert road.sent == [[b"one"]]
+
+
+# -- a server that acknowledges
+
+
+def result(number: int) -> Answer:
+    return Answer(f"e{number}", f"c{number}", ResumeDone(f"c{number}", "on"))
+
+
+def shown(number: int) -> Answer:
+    return Answer(f"e{number}", f"c{number}")
+
+
+async def test_what_is_acknowledged_by_its_id_is_forgotten_and_a_transcript_counts_as_recorded() -> None:
+    road = Road(acknowledges=True)
+    road.open()
+    outbox = Outbox(road, ClientLimits())
+    turn = transcript("t1")
+    await outbox.put(b"said", turn)
+    await outbox.put(b"result 1", answer=result(1))
+    await outbox.put(b"result 2", answer=result(2))
+    outbox.acknowledge(["e2", "t1", "unknown"])
+    assert (turn.held, turn.recorded) == (False, True)
+    assert outbox.done() == [ResumeDone("c1", "on")]
+    road.open()
+    await outbox.flush()
+    assert road.sent[1] == [b"result 1"]
+
+
+async def test_an_answered_transcript_confirms_only_what_is_not_acknowledged_by_itself() -> None:
+    road = Road(acknowledges=True)
+    road.open()
+    outbox = Outbox(road, ClientLimits())
+    turn = transcript("t1")
+    await outbox.put(b"result 1", answer=result(1))
+    await outbox.put(b"shown 2", answer=shown(2))
+    await outbox.put(b"said", turn)
+    await outbox.put(b"shown 3", answer=shown(3))
+    outbox.confirm("t1")
+    turn.stage = "running"
+    outbox.expire()
+    assert turn.held and not turn.recorded
+    road.open()
+    await outbox.flush()
+    assert road.sent[1] == [b"result 1", b"said", b"shown 3"]
+
+
+async def test_a_refused_transcript_is_forgotten_with_nothing_else_that_is_to_be_acknowledged() -> None:
+    road = Road(acknowledges=True)
+    road.open()
+    outbox = Outbox(road, ClientLimits())
+    turn = transcript("t1")
+    await outbox.put(b"result 1", answer=result(1))
+    await outbox.put(b"said", turn)
+    turn.stage = "refused"
+    outbox.confirm("t1")
+    road.open()
+    await outbox.flush()
+    assert road.sent[1] == [b"result 1"]
+
+
+async def test_a_forgotten_call_leaves_nothing_and_a_repeated_one_is_sent_on_the_same_connection() -> None:
+    road = Road(acknowledges=True)
+    road.open()
+    outbox = Outbox(road, ClientLimits())
+    await outbox.put(b"accepted 1", answer=Answer("e0", "c1"))
+    for number in (1, 2):
+        await outbox.put(f"result {number}".encode(), answer=result(number))
+    outbox.forget({"c1"})
+    await outbox.again("c1")
+    await outbox.again("c2")
+    assert road.sent == [[b"accepted 1", b"result 1", b"result 2", b"result 2"]]
+    assert len(outbox) == 1
+
+
+async def test_where_too_many_wait_results_and_transcripts_are_the_last_to_go() -> None:
+    road = Road(acknowledges=True)
+    outbox = Outbox(road, ClientLimits(unconfirmed=2))
+    await outbox.put(b"result 1", answer=result(1))
+    await outbox.put(b"shown 2", answer=shown(2))
+    await outbox.put(b"said", transcript("t1"))
+    await outbox.put(b"result 3", answer=result(3))
+    road.open()
+    await outbox.flush()
+    assert road.sent == [[b"said", b"result 3"]]

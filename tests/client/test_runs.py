@@ -258,6 +258,7 @@ class Road:
 
     connection = 1
     connected = True
+    acknowledges = False
     started = SessionStarted("s", resumed=False, capabilities=["lease", "cancel"])
 
     def __init__(self) -> None:

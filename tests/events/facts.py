@@ -15,5 +15,5 @@ FACTS = Facts(
     ping_interval=20.0,
     tool_timeout=30.0,
     session_grace=120.0,
-    capabilities=("approval", "tools", "cancel", "lease", "late", "async", "activity"),
+    capabilities=("resume", "approval", "tools", "cancel", "lease", "late", "async", "activity"),
 )

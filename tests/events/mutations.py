@@ -28,6 +28,14 @@ _PAYLOADS: dict[str, list[dict[str, Any]]] = {
             "capabilities": ["tools", "resume"],
             "tools": [{"name": "lamp.switch", "inputSchema": {"type": "object", "properties": {"on": {}}}}],
         },
+        {
+            "capabilities": ["resume"],
+            "resume": {
+                "lastEventId": "evt_5d_9",
+                "done": [{"callId": "call_1", "result": "on"}, {"callId": "call_2"}],
+                "pending": ["call_4"],
+            },
+        },
     ],
     "session.update": [{"tools": []}, {"tools": [{"name": "a.b", "inputSchema": {"type": "object"}}]}],
     "user.audio.transcript.partial": [{"text": "what is"}],

@@ -41,6 +41,16 @@ NO_EDIT = "an edit needs editedArguments"
 UNMEANT = "an allow takes no editedArguments; an edit does"
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("session.start", {"resume": []}, "resume"),
+    ("session.start", {"resume": {"lastEventId": 7}}, "lastEventId"),
+    ("session.start", {"resume": {"done": None}}, "done"),
+    ("session.start", {"resume": {"done": ["call_1"]}}, "$.resume.done[0]"),
+    ("session.start", {"resume": {"done": [CALL, {"result": "on"}]}}, "callId"),
+    ("session.start", {"resume": {"done": [{**CALL, "result": {"on": True}}]}}, "result"),
+    ("session.start", {"resume": {"done": [CALL] * 257}}, "done"),
+    ("session.start", {"resume": {"pending": [CALL]}}, "$.resume.pending[0]"),
+    ("session.start", {"resume": {"pending": ["x" * 129]}}, "pending"),
+    ("session.start", {"resume": {"pending": ["call_1"] * 257}}, "pending"),
     ("tool.cancelled", {"effect": "none"}, "callId"),
     ("tool.cancelled", CALL, "effect"),
     ("tool.cancelled", {**CALL, "effect": "some"}, "Invalid enum value - at `$.effect`"),
@@ -100,6 +110,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 TAKEN: list[tuple[str, dict[str, Any]]] = [
+    ("session.start", {"resume": None}),
+    ("session.start", {"resume": {}}),
+    ("session.start", {"resume": {"lastEventId": None, "done": [], "pending": [], "more": 1}}),
+    ("session.start", {"resume": {"done": [{**CALL, "result": None, "error": None}]}}),
+    ("session.start", {"resume": {"done": [CALL] * 256, "pending": ["x" * 128] * 256}}),
     ("response.cancel", {}),
     ("response.cancel", {"more": 1}),
     ("tool.cancelled", {**CALL, "effect": "partial", "result": None}),

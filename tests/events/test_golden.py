@@ -18,6 +18,7 @@ from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
     ErrorEvent,
+    EventAck,
     RejectedTool,
     SessionPing,
     SessionStarted,
@@ -47,6 +48,14 @@ EVENTS: dict[str, Payload] = {
         "s-1", False, ["tools"], ["add_task"], [RejectedTool("calculator", "the name is taken")]
     ),
     "session.started.nothing-accepted": SessionStarted("s-1", False, [], [], []),
+    "session.started.new": SessionStarted("s-1", False, ["resume"], reason="new"),
+    "session.started.not-kept": SessionStarted(
+        "s-1", False, ["resume"], reason="not_kept", resend=[], drop=["call_1", "call_2"]
+    ),
+    "session.started.resume": SessionStarted(
+        "s-1", True, ["resume", "tools"], ["add_task"], [], resend=["call_1"], drop=[]
+    ),
+    "event.ack": EventAck(["cevt_3", "ios-42"]),
     "assistant.speech.partial": SpeechPartial(TEXT),
     "assistant.speech.final": SpeechFinal(TEXT),
     "tool.call": ToolCallEvent("call_1", "agent.status", '{"id":"a-77"}'),

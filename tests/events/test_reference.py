@@ -155,6 +155,10 @@ def test_a_capability_names_each_sides_events_and_fields() -> None:
         for name in FACTS.capabilities
     }
     assert found == {
+        "resume": (
+            ("session.start: resume",),
+            ("event.ack", "session.started: resend", "session.started: drop"),
+        ),
         "approval": (("approval.response",), ("approval.request", "approval.resolved")),
         "tools": (
             ("session.update", "session.start: tools"),
@@ -444,6 +448,9 @@ def test_limits_types_and_structs_are_said_in_words() -> None:
     assert "| `capabilities` | array of string, at most 64 of them | no |" in MARKDOWN
     assert "| `code` | an [error code](#errors) | yes |" in MARKDOWN
     assert "Each object of `rejectedTools`:" in MARKDOWN
+    assert "The object `resume`:" in MARKDOWN
+    done = MARKDOWN.partition("Each object of `resume.done`:")[2]
+    assert done.startswith("\n\n| Field |") and "\n| `result` | string or null | no |" in done
 
 
 def test_the_markdown_tells_the_facts_that_it_is_given() -> None:

@@ -1,0 +1,129 @@
+"""A cluster on this machine: several nodes, the Redis that holds their sessions, and a balancer in front."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from benchmarks.balancer import Balancer
+from benchmarks.nodes import Node, RedisServer, redis_program
+from benchmarks.process import DidNotStart
+
+
+class Cluster:
+    """``count`` nodes behind a balancer on ``port`` (0: any); data and logs are in ``folder``.
+
+    ``arguments`` and ``settings`` (environment variables) are every node's, which runs in ``cwd``, or in
+    ``folder``. Ctrl-C reaches none of the processes: leaving the block ends them in order.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        folder: Path,
+        *arguments: str,
+        port: int = 0,
+        cwd: Path | None = None,
+        **settings: str,
+    ) -> None:
+        self.redis = RedisServer(folder / "redis", apart=True)
+        settings["SESSION_STORE_URL"] = self.redis.url
+        self.nodes = [
+            Node(f"node-{number}", folder, *arguments, folder=cwd, apart=True, **settings)
+            for number in range(1, count + 1)
+        ]
+        self.balancer = Balancer([node.address for node in self.nodes], port)
+
+    async def __aenter__(self) -> Self:
+        """Start all of it. Raises `DidNotStart`, or OSError if the port is taken."""
+        await self.balancer.start()
+        try:
+            await self.redis.start()
+            done = await asyncio.gather(*(node.start() for node in self.nodes), return_exceptions=True)
+            for failed in done:
+                if isinstance(failed, BaseException):
+                    raise failed
+            await self.balancer.wait_ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the nodes, which drain while the store is there, then the store."""
+        await asyncio.gather(*(node.stop() for node in self.nodes), return_exceptions=True)
+        await self.redis.stop()
+        await self.balancer.stop()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until Ctrl-C or SIGTERM. A user's mistake is one sentence and 2."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/cluster",
+        description=__doc__,
+        epilog="Other settings come from the environment and .env, for all nodes alike; see .env.example.",
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="how many (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="the balancer's; 0 takes any (%(default)s)")
+    parser.add_argument("--provider", help="model provider (MODEL_PROVIDER)")
+    options = parser.parse_args(arguments)
+    if not 1 <= options.nodes <= 32:
+        return _mistake("--nodes takes 1 to 32.")
+    if not 0 <= options.port <= 65_535:
+        return _mistake("--port takes 0 to 65535.")
+    if redis_program() is None:
+        return _mistake("redis-server or valkey-server is needed, and neither was found; install one first.")
+    try:
+        asyncio.run(_run(options))
+    except DidNotStart as error:
+        said = str(error).strip()
+        return _mistake(
+            said.removeprefix("conductor: "), exit_code=2 if said.startswith("conductor: ") else 1
+        )
+    except OSError as error:
+        return _mistake(f"Cannot listen on 127.0.0.1:{options.port}: {error.strerror}.")
+    return 0
+
+
+def _mistake(sentence: str, exit_code: int = 2) -> int:
+    print(f"cluster: {sentence}", file=sys.stderr)
+    return exit_code
+
+
+async def _run(options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    provider = ["--provider", options.provider] if options.provider else []
+    # A process is not given these otherwise; here they are the user's settings.
+    settings = {name: value for name, value in os.environ.items() if name.startswith("ANTHROPIC_")}
+    with tempfile.TemporaryDirectory(prefix="conductor-cluster-") as folder:
+        cluster = Cluster(
+            options.nodes, Path(folder), *provider, port=options.port, cwd=Path.cwd(), **settings
+        )
+        async with cluster:
+            print("\n".join(_announcement(cluster)), flush=True)
+            await stop.wait()
+            print("Stopping: the nodes drain ...", flush=True)
+
+
+def _announcement(cluster: Cluster) -> list[str]:
+    """Say where to connect, and what to try."""
+    return [
+        f"Conductor cluster of {len(cluster.nodes)} nodes",
+        f"  connect  {cluster.balancer.url}",
+        f"  try      python -m conductor talk --url {cluster.balancer.url}",
+        f"  store    {cluster.redis.url}, process {cluster.redis.pid}",
+        *(
+            f"  {node.name:<8} {node.url}, process {node.process.pid}, log {node.log}"
+            for node in cluster.nodes
+        ),
+        "Ctrl-C ends all of it.",
+    ]

@@ -1,0 +1,151 @@
+"""Restarts the nodes of a cluster one after the other, again and again, while people talk to it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.cluster import Cluster
+from benchmarks.nodes import redis_program
+from benchmarks.process import DidNotStart
+from benchmarks.scenarios import percentile
+from conductor.client import Client, Reconnect, ToolRun, connect
+from conductor.client.errors import ClientError
+from tests.stand_ins.anthropic_persona import BenchPersona
+from tests.stand_ins.anthropic_service import AnthropicService
+
+TURN_S = 60.0
+TOOL = "device.look"
+TOOLS = [
+    {
+        "name": TOOL,
+        "description": "Looks.",
+        "inputSchema": {"type": "object"},
+        "annotations": {"destructiveHint": False},
+        "_meta": {"conductor": {"approval": "never"}},
+    }
+]
+
+
+@dataclass
+class Tally:
+    """What became of the turns."""
+
+    restarts: int = 0
+    turns: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    runs: Counter[str] = field(default_factory=Counter)
+    reconnects: int = 0
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def doubled(self) -> int:
+        """Calls that the device ran more than once."""
+        return sum(number > 1 for number in self.runs.values())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; 1 if a turn failed or a call ran twice."""
+    parser = argparse.ArgumentParser(prog="scripts/rolling", description=__doc__)
+    parser.add_argument("--restarts", type=int, default=20, help="of all nodes (%(default)s)")
+    parser.add_argument("--sessions", type=int, default=200, help="that talk without a pause (%(default)s)")
+    parser.add_argument("--nodes", type=int, default=3, help="how many (%(default)s)")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between two turns (%(default)s)")
+    options = parser.parse_args(arguments)
+    if redis_program() is None:
+        print("rolling: redis-server or valkey-server is needed; install one first.", file=sys.stderr)
+        return 2
+    try:
+        tally = asyncio.run(_run(options))
+    except DidNotStart as error:
+        print(f"rolling: {error}", file=sys.stderr)
+        return 1
+    figures = {
+        "restarts": tally.restarts,
+        "sessions": options.sessions,
+        "turns": tally.turns,
+        "failed": sum(tally.failed.values()),
+        "why": dict(tally.failed),
+        "calls": len(tally.runs),
+        "doubled": tally.doubled,
+        "reconnects": tally.reconnects,
+        "turn_p50_s": round(percentile(tally.times, 0.5), 2),
+        "turn_p99_s": round(percentile(tally.times, 0.99), 2),
+    }
+    print(json.dumps(figures, indent=1))
+    return 1 if tally.failed or tally.doubled else 0
+
+
+async def _run(options: argparse.Namespace) -> Tally:
+    tally = Tally()
+    stop = asyncio.Event()
+    with tempfile.TemporaryDirectory(prefix="conductor-rolling-") as folder:
+        async with AnthropicService(api_keys=None, keep_requests=0) as service:
+            service.default = BenchPersona(2, 20, tool="device_look")
+            cluster = Cluster(
+                options.nodes,
+                Path(folder),
+                ANTHROPIC_API_KEY="test-key",
+                ANTHROPIC_BASE_URL=service.base_url,
+                SESSION_RATE_LIMIT_PER_MIN="100000",
+            )
+            async with cluster, asyncio.TaskGroup() as group:
+                for number in range(options.sessions):
+                    group.create_task(_talk(cluster.balancer.url, number, options.pause, tally, stop))
+                await asyncio.sleep(options.pause)
+                for _ in range(options.restarts):
+                    for node in cluster.nodes:
+                        began = time.perf_counter()
+                        await node.restart()
+                        took = time.perf_counter() - began
+                        said = f"{node.name} again after {took:.1f} s, {tally.turns} turns"
+                        print(f"  {said}, failed {dict(tally.failed)}", file=sys.stderr, flush=True)
+                    tally.restarts += 1
+                stop.set()
+            for node in cluster.nodes:
+                said = node.log.read_text(errors="replace").splitlines()
+                print(*(line for line in said if "turn failed" in line), sep="\n", file=sys.stderr)
+            if service.refused:
+                tally.failed["invalid history"] += len(service.refused)
+    return tally
+
+
+async def _talk(url: str, number: int, pause: float, tally: Tally, stop: asyncio.Event) -> None:
+    reconnect = Reconnect(first_s=0.05, most_s=1.0)
+    async with connect(url, session_id=f"rolling-{number}", tools=TOOLS, reconnect=reconnect) as client:
+        client.on_tool(TOOL, partial(_look, tally))
+        await asyncio.sleep(pause * number / 200)
+        while not stop.is_set():
+            await _turn(client, tally)
+            await asyncio.sleep(pause)
+
+
+def _look(tally: Tally, _: dict[str, object], run: ToolRun) -> str:
+    tally.runs[run.call_id] += 1
+    return "a heron"
+
+
+async def _turn(client: Client, tally: Tally) -> None:
+    began, started = time.perf_counter(), client.started
+    try:
+        async with asyncio.timeout(TURN_S):
+            result = await (await client.say("go"))
+    except (ClientError, TimeoutError) as error:
+        tally.failed[type(error).__name__] += 1
+        return
+    tally.turns += 1
+    tally.times.append(time.perf_counter() - began)
+    tally.reconnects += client.started is not started
+    for one in result.errors:
+        tally.failed[one.code] += 1
+    if not result.finals:
+        tally.failed[f"no answer: {result.ending}"] += 1
