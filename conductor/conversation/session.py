@@ -21,8 +21,10 @@ from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.duel import FIELD as CLAIMS
 from conductor.conversation.duel import noted
 from conductor.conversation.fields import Fields
+from conductor.conversation.floor import Floor
 from conductor.conversation.grants import Grants
 from conductor.conversation.hearing import Hearing
+from conductor.conversation.host import new_call_id
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import LATE, PROFILE, SPEECH
 from conductor.conversation.open_question import Voice
@@ -34,7 +36,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
-from conductor.conversation.turns import Turns, new_call_id
+from conductor.conversation.turns import Turns
 from conductor.conversation.waiting import News
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
@@ -119,15 +121,14 @@ class Session:
             self._questions,
             speeches,
             self._tasks,
-            self._floor_is_free,
+            self._may_tell_news,
             self._count_news,
         )
         self._bucket = TokenBucket(
             self._limits.turns_per_minute / 60, self._limits.turns_per_minute, self._now()
         )
         self._draining = False
-        self._floor_until = 0.0
-        self._floor_timer: asyncio.TimerHandle | None = None
+        self._floor = Floor(self._limits.floor_timeout, self._outbox, self._bucket, self._turns.tell_news)
         claims = noted(claim.state.fields)
         self._ledger.keep(CLAIMS, lambda: claims)
         self._ledger.changed(CLAIMS)
@@ -241,8 +242,7 @@ class Session:
 
     async def close(self) -> None:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
-        if self._floor_timer is not None:
-            self._floor_timer.cancel()
+        self._floor.close()
         self._hearing.close()
         self._questions.close()
         await self._turns.close()
@@ -340,7 +340,7 @@ class Session:
                 taken = await self._take_transcript(inbound.id, event.text, transport)
                 return "ordinary" if taken else "refused"
             case client.TranscriptPartial():
-                self._hold_floor()
+                self._floor.hold()
                 self._hearing.person_speaks()
             case client.OutputInterrupted():
                 await self._take_interruption(inbound.id, event)
@@ -408,7 +408,7 @@ class Session:
             self._outbox.send(self._delivery.frame(idle))
 
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
-        self._floor_until = 0.0
+        self._floor.leave()
         text = text.strip()
         if event_id in self._ledger.state.seen or self._turns.knows(event_id):
             raise Duplicate(event_id)
@@ -470,22 +470,8 @@ class Session:
 
     # -- the floor
 
-    def _hold_floor(self) -> None:
-        """Note that the person is speaking: news waits for the final transcript, or for silence."""
-        self._floor_until = self._now() + self._limits.floor_timeout
-
-    def _floor_is_free(self) -> bool:
-        """Whether the server may speak unasked: somebody listens, nothing is playing, nobody is talking."""
-        if self._draining or self._outbox.transport is None or self._outbox.speaking:
-            return False  # asked again on attaching, and when the speech is over
-        now = self._now()
-        wait = max(self._floor_until - now, self._bucket.wait(now))
-        if wait <= 0:
-            return True
-        if self._floor_timer is not None:
-            self._floor_timer.cancel()
-        self._floor_timer = asyncio.get_running_loop().call_later(wait, self._turns.tell_news)
-        return False
+    def _may_tell_news(self) -> bool:
+        return not self._draining and self._floor.is_free()
 
     def _count_news(self) -> None:
         """Count a turn that nobody asked for as one of the session's."""

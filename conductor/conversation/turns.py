@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import structlog
 
-from conductor.conversation.activity import finished, started
-from conductor.conversation.batch import Batch
 from conductor.conversation.delivery import Delivery
-from conductor.conversation.device_calls import CancelReason, DeviceCalls
+from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
+from conductor.conversation.host import ENDED, Host, new_call_id, speech_events, spoken_memo, turn_memo
 from conductor.conversation.ledger import Ledger
-from conductor.conversation.memos import LATE, SPEECH, TURN, WAITING, TurnMemo, decode, encode
-from conductor.conversation.partials import Partials, Reply
+from conductor.conversation.memos import LATE, TURN, WAITING, TurnMemo, decode
 from conductor.conversation.profile import Profile
 from conductor.conversation.questions import FIELD as APPROVALS
 from conductor.conversation.questions import Questions
 from conductor.conversation.recovery import Recovered, unfinished
-from conductor.conversation.round import Round
 from conductor.conversation.sentences import CUT_OFF, MESSAGES
 from conductor.conversation.services import Services
-from conductor.conversation.speeches import Speeches, memo_of
+from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import EndReason, Turn
 from conductor.conversation.waiting import Transcript, Waiting
@@ -35,19 +31,12 @@ from conductor.events.server import (
     ErrorEvent,
     ServerEvent,
     SpeechFinal,
-    SpeechPartial,
     append_message,
     set_state,
-    speak,
 )
-from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
-from conductor.speech import for_the_ear
-from conductor.stores.base import AppendLog, CallRecord, ForgetCall, Operation, RememberInbound, TrimLog
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
-from conductor.tools.executor import Asked, Ready, ToolExecutor
+from conductor.messages import AssistantMessage, Note, UserMessage
+from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
 from conductor.tools.pending import Pending
-from conductor.tools.permissions import Verdict
-from conductor.tools.rules import arguments_digest
 from conductor.tools.shorten import shorten
 
 log = structlog.get_logger(__name__)
@@ -55,17 +44,11 @@ log = structlog.get_logger(__name__)
 NEWS_RETRY_S = 5.0
 """How long news waits after the session could not go on."""
 
-_CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
-
-_ENDED: dict[str, Callable[[], str]] = {TURN: str}
-"""There is no turn any more."""
-
-new_call_id = IdSource("call")
 _new_turn_id = IdSource("turn")
 
 
 class Turns:
-    """Runs the turns of one session; it is their `TurnHost`.
+    """Runs the turns of one session.
 
     ``may_tell_news`` says whether the session is idle enough for a turn that nobody asked for, ``on_news``
     is told when one begins.
@@ -85,25 +68,23 @@ class Turns:
         may_tell_news: Callable[[], bool],
         on_news: Callable[[], None],
     ) -> None:
-        self.limits = services.limits
-        self.provider = services.provider
-        self.waiting = Waiting(self.limits.max_queued_transcripts, self.limits.max_queued_notes)
+        self._limits = services.limits
+        self._host = Host(
+            services, profile, pending, ledger, delivery, device, questions, speeches, self._follows
+        )
+        self.waiting = Waiting(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
         self.speeches = speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
-        self._profile = profile
         self._pending = pending
         self._ledger = ledger
         self._delivery = delivery
         self._device = device
         self._questions = questions
-        self._figures = services.figures
         self._tasks = tasks
         self._may_tell_news = may_tell_news
         self._on_news = on_news
-        self._partials = Partials(self._send_partial, self.limits.partial_interval)
-        self._turn: Turn | None = None
         self._runner: asyncio.Task[None] | None = None
         self._beginning: str | None = None
         self._begun = asyncio.Event()
@@ -112,7 +93,6 @@ class Turns:
         self._lays_down = False
         self._no_news_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
-        ledger.keep(TURN, lambda: self._memo(self._turn))
         ledger.keep(WAITING, self.waiting.kept)
 
     def restore(self) -> None:
@@ -126,20 +106,28 @@ class Turns:
             return
         was_sent = self._delivery.outbox.is_outstanding
         approvals = state.fields.get(APPROVALS, "")
-        found = unfinished(state, self.executor, was_sent, approvals)
+        found = unfinished(state, self._host.executor, was_sent, approvals)
         recovered = Recovered(memo, None)
         if found is not None:
             for ready in found.round.device_calls:
                 self._pending.expect(ready.call.call_id)
             for ready, outcome in found.unknown:
-                self.ends(ready, outcome)
+                self._host.ends(ready, outcome)
             memo = msgspec.structs.replace(memo, actions=(*memo.actions, *found.changes))
             recovered = Recovered(memo, found.round, self._questions.restore(found.standing))
-        turn = Turn(self, memo.turn_id, memo.cause, recovered)
+        turn = Turn(self._host, memo.turn_id, memo.cause, recovered)
         self._turn = turn
         self._runner = self._tasks.spawn(self._run_turns(turn))
 
     # -- what the session asks for
+
+    @property
+    def _turn(self) -> Turn | None:
+        return self._host.turn
+
+    @_turn.setter
+    def _turn(self, turn: Turn | None) -> None:
+        self._host.turn = turn
 
     @property
     def busy(self) -> bool:
@@ -192,7 +180,7 @@ class Turns:
             return
         turn.stop("interrupted", heard)
         self._ledger.changed(TURN)
-        self._partials.stop()
+        self._host.hush()
         if self._delivery.outbox.transport is not None:
             self._delivery.outbox.transport.drop_partials()
 
@@ -232,7 +220,7 @@ class Turns:
             self._runner.cancel()
         elif self._turn is not None:
             self._turn.stop("session_end")
-        await asyncio.wait([self._runner], timeout=2 * self.limits.close_timeout)
+        await asyncio.wait([self._runner], timeout=2 * self._limits.close_timeout)
 
     # -- one turn after the other
 
@@ -283,8 +271,8 @@ class Turns:
         """Give up what waits, and say so by frames that need not be recorded."""
         if not self._ledger.durable:
             self.waiting.drop_transcripts()
-        self._show(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
-        self._show(set_state(new_call_id(), "idle"))
+        self._host.show_at_once(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
+        self._host.show_at_once(set_state(new_call_id(), "idle"))
 
     async def _next(self) -> Turn | None:
         if self._lays_down:
@@ -303,18 +291,18 @@ class Turns:
 
         Without a message it is all the news that waits; with one, only news too old for a turn of its own.
         """
-        turn = Turn(self, _new_turn_id(), cause)
+        turn = Turn(self._host, _new_turn_id(), cause)
         state = self._ledger.state
         now = asyncio.get_running_loop().time()
         told = list(self._device.news)
         news = self.waiting.news() if message is None else self.waiting.news(before=now)
-        cut = cut_point(state.log, self.limits.max_turns - 1, self.limits.history_tokens)
+        cut = cut_point(state.log, self._limits.max_turns - 1, self._limits.history_tokens)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))
         operations += [AppendLog(note) for note in told]
         if news:
-            text = shorten("\n\n".join(one.text for one in news), self.limits.max_observation_bytes)
+            text = shorten("\n\n".join(one.text for one in news), self._limits.max_observation_bytes)
             operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
@@ -331,7 +319,7 @@ class Turns:
             self.waiting.drop_transcript(event_id)
             self._turn = turn
 
-        memos = {TURN: lambda: self._memo(turn)}
+        memos = {TURN: lambda: turn_memo(turn)}
         if told:
             memos[LATE] = lambda: self._device.kept(len(told))
         if news or self.waiting.transcripts:
@@ -348,7 +336,7 @@ class Turns:
             await self._apologise(turn)
         elif reason != "answered" and not self._follows():
             idle = set_state(new_call_id(), "idle")
-            await self._ledger.commit([], [idle], turn.id, memos=_ENDED, then=turn.end)
+            await self._ledger.commit([], [idle], turn.id, memos=ENDED, then=turn.end)
         self._turn = None
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
@@ -381,20 +369,20 @@ class Turns:
         events: list[ServerEvent] = [error]
         if shown:
             events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
-        speech = self._speech(turn, kept, sentence)
+        speech = self._host.speech(turn, kept, sentence)
         events += speech_events(speech)
         if not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         try:
-            memos = _ENDED | self._spoken(speech)
+            memos = {**ENDED, **spoken_memo(speech)}
             await self._ledger.commit(operations, events, turn.id, memos=memos, then=turn.end)
             self.speeches.add(speech)
         except Fenced:
             raise
         except StoreError:
             # Nothing that must arrive may leave without a commit; these two need not.
-            self._show(error)
-            self._show(set_state(new_call_id(), "idle"))
+            self._host.show_at_once(error)
+            self._host.show_at_once(set_state(new_call_id(), "idle"))
 
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
         figures = turn.figures
@@ -414,157 +402,3 @@ class Turns:
             trace=" -> ".join(figures.trace),
             **content,
         )
-
-    # -- what a turn needs (`TurnHost`)
-
-    @property
-    def executor(self) -> ToolExecutor:
-        """The session's tools."""
-        return self._profile.executor
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        """The history."""
-        return self._ledger.state.log
-
-    @property
-    def system_prompt(self) -> str:
-        """The prompt for this session."""
-        return self._profile.system_prompt
-
-    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
-        """Record the operations, then send the events. Raises `StoreError`."""
-        told: list[ServerEvent] = []
-        stopped = self._turn.stopped_for if self._turn is not None else None
-        reason = _CANCEL_REASONS.get(stopped or "interrupted", "barge_in")
-        for operation in operations:
-            if isinstance(operation, ForgetCall):
-                told += self._device.give_up(operation.call_id, reason)
-                self._ledger.changed(TURN)
-        turn_id = self._turn.id if self._turn is not None else ""
-        await self._ledger.commit(operations, [*told, *events], turn_id)
-
-    async def note_attempt(self) -> None:
-        """Record that the model is about to be run anew. Raises `StoreError`."""
-        self._ledger.changed(TURN)
-        await self._ledger.flush()
-
-    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call with validated arguments."""
-        changes = spec.effect != "read"
-        tainted = changes and any(
-            isinstance(one, ToolResult | Note) and one.untrusted for one in self.messages
-        )
-        now = asyncio.get_running_loop().time()
-        unknown = changes and self._device.unknowns.holds(arguments_digest(spec.name, arguments), now)
-        return self.executor.gate.judge(spec, arguments, tainted=tainted, may_have_happened=unknown)
-
-    async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
-        """Ask a person about calls. Raises `StoreError`."""
-        return await self._questions.ask(turn_id, asked)
-
-    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
-        """Close the questions that stand; gives what is to be committed and sent for that."""
-        return await self._questions.withdraw()
-
-    def begins(self, ready: Ready) -> None:
-        """Note that a call is run."""
-        if "activity" in self._profile.capabilities:
-            self._show(started(ready))
-
-    def ends(self, ready: Ready, outcome: ToolOutcome) -> None:
-        """Note what came of a call that was run."""
-        spec = ready.spec
-        took = outcome.metadata.execution_time_ms / 1000
-        self._figures.called(spec.name, spec.source, outcome.error_type, took)
-        if outcome.error_type == "unknown" and spec.effect != "read":
-            self._device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
-        if "activity" in self._profile.capabilities:
-            self._show(finished(ready, outcome))
-
-    async def say(self, turn: Turn, message: AssistantMessage, prepared: Round | None = None) -> None:
-        """Commit and send a message of the assistant; without a round of calls it is the turn's last."""
-        operations: list[Operation] = [AppendLog(message)]
-        events: list[ServerEvent] = []
-        device_calls = prepared.device_calls if prepared is not None else []
-        if message.text:
-            events += [SpeechFinal(message.text), append_message(new_call_id(), "assistant", message.text)]
-        speech = self._speech(turn, message.text, "" if device_calls else message.text)
-        events += speech_events(speech)
-        if speech is not None and prepared is not None and turn.cause != "news":
-            events.append(set_state(new_call_id(), "thinking"))
-        if prepared is not None:
-            operations += prepared.open(turn.id)
-            events += [self._profile.tool_call(ready) for ready in device_calls]
-        elif not self._follows():
-            events.append(set_state(new_call_id(), "idle"))
-        turn.figures.answered = message.text or turn.figures.answered
-        memos = ({TURN: lambda: self._memo(turn)} if prepared is not None else _ENDED) | self._spoken(speech)
-        end = turn.end if prepared is None else None
-        await self._ledger.commit(operations, events, turn.id, memos=memos, then=end)
-        self.speeches.add(speech)
-
-    @staticmethod
-    def _memo(turn: Turn | None) -> str:
-        return "" if turn is None or turn.over else encode(turn.memo())
-
-    @staticmethod
-    def _spoken(speech: Speech | None) -> dict[str, Callable[[], str]]:
-        return {} if speech is None else {SPEECH: lambda: memo_of(speech)}
-
-    def _speech(self, turn: Turn, text: str, said: str) -> Speech | None:
-        """Make a speech of ``said``, if there is anything to hear in it.
-
-        ``text`` is that of the message which is about to be logged, and which a barge-in would cut.
-        """
-        spoken = for_the_ear(said)
-        if not spoken:
-            return None
-        position = self._ledger.state.log_end
-        return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
-
-    def show(self, reply: Reply) -> None:
-        """Show the live text of a reply."""
-        if self._delivery.outbox.transport is not None:
-            self._partials.show(reply)
-
-    def hush(self) -> None:
-        """Stop showing it."""
-        self._partials.stop()
-
-    def expect(self, call_id: str) -> None:
-        """Make ready for the device's answer to a call."""
-        self._pending.expect(call_id)
-
-    def forget(self, call_id: str) -> None:
-        """Expect no answer any more."""
-        self._pending.forget(call_id)
-
-    def record(self, call_id: str) -> CallRecord | None:
-        """Look a call up: what was recorded of it decides."""
-        return self._ledger.state.calls.get(call_id)
-
-    def withdraw(self, call_id: str) -> bool:
-        """Take a call back that no socket has had; False if one has."""
-        return self._delivery.outbox.withdraw(call_id)
-
-    def new_call_id(self) -> str:
-        """Make an id for a call."""
-        return new_call_id()
-
-    def context(self, call_id: str) -> CallContext:
-        """Say what a tool may know of the session."""
-        return self._profile.context(call_id)
-
-    def _send_partial(self, text: str) -> None:
-        self._show(SpeechPartial(text))
-
-    def _show(self, event: ServerEvent) -> None:
-        self._delivery.outbox.send(self._delivery.frame(event))
-
-
-def speech_events(speech: Speech | None) -> list[ServerEvent]:
-    """Make the UI calls that have a speech spoken."""
-    if speech is None:
-        return []
-    return [set_state(new_call_id(), "speaking"), speak(speech.call_id, speech.spoken)]
