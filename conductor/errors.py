@@ -124,7 +124,14 @@ class StoreUnavailable(StoreError):
 
 
 class Fenced(StoreError):
-    """Another claim owns the session now; nothing more may be sent for this one."""
+    """Another claim owns the session now; nothing more may be sent for this one.
+
+    ``gone``: nobody owns it, since it was deleted or has expired.
+    """
+
+    def __init__(self, message: str, *, gone: bool = False) -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 class Duplicate(StoreError):

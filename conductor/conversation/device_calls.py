@@ -190,11 +190,13 @@ class DeviceCalls:
         result = executor.settle(call_id, outcome, untrusted=record.untrusted)
         try:
             await self._ledger.commit([FinishCall(call_id, result)])
-        except (Duplicate, Fenced):
+        except Duplicate:
             self._outbox.acknowledge(call_id)
             if not goes_on:
                 self._take_late(call_id, lambda _: outcome)  # the call was closed meanwhile
             return
+        except Fenced:
+            raise
         except StoreError:
             # Whoever waits records it, as soon as that is possible.
             self._pending.answer(call_id, outcome)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import structlog
 
 from conductor.conversation.delivery import Delivery, Outgoing
-from conductor.conversation.reappend import missing
+from conductor.conversation.reappend import is_earlier, missing
 from conductor.conversation.tasks import Tasks
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
 from conductor.events.envelope import IdSource
@@ -24,8 +25,8 @@ class Ledger:
     """A session's claim, and its state as of the last commit.
 
     ``state`` mirrors the store; the outbound events are the outbox's. ``on_lost`` is called once, when the
-    session turns out to be another claim's, or to be other in the store than here (``on_lost(False)``, and
-    ``True`` for the latter): nothing more is recorded or sent then.
+    session turns out to be another claim's, or to be other in the store than here, or gone from it
+    (``on_lost(False)``, and ``True`` for the others): nothing more is recorded or sent then.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Ledger:
             await commit
             return
         # Whoever gives up waiting does not undo what the store does: the mirror has to follow it.
-        await asyncio.shield(self._tasks.spawn(commit))
+        await self._finished(commit)
 
     async def flush(self) -> None:
         """Record what has changed beside the log: memos, and events that were acknowledged."""
@@ -94,10 +95,20 @@ class Ledger:
         if not self.durable:
             return True
         try:
-            await asyncio.shield(self._tasks.spawn(self._verify()))
+            await self._finished(self._verify())
         except Fenced:
             return False
         return True
+
+    async def _finished(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.spawn(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self.lost and task.cancelled():
+                # The session is closed, not whoever waits for it.
+                raise Fenced("Another claim owns this session.") from None
+            raise
 
     async def _verify(self) -> None:
         async with self._lock:
@@ -148,8 +159,8 @@ class Ledger:
             log.warning("session is other in the store", session=self.key.session_id)
             self._lose(stale=True)
             raise Fenced("The session has to be taken from the store again.") from error
-        except Fenced:
-            self._lose(stale=False)
+        except Fenced as error:
+            self._lose(stale=error.gone)
             raise
 
     async def _write(self, operations: Sequence[Operation]) -> None:
@@ -160,9 +171,8 @@ class Ledger:
 
     async def _bring_back(self) -> None:
         """Write again, from memory, what the store has lost."""
-        before = self._claim.epoch
         self._claim = claim = await self._store.claim(self.key)
-        if claim.epoch not in (before + 1, 1):  # 1: it has lost the session altogether
+        if not is_earlier(claim.state, self.state):
             raise Conflict("Another claim came between.")
         again = missing(claim.state, self.state, self._delivery.outbox.records())
         await self._store.commit(claim, _commit_ids(), again)

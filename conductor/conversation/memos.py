@@ -23,6 +23,7 @@ LATE = "late"
 PROFILE = "profile"
 SPEECH = "speech"
 PROMPT = "prompt"
+DECIDED = "decided"
 
 _T = TypeVar("_T")
 
@@ -116,6 +117,12 @@ class PromptMemo(msgspec.Struct, frozen=True):
     append_id: str
     speak_id: str
     approval_id: str
+
+
+class DecidedMemo(msgspec.Struct, frozen=True):
+    """The last questions that were closed: approval id -> outcome."""
+
+    outcomes: dict[str, str]
 
 
 class ClaimsMemo(msgspec.Struct, frozen=True):

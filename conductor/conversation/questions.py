@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import msgspec
 import structlog
@@ -15,7 +16,7 @@ import structlog
 from conductor.conversation.batch import Batch, Decided
 from conductor.conversation.grants import Grants
 from conductor.conversation.ledger import Ledger
-from conductor.conversation.memos import PROMPT
+from conductor.conversation.memos import DECIDED, PROMPT, DecidedMemo, decode, encode
 from conductor.conversation.open_question import OpenQuestion, Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
@@ -42,6 +43,11 @@ FIELD = "approvals"
 """The session's field that keeps the open questions."""
 MAX_CLOSED = 64
 """Questions whose end is remembered, for decisions that come too late."""
+
+MAX_KEPT = 8
+"""So many of them are told to the next process."""
+_OUTCOMES: Mapping[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
+_NONE: Mapping[str, Outcome] = {}
 
 _approval_ids = IdSource("appr")
 _batch_ids = IdSource("batch")
@@ -126,6 +132,16 @@ class Questions:
             self.figures.asked(question.asked.ready.spec.name, question.asked.ready.spec.source)
         return batch
 
+    def _kept(self, decided: Mapping[str, Outcome]) -> str:
+        last = [*self._closed.items(), *decided.items()][-MAX_KEPT:]
+        return encode(DecidedMemo(dict(last)))
+
+    def recall(self) -> None:
+        """Know what was decided in another process, for decisions that are said again."""
+        memo = decode(self.ledger.state.fields.get(DECIDED), DecidedMemo)
+        if memo is not None:
+            self._closed.update((key, cast(Outcome, outcome)) for key, outcome in memo.outcomes.items())
+
     def restore(self, standing: Sequence[tuple[Asked, Approval]]) -> Batch | None:
         """Let stand what stood in another process; None if nothing did. `Hearing.attached` presents it."""
         if not standing:
@@ -178,7 +194,7 @@ class Questions:
         approval_id = decision.approval_id
         question = self.standing.get(approval_id)
         if question is None or approval_id in self.deciding:
-            answer(self._too_late(approval_id))
+            answer(self._too_late(approval_id, decision.decision))
             return
         approval, refusal = question.approval, None
         if decision.arguments_digest != approval.digest:
@@ -359,16 +375,24 @@ class Questions:
         following = next((one for key, one in self.standing.items() if key != approval_id), None)
         if following is not None and not following.by_card:
             events += self.voice.present(following)
-        await self.commit([*heard.operations, *operations], events)
+        decided = {approval_id: outcome}
+        await self.commit([*heard.operations, *operations], events, decided)
         self._close(question, outcome)
 
-    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent]) -> None:
-        """Commit, with what stands then."""
+    async def commit(
+        self,
+        operations: Sequence[Operation],
+        events: Sequence[ServerEvent],
+        decided: Mapping[str, Outcome] = _NONE,
+    ) -> None:
+        """Commit, with what stands then, and what was ``decided`` with it."""
         standing = [one.approval for key, one in self.standing.items() if key not in self.deciding]
         field_now = SetField(FIELD, encode_approvals(standing))
         turn_id = next((one.approval.turn_id for one in self.standing.values()), "")
         try:
             memos = {PROMPT: self.voice.kept if standing else str}
+            if decided:
+                memos[DECIDED] = lambda: self._kept(decided)
             await self.ledger.commit([*operations, field_now], events, turn_id, memos=memos)
         except StoreError:
             self.voice.take_back()  # if it was about to be said, it is not
@@ -424,11 +448,15 @@ class Questions:
             return []
         return [ApprovalResolved(question.approval.approval_id, outcome)]
 
-    def _too_late(self, approval_id: str) -> ApprovalResolved:
+    def _too_late(self, approval_id: str, decision: str) -> ApprovalResolved:
         outcome = self._closed.get(approval_id)
         if outcome in ("expired", "superseded"):
             return ApprovalResolved(approval_id, outcome, "The question does not stand any more.")
+        if outcome is not None and outcome == _OUTCOMES.get(decision):
+            return ApprovalResolved(approval_id, outcome, "This was decided already.")  # said once more
         known = outcome is not None or approval_id in self.deciding
+        if not known and self.ledger.epoch > 1:  # another process may have closed it, and not have told
+            return ApprovalResolved(approval_id, "superseded", "The question does not stand any more.")
         message = "This was decided already." if known else "There is no such question."
         return ApprovalResolved(approval_id, "refused", message)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conductor.messages import AssistantMessage, Message
 from conductor.stores.base import (
+    MAX_SEEN,
     AckOutbound,
     Amendment,
     AppendLog,
@@ -20,6 +21,21 @@ from conductor.stores.base import (
     SetField,
     TrimLog,
 )
+
+
+def is_earlier(kept: SessionState, known: SessionState) -> bool:
+    """Tell whether ``kept`` can be an earlier state of ``known``, with nothing of anybody else's in it."""
+    forgets = len(known.seen) >= MAX_SEEN  # the oldest ids have given way
+    if not forgets and not kept.seen.keys() <= known.seen.keys():
+        return False
+    if kept.log_end > known.log_end or kept.log_start > known.log_start:
+        return False
+    both = range(known.log_start, kept.log_end)
+    pairs = ((kept.log[at - kept.log_start], known.log[at - known.log_start]) for at in both)
+    return all(
+        one == other or (isinstance(one, AssistantMessage) and isinstance(other, AssistantMessage))
+        for one, other in pairs
+    )
 
 
 def missing(kept: SessionState, known: SessionState, outbound: Sequence[OutboundRecord]) -> list[Operation]:

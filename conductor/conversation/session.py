@@ -159,8 +159,8 @@ class Session:
     def _lose(self, stale: bool) -> None:
         """Fall silent: another claim has the session, or what is here is not what the store has."""
         log.warning("session taken over", session=self.key.session_id, stale=stale)
+        self._on_lost(stale)  # first: it asks who was served
         self._outbox.mute()
-        self._on_lost(stale)
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -303,6 +303,18 @@ class Session:
         self._outbox.handled(resume.last_event_id)
         return Known(resend, drop)
 
+    def rejoin(self, transport: Transport) -> None:
+        """Serve a connection again that knew this session before it was taken from the store anew."""
+        self.attach(transport, resumed=True)
+        self._hearing.attached(new=True)
+
+    async def flush(self) -> None:
+        """Record what nobody waits for; where the store is away, a later commit takes it along."""
+        try:
+            await self._ledger.flush()
+        except StoreError as error:
+            log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
+
     async def verify(self) -> bool:
         """Tell whether this process still has the session. Raises `StoreError`."""
         return await self._ledger.verify()
@@ -316,7 +328,7 @@ class Session:
             if reception != "refused" and not shown:
                 self._acknowledge(inbound, transport)
             if shown and not (self.busy or self._outbox.outstanding):
-                await self._ledger.flush()  # what was acknowledged need not be replayed
+                await self.flush()  # what was acknowledged need not be replayed
             return reception
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
@@ -348,6 +360,8 @@ class Session:
                 await self._take_news(inbound.id, agent_news(event))
             case client.SessionUpdate() if "tools" in self._profile.capabilities:
                 rejected = self._profile.declare(event.tools)
+                self._ledger.changed(PROFILE)
+                await self._ledger.flush()
                 transport.send(self._delivery.frame(ToolsChanged(self._profile.declared, rejected)))
             case client.SessionStart():
                 raise AssertionError("the connection starts the session")

@@ -99,6 +99,7 @@ class Turns:
         """Go on with what another process had begun, and with what waited there."""
         state = self._ledger.state
         self.waiting.restore(state.fields.get(WAITING), state.seen)
+        self._questions.recall()
         memo = decode(state.fields.get(TURN), TurnMemo)
         if memo is None:
             if self.waiting.transcripts:
@@ -381,6 +382,8 @@ class Turns:
             raise
         except StoreError:
             # Nothing that must arrive may leave without a commit; these two need not.
+            turn.end()
+            self._ledger.changed(TURN)
             self._host.show_at_once(error)
             self._host.show_at_once(set_state(new_call_id(), "idle"))
 

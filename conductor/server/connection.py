@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from math import ceil
+from typing import Any
 
 import structlog
 from websockets.exceptions import ConnectionClosed
@@ -31,6 +32,8 @@ MAX_BATCH = 64
 """Frames in one write: more would only make the last of them late."""
 FRAME_BYTES = 20_480
 """A frame counts once more against the rate for each so many bytes."""
+DEAR_BYTES = 2_048
+"""A frame of this size may take a millisecond, with the tools that it declares."""
 IN_A_ROW = 5
 """So many events of a burst are taken in a row; between any more all others have their turn."""
 AT_ONCE = 40
@@ -40,6 +43,8 @@ REFUSED_COST = 20
 POLICY_VIOLATION = 1008
 ALIVE_S = 3.0
 """How long a client may take to answer a ping before it may take its session back."""
+READ_AHEAD = 64
+"""Frames that may stand before its answer."""
 
 _event_ids = IdSource("evt")
 _call_ids = IdSource("call")
@@ -56,6 +61,8 @@ class Connection:
         self._bound_to: str | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._stale = False
+        self._dispatching = False
+        self._ahead: deque[bytes] = deque()
         self._resumed = False
         self.resumes = False
         self._queue: deque[Frame] = deque()
@@ -136,15 +143,16 @@ class Connection:
         """
         served = self._session is not None and self._session.transport is self
         self._session, self._stale = None, stale
-        if stale and served:
+        if stale and served and not self._dispatching:  # else the event that is dispatched does it
             self._rejoining = asyncio.create_task(self._rejoin())
-        elif not stale and self.resumes:
+        elif not stale:
             self.park()
-            self.close(SUPERSEDED, "another connection serves the session")
+            if self.resumes:
+                self.close(SUPERSEDED, "another connection serves the session")
 
     async def _rejoin(self) -> None:
         try:
-            (await self._bind(self._session_id)).attach(self, resumed=True)
+            (await self._bind(self._session_id)).rejoin(self)
         except StoreError:
             log.warning("session not there yet", session=self._session_id)  # the next event tries again
         except Exception:
@@ -196,10 +204,12 @@ class Connection:
         deadline = self._now() + self._limits.first_event_timeout
         while True:
             async with asyncio.timeout_at(deadline if self._session is None else None):
-                frame = await self._socket.recv(decode=False)
+                frame = self._ahead.popleft() if self._ahead else await self._socket.recv(decode=False)
             cost = self._cost(len(frame))
             if not await self._in_turn(cost):
                 return
+            if len(frame) >= DEAR_BYTES:
+                await self._hub.turnstile.enter()
             await self._take(frame)
 
     async def _in_turn(self, cost: float) -> bool:
@@ -240,6 +250,7 @@ class Connection:
             return
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
         try:
+            self._dispatching = True
             await self._dispatch(inbound)
         except StoreError as error:
             self._send_error(
@@ -251,6 +262,10 @@ class Connection:
             # One event that shows a bug of ours must not cost the client its connection.
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
+        finally:
+            self._dispatching = False
+            if self._stale and self._session is None:
+                self._rejoining = asyncio.create_task(self._rejoin())
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event
@@ -266,23 +281,30 @@ class Connection:
         starts_turn = isinstance(
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
+        if starts_turn or self._bound_to is None:
+            await self._hub.turnstile.enter()
         claims = starts_turn or isinstance(event, client.SessionStart)
-        if self._is_lost and not (claims and await self._is_alive()):
+        if self._is_lost and not (claims and self._close is None and await self._is_alive()):
             return  # parked: another process serves the session
-        if not await self._deliver(inbound, starts_turn=starts_turn) and claims and await self._is_alive():
+        if not await self._deliver(inbound, starts_turn=starts_turn) and (
+            self._stale or (claims and await self._is_alive())
+        ):
             await self._deliver(inbound, starts_turn=starts_turn)
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         """Give an event to the session; False if it turned out that this process has it no more."""
         event = inbound.event
-        new = self._session is None
+        new, stale = self._session is None, self._stale
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
             try:
                 known = await session.learn(event)
+                if not (new or await session.verify()):
+                    return False
             except Fenced:
                 return False
             session.start(event, self, resumed=self._resumed, known=known)
+            await session.flush()
             self._resumed = True
             return True
         served = session.transport is self
@@ -292,11 +314,14 @@ class Connection:
                 self._bucket.give_back(self._cost(inbound.size))  # the server asked for it
             if new:
                 session.attach(self, resumed=self._resumed)
-            return True
+            return self._session is session
         if not served:
             if not (new or starts_turn):
                 return True  # parked: another connection serves the session
-            session.attach(self, resumed=self._resumed and not starts_turn)
+            if stale and not starts_turn:
+                session.rejoin(self)
+            else:
+                session.attach(self, resumed=self._resumed and not starts_turn)
         if await session.receive(inbound, self) == "refused":
             self._bucket.spend(self._now(), REFUSED_COST)
         return self._session is session
@@ -314,15 +339,30 @@ class Connection:
         """
         try:
             async with asyncio.timeout(ALIVE_S):
-                await (await self._socket.ping())
+                pong = asyncio.ensure_future(await self._socket.ping())
+                while not pong.done() and len(self._ahead) < READ_AHEAD:
+                    await self._read_ahead(pong)
+                await pong
         except (TimeoutError, ConnectionClosed):
             return False
         return True
 
+    async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
+        """Take frames that stand before the pong: while too many wait, nothing is read."""
+        frame = asyncio.ensure_future(self._socket.recv(decode=False))
+        try:
+            waits: set[asyncio.Future[Any]] = {pong, frame}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            frame.cancel()
+            await asyncio.wait([frame])  # two may not read at once
+            if not frame.cancelled() and frame.exception() is None:
+                self._ahead.append(frame.result())
+
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.subject, session_id)
         self._session, self._resumed = await self._hub.bind(key, self)
-        self._bound_to = session_id
+        self._bound_to, self._stale = session_id, False
         return self._session
 
     @property
@@ -331,7 +371,9 @@ class Connection:
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
         """Say ``idle`` after a bad transcript: the app is transcribing until it hears that."""
-        if self._session is None and session_id is not None:
+        if self._is_lost:
+            self._say_idle(self._session_id)
+        elif self._session is None and session_id is not None:
             try:
                 (await self._bind(session_id)).attach(self, resumed=False)
             except StoreError:

@@ -13,6 +13,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreUnavailable
+from conductor.server.turnstile import Turnstile
 from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)
@@ -40,6 +41,7 @@ class Hub:
         self._services = services
         self._places: dict[SessionKey, _Place] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.turnstile = Turnstile()
         self.rush = TokenBucket(RUSH_PER_SECOND, RUSH_AT_ONCE, asyncio.get_running_loop().time())
 
     def __len__(self) -> int:
@@ -137,6 +139,7 @@ class Hub:
         if wait:
             log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)
+            claim = await self._services.store.claim(key)  # another may have come meanwhile
         # The services of now: they may have been reloaded meanwhile.
         session: Session = Session(self._services, claim, lambda stale: self._lost(session, stale))
         return session

@@ -30,9 +30,9 @@ log = structlog.get_logger(__name__)
 WS_PING_S = 20.0
 """Protocol, "Transport": every 15-20 s."""
 OPEN_TIMEOUT_S = 5.0
+SERVICE_RESTART = 1012
 DRAIN_S = 25.0
 """How long running turns may take to end after SIGTERM; orchestrators kill after 30 s."""
-SERVICE_RESTART = 1012
 
 
 class Listener:
@@ -93,7 +93,7 @@ class Listener:
         return await serve(
             self._handle,
             **place,
-            process_request=self._answer,
+            process_request=self._admit,
             create_connection=Socket,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
@@ -166,6 +166,11 @@ class Listener:
                 counter[name] -= 1
                 if not counter[name]:
                     del counter[name]
+
+    async def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
+        if request.path.startswith("/ws"):
+            await self.hub.turnstile.enter()  # a crowd of handshakes is let in one by one
+        return self._answer(socket, request)
 
     def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
         """Answer what is no upgrade, and refuse an upgrade that is not allowed."""

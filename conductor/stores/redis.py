@@ -109,6 +109,8 @@ class RedisStore:
         match code, detail:
             case b"FENCED", _:
                 self._held.pop(claim.token, None)
+                if detail == b"gone":
+                    raise Fenced("This session was deleted.", gone=True)
                 raise Fenced("Another claim owns this session.")
             case b"DUPLICATE", bytes():
                 raise Duplicate(f"{text(detail)} was recorded before.")

@@ -56,7 +56,8 @@ _COMMIT = """
 local FIRST = 6
 local kept = redis.call('HMGET', meta, 'token', 'commit', 'revision', 'start', 'place', 'sizes')
 if not kept[1] then return {'LOST', ''} end
-if kept[1] ~= ARGV[1] or kept[1] == '' then return {'FENCED', ''} end
+if kept[1] == '' then return {'FENCED', 'gone'} end
+if kept[1] ~= ARGV[1] then return {'FENCED', ''} end
 local revision = tonumber(kept[3] or 0)
 if kept[2] == ARGV[2] then
   refresh(ARGV[4])

@@ -134,7 +134,8 @@ def commit(
 def _standing(head: Head | None, proposal: Proposal) -> int | StoreError | None:
     """Answer a commit from the session's row alone, if that is possible."""
     if head is None or not proposal.token or head.token != proposal.token:
-        return Fenced("Another claim owns this session.")
+        gone = head is None or not head.token
+        return Fenced("This session was deleted." if gone else "Another claim owns this session.", gone=gone)
     if head.commit_id == proposal.commit_id:
         return head.revision
     if head.revision < proposal.revision:

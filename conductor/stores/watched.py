@@ -79,6 +79,9 @@ class WatchedStore:
                 await self.inner.release(await self.inner.claim(PROBE))
             except StoreUnavailable:
                 continue
+            except Exception:
+                log.exception("session store not tried")
+                continue
             self.available = True
             log.info("session store back")
             return

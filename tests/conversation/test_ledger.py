@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,21 +13,58 @@ from conductor.conversation.delivery import CallTerms, Delivery
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.tasks import Tasks
-from conductor.errors import Duplicate, StoreError, StoreUnavailable
+from conductor.errors import Conflict, Duplicate, Fenced, Rollback, StoreError, StoreUnavailable
 from conductor.events.server import ErrorEvent, SpeechFinal, append_message, set_state
 from conductor.messages import UserMessage
 from conductor.settings import Limits
-from conductor.stores.base import AckOutbound, AppendLog, PutOutbound, RememberInbound
+from conductor.stores.base import (
+    AckOutbound,
+    AppendLog,
+    Claim,
+    Operation,
+    PutOutbound,
+    RememberInbound,
+    SessionKey,
+    SetField,
+)
+from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import KEY, SlowStore, randomly_slow, run, steps
 from tests.conversation.test_outbox import Wire
 
+Operations = Sequence[Operation]
 
-async def make_ledger(store: SlowStore) -> tuple[Ledger, Outbox, Wire]:
+
+class FailingOver(SlowStore):
+    """A store that can be put back to an earlier state, as a failover does that lost the last commits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._earlier: MemoryStore | None = None
+
+    def remember(self) -> None:
+        self._earlier = copy.deepcopy(self.inner)
+
+    def fail_over(self) -> None:
+        assert self._earlier is not None
+        self.inner = copy.deepcopy(self._earlier)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Operations) -> None:
+        try:
+            await super().commit(claim, commit_id, operations)
+        except Conflict:
+            kept = self.inner._rows[claim.key].revision
+            if kept < claim.revision:
+                raise Rollback(f"The session is back at revision {kept}.") from None
+            raise
+
+
+async def make_ledger(store: SlowStore, lost: list[bool] | None = None) -> tuple[Ledger, Outbox, Wire]:
     outbox = Outbox(Limits(), lambda record: None)
     delivery = Delivery("s-1", outbox, Limits(), lambda name: CallTerms(30.0, "write"))
     wire = Wire()
     outbox.attach(wire)
-    return Ledger(store, await store.claim(KEY), delivery, Tasks()), outbox, wire
+    on_lost = (lambda stale: None) if lost is None else lost.append
+    return Ledger(store, await store.claim(KEY), delivery, Tasks(), on_lost), outbox, wire
 
 
 def test_nothing_leaves_before_its_commit_is_acknowledged() -> None:
@@ -124,5 +163,251 @@ def test_a_commit_whose_caller_gives_up_forgets_no_acknowledgement() -> None:
         await steps(20)
         await ledger.commit([])
         assert not (await store.claim(KEY)).state.outbound
+
+    run(scenario())
+
+
+# -- memos
+
+
+def test_a_memo_is_recorded_with_the_commit_that_changes_it_and_read_when_its_turn_has_come() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        ledger, _, _ = await make_ledger(store)
+        store.hold = asyncio.Event()
+        text = "early"
+        first = asyncio.ensure_future(ledger.commit([AppendLog(UserMessage("one"))]))
+        second = asyncio.ensure_future(
+            ledger.commit([AppendLog(UserMessage("two"))], memos={"turn": lambda: text})
+        )
+        await steps(20)
+        text = "late"
+        store.hold.set()
+        await asyncio.gather(first, second)
+        assert store.commits == [
+            [AppendLog(UserMessage("one"))],
+            [AppendLog(UserMessage("two")), SetField("turn", "late")],
+        ]
+        assert ledger.state.fields == {"turn": "late"}
+
+    run(scenario())
+
+
+def test_what_follows_a_commit_is_done_before_the_next_one_is_made_ready() -> None:
+    async def scenario() -> None:
+        store = SlowStore(after=lambda: 3)
+        ledger, _, wire = await make_ledger(store)
+        turn, sent = "running", list[int]()
+
+        def end() -> None:
+            nonlocal turn
+            turn = ""
+            sent.append(len(wire.frames))
+
+        await asyncio.gather(
+            ledger.commit([], [set_state("c1", "idle")], memos={"turn": lambda: turn}, then=end),
+            ledger.commit([], [set_state("c2", "idle")], memos={"turn": lambda: turn}),
+        )
+        first, second = store.commits
+        assert SetField("turn", "running") in first and SetField("turn", "") in second
+        assert sent == [0], "it is done before the events leave"
+
+    run(scenario())
+
+
+def test_what_follows_a_commit_is_not_done_where_the_commit_failed() -> None:
+    async def scenario() -> None:
+        ledger, _, _ = await make_ledger(SlowStore(fail=lambda operations: StoreUnavailable("away")))
+        done: list[bool] = []
+        with pytest.raises(StoreUnavailable):
+            await ledger.commit([RememberInbound("e1")], then=lambda: done.append(True))
+        assert not done
+
+    run(scenario())
+
+
+def test_a_memo_that_has_changed_waits_for_the_next_commit_that_succeeds() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        ledger, _, _ = await make_ledger(store)
+        text = "one"
+        ledger.keep("profile", lambda: text)
+        ledger.keep("other", lambda: "never")
+        ledger.changed("profile")
+        failures = iter([StoreUnavailable("away"), StoreUnavailable("away")])
+        store.fail = lambda operations: next(failures, None)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await ledger.commit([RememberInbound("e1")])
+        assert not ledger.state.fields
+        text = "two"
+        await ledger.flush()
+        await ledger.flush()
+        assert store.commits == [[SetField("profile", "two")]]
+        assert ledger.state.fields == {"profile": "two"}
+
+    run(scenario())
+
+
+def test_a_memo_that_changes_while_it_is_recorded_is_recorded_again() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        ledger, _, _ = await make_ledger(store)
+        text = "one"
+        ledger.keep("profile", lambda: text)
+        ledger.changed("profile")
+        store.hold = asyncio.Event()
+        first = asyncio.ensure_future(ledger.flush())
+        await steps(20)
+        text = "two"
+        ledger.changed("profile")
+        store.hold.set()
+        await first
+        await ledger.flush()
+        assert store.commits == [[SetField("profile", "one")], [SetField("profile", "two")]]
+
+    run(scenario())
+
+
+# -- a session that is another's, or other in the store
+
+
+def test_a_session_that_another_has_claimed_is_lost_and_silent_ever_after() -> None:
+    async def scenario() -> None:
+        store, lost = SlowStore(), list[bool]()
+        ledger, outbox, wire = await make_ledger(store, lost)
+        other = await store.claim(KEY)
+        for _ in range(3):
+            with pytest.raises(Fenced):
+                await ledger.commit([AppendLog(UserMessage("hi"))], [set_state("c1", "idle")])
+            assert not await ledger.verify()
+        assert lost == [False] and ledger.lost
+        assert wire.frames == [] and len(outbox) == 0 and ledger.state.log == []
+        await ledger.release()
+        await store.commit(other, "commit-1", [SetField("a", "b")])
+
+    run(scenario())
+
+
+def test_a_commit_that_was_recorded_although_it_seemed_to_fail_makes_what_is_here_old() -> None:
+    async def scenario() -> None:
+        store, lost = SlowStore(), list[bool]()
+        ledger, _, wire = await make_ledger(store, lost)
+        await store.inner.commit(copy.copy(ledger._claim), "lost", [AppendLog(UserMessage("hi"))])
+        for _ in range(3):
+            with pytest.raises(Fenced):
+                await ledger.commit([AppendLog(UserMessage("ho"))], [set_state("c1", "idle")])
+            assert not await ledger.verify()
+        assert lost == [True] and ledger.lost
+        assert wire.frames == [] and ledger.state.log == []
+        assert (await store.claim(KEY)).state.log == [UserMessage("hi")]
+
+    run(scenario())
+
+
+def test_what_the_store_has_lost_is_written_again_and_the_events_leave() -> None:
+    async def scenario() -> None:
+        store, lost = FailingOver(), list[bool]()
+        ledger, outbox, wire = await make_ledger(store, lost)
+        await ledger.commit([AppendLog(UserMessage("one"))], [set_state("c1", "thinking")])
+        store.remember()
+        await ledger.commit([AppendLog(UserMessage("two")), SetField("a", "b")], [set_state("c2", "idle")])
+        outbox.acknowledge("c1")
+        for number in range(3):
+            store.fail_over()
+            text = UserMessage(f"again {number}")
+            await ledger.commit([AppendLog(text)], [SpeechFinal(text.text)])
+            assert len(wire.frames) == 3 + number
+            store.remember()
+            await ledger.commit([SetField("a", f"b{number}")])
+        await ledger.commit([RememberInbound("e1")])
+        assert lost == []
+        kept = (await store.claim(KEY)).state
+        assert kept.log == ledger.state.log
+        assert [one.text for one in kept.log if isinstance(one, UserMessage)] == [
+            "one",
+            "two",
+            "again 0",
+            "again 1",
+            "again 2",
+        ]
+        assert kept.fields == {"a": "b2"} and list(kept.seen) == ["e1"]
+        assert [r.event_id for r in kept.outbound.values()] == [r.event_id for r in outbox.records()]
+
+    run(scenario())
+
+
+def test_asking_whether_a_session_is_still_here_brings_back_what_the_store_has_lost() -> None:
+    async def scenario() -> None:
+        store = FailingOver()
+        ledger, _, _ = await make_ledger(store)
+        store.remember()
+        await ledger.commit([AppendLog(UserMessage("one"))])
+        store.fail_over()
+        assert await ledger.verify()
+        assert (await store.claim(KEY)).state.log == [UserMessage("one")]
+
+    run(scenario())
+
+
+def test_what_is_written_again_counts_only_once_the_store_has_it() -> None:
+    async def scenario() -> None:
+        store, lost = FailingOver(), list[bool]()
+        ledger, _, wire = await make_ledger(store, lost)
+        store.remember()
+        await ledger.commit([AppendLog(UserMessage("one"))])
+        store.fail_over()
+        tries = 0
+
+        def fails_second(operations: Operations) -> StoreError | None:
+            nonlocal tries
+            tries += 1
+            return StoreUnavailable("away") if tries == 2 else None
+
+        store.fail = fails_second
+        with pytest.raises(StoreUnavailable):
+            await ledger.commit([AppendLog(UserMessage("two"))], [set_state("c1", "idle")])
+        assert wire.frames == []
+        await ledger.commit([AppendLog(UserMessage("three"))], [set_state("c2", "idle")])
+        assert lost == [] and wire.call_ids() == ["c2"]
+        assert (await store.claim(KEY)).state.log == [UserMessage("one"), UserMessage("three")]
+
+    run(scenario())
+
+
+def test_a_repeated_event_is_told_as_that_also_where_the_store_has_lost_commits() -> None:
+    async def scenario() -> None:
+        store, lost = FailingOver(), list[bool]()
+        ledger, _, _ = await make_ledger(store, lost)
+        store.remember()
+        await ledger.commit([RememberInbound("e1")])
+        store.fail_over()
+        with pytest.raises(Duplicate):
+            await ledger.commit([RememberInbound("e1")])
+        await ledger.commit([RememberInbound("e2")])
+        assert lost == []
+        assert list((await store.claim(KEY)).state.seen) == ["e1", "e2"]
+
+    run(scenario())
+
+
+def test_what_another_has_recorded_meanwhile_is_not_undone_by_bringing_back_what_was_lost() -> None:
+    async def scenario() -> None:
+        store, lost = FailingOver(), list[bool]()
+        ledger, _, _ = await make_ledger(store, lost)
+        store.remember()
+        await ledger.commit([AppendLog(UserMessage("one")), SetField("mine", "x")])
+        store.fail_over()
+        claim = store.claim
+
+        async def overtaken(key: SessionKey) -> Claim:
+            other = await claim(key)  # another node, a moment earlier
+            await store.inner.commit(other, "other", [AppendLog(UserMessage("theirs"))])
+            return await claim(key)
+
+        store.claim = overtaken  # type: ignore[method-assign]  # the moment cannot be had otherwise
+        with pytest.raises(Fenced):
+            await ledger.commit([AppendLog(UserMessage("two"))])
+        assert lost and (await claim(KEY)).state.log == [UserMessage("theirs")]
 
     run(scenario())

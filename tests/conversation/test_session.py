@@ -41,7 +41,7 @@ from tests.conversation.helpers import (
 )
 
 SEEDS = [11, 23, 37, 53, 71]
-RESTING = {"grants", "claims", "profile", "late", "speech"}
+RESTING = {"grants", "claims", "profile", "late", "speech", "decided"}
 """What a session may keep while it rests: no turn, no question, nothing that waits."""
 
 

@@ -1,0 +1,332 @@
+"""A store that goes away under a running server: nothing is lost or doubled, and nobody restarts anything."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services, running
+from conductor.conversation import turns
+from conductor.conversation.lasting import LastingGrants
+from conductor.messages import UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.settings import load_settings
+from conductor.stores import sqlite_writer
+from conductor.stores.base import SessionKey, SessionStore
+from conductor.stores.redis import RedisStore
+from conductor.stores.sqlite import SqliteStore
+from conductor.stores.watched import WatchedStore
+from tests.end_to_end.conftest import Served
+from tests.end_to_end.phone import WAIT, Event, Phone, is_call
+from tests.server.wires import get, http, until
+from tests.stores.redis_server import RedisServer
+from tests.stores.test_redis_faults import Proxy
+
+BUSY_S = 0.1
+"""How long the stores here wait for a lock, or try again, before they say that they are away."""
+
+ROOM = 16_384
+"""Bytes that a file may have where the disk is full: fewer than the store's already has."""
+
+
+def echo(request: ModelRequest) -> Script:
+    """Answer with all that was said so far."""
+    said = [one.text for one in request.messages if isinstance(one, UserMessage)]
+    return [TextDelta(f"You said {', '.join(said)}.")]
+
+
+@asynccontextmanager
+async def serving(
+    store: SessionStore, replies: Any = echo, mode: str = "queue", **limits: Any
+) -> AsyncIterator[Served]:
+    """Run a server with this store."""
+    watched = WatchedStore(store, 0.02)
+    provider = ScriptedProvider(replies)
+    settings = load_settings(None, interruption_mode=mode, port=0)
+    services = make_services(settings, provider)
+    limits = {"turns_per_minute": 1e6, **limits}
+    services = replace(
+        services,
+        store=watched,
+        lasting_grants=LastingGrants(watched),
+        limits=replace(services.limits, **limits),
+    )
+    async with running(settings, services) as listener:
+        yield Served(listener)
+
+
+async def ready(served: Served) -> int:
+    """Ask the server whether it is ready; gives the status."""
+    status, _ = await http(served.listener.port, get("/readyz", "Connection: close"))
+    return status
+
+
+async def becomes(served: Served, status: int) -> None:
+    async with asyncio.timeout(WAIT):
+        while await ready(served) != status:
+            pass  # each request is a round trip
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock, as another program may."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def full(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: to SQLite that is a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sessions.db"
+
+
+async def calm(served: Served) -> None:
+    """Wait until every acknowledgement is recorded."""
+    await served.quiet()
+    (session,) = served.listener.hub.sessions
+    ledger, outbox = session._ledger, session._outbox
+    await until(lambda: not (outbox.outstanding or outbox.gone or ledger._lock.locked()))
+
+
+async def refused(phone: Phone, text: str) -> None:
+    """Say something while the store is away: an error comes, and ``idle``, and nothing else."""
+    since = len(phone.log)
+    event_id = await phone.say(text)
+    await phone.idle(since=since)
+    shape = [one for one in phone.shape(since) if one != "event.ack"]
+    assert shape == ["error", "state idle"], shape
+    (error,) = phone.errors(since)
+    assert error["code"] == "store_unavailable" and error["eventId"] == event_id
+
+
+def is_final_of(end: str) -> Callable[[Event], bool]:
+    return lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith(end)
+
+
+# -- SQLite
+
+
+async def test_a_locked_file_is_said_and_the_next_words_are_answered_once_it_is_free(path: Path) -> None:
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        assert await ready(served) == 200
+        with locked(path):
+            await refused(phone, "lost")
+            assert await ready(served) == 503
+            await refused(phone, "lost again")
+        await becomes(served, 200)
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_a_full_disk_is_said_and_the_next_words_are_answered_once_there_is_room(path: Path) -> None:
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        with full(ROOM):
+            await refused(phone, "lost")
+            assert await ready(served) == 503
+        await becomes(served, 200)
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_a_short_lock_is_not_noticed(path: Path) -> None:
+    async with serving(SqliteStore(path, busy_timeout=WAIT)) as served, served.phone() as phone:
+        with locked(path):
+            await phone.say("one")
+            assert await ready(served) == 200
+        await phone.idle()
+        assert phone.finals() == ["You said one."] and not phone.errors()
+
+
+async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served:
+        phone = served.phone()
+        with locked(path):
+            await phone.open(start=False)
+            await phone.start()
+            error = await phone.until(lambda e: e["type"] == "error")
+            assert error["payload"]["code"] == "store_unavailable"
+            await refused(phone, "lost")
+        await becomes(served, 200)
+        await phone.start()
+        await phone.until(lambda e: e["type"] == "session.started")
+        await phone.ask("one")
+        await calm(served)
+        assert phone.finals() == ["You said one."]
+        await phone.close()
+
+
+async def test_a_turn_that_loses_its_store_says_so_and_shows_nothing_of_its_answer(path: Path) -> None:
+    hold = asyncio.Event()
+    scripts = iter([[TextDelta("Not "), hold, TextDelta("heard.")]])
+    replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies) as served, served.phone() as phone:
+        await phone.say("one")
+        await phone.until(is_call("convo.appendMessage"))
+        with locked(path):
+            since = len(phone.log)
+            hold.set()
+            await phone.idle(since=since)
+            assert phone.shape(since) == ["error", "state idle"]
+            assert phone.errors(since)[0]["code"] == "store_unavailable"
+        await becomes(served, 200)
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "NEWS_RETRY_S", 0.2)
+    hold = asyncio.Event()
+    scripts = iter([[hold, TextDelta("Not heard.")]])
+    replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies) as served:
+        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.say("one")
+            await phone.until(is_call("convo.appendMessage"))
+            second = await phone.say("two")
+            await phone.until(lambda e: e["type"] == "event.ack" and second in e["payload"]["eventIds"])
+            with locked(path):
+                since = len(phone.log)
+                hold.set()
+                await phone.idle(since=since)
+            await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            assert phone.finals() == ["You said one, two."]
+
+
+async def test_a_file_that_was_deleted_is_made_anew_and_the_next_words_are_answered(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        for each in path.parent.glob(f"{path.name}*"):
+            each.unlink()
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since)[-1].endswith("two.")
+        assert await ready(served) == 200
+
+
+# -- Redis
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """Run a server for one test, which loses nothing that it acknowledged."""
+    server = RedisServer(tmp_path / "redis", "--appendonly", "yes", "--appendfsync", "always", "--save", "")
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_a_redis_that_restarts_soon_is_not_noticed(redis: RedisServer) -> None:
+    async with serving(RedisStore(redis.url, retry_for=WAIT)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        redis.kill()
+        since = len(phone.log)
+        await phone.say("two")
+        assert await ready(served) == 200
+        await asyncio.to_thread(redis.start)
+        await phone.idle(since=since)
+        assert phone.finals(since) == ["You said one, two."] and not phone.errors()
+        assert phone.shape(since).count("append user") == 1
+
+
+async def test_a_redis_that_is_away_for_long_is_said_and_comes_back_by_itself(redis: RedisServer) -> None:
+    async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        redis.kill()
+        await refused(phone, "lost")
+        assert await ready(served) == 503
+        await asyncio.to_thread(redis.start)
+        await becomes(served, 200)
+        since = len(phone.log)
+        await phone.ask("two")
+        assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_a_redis_that_hangs_is_said_and_what_it_did_meanwhile_counts_once(redis: RedisServer) -> None:
+    async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        redis.freeze()
+        since = len(phone.log)
+        await phone.say("two")
+        await phone.idle(since=since)
+        assert phone.errors(since)[0]["code"] == "store_unavailable"
+        assert await ready(served) == 503
+        redis.thaw()
+        await becomes(served, 200)
+        await phone.say("three")
+        await phone.until(is_final_of("three."), since=since)
+        assert phone.finals(since)[-1] == "You said one, two, three."
+
+
+async def test_a_replica_that_has_lost_commits_is_given_them_again(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    replica = RedisServer(tmp_path / "replica", "--replicaof", f"127.0.0.1 {redis.port}", "--save", "")
+    redis.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+    replica.start()
+    proxy = Proxy(redis.port)
+    try:
+        async with proxy.running() as url, serving(RedisStore(url, retry_for=WAIT)) as served:
+            async with served.phone() as phone:
+                await phone.ask("one")
+                await calm(served)
+                await asyncio.to_thread(follows, replica, redis)
+                await asyncio.to_thread(replica.ask, "REPLICAOF", "NO", "ONE")
+                await phone.ask("two")
+                await calm(served)
+                proxy.server_port = replica.port
+                redis.kill()
+                since = len(phone.log)
+                await phone.ask("three")
+                assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
+                await calm(served)
+            store = RedisStore(replica.url)
+            log = (await store.claim(SessionKey("anonymous", "s-1"))).state.log
+            await store.aclose()
+            said = [one.text for one in log if isinstance(one, UserMessage)]
+            assert said == ["one", "two", "three"]
+    finally:
+        replica.kill()
+
+
+def follows(replica: RedisServer, primary: RedisServer) -> None:
+    """Wait until a replica has all that its primary has."""
+    for _ in range(500):
+        if primary.ask("WAIT", "1", "100") == "1":
+            return
+    raise AssertionError("the replica does not follow")

@@ -1,0 +1,468 @@
+"""Several nodes with one store: a session goes wherever its client goes, and is in one place at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import structlog
+
+from conductor.app import make_services
+from conductor.conversation import duel
+from conductor.conversation.lasting import LastingGrants
+from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.server import connection as connections
+from conductor.server.auth import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from conductor.stores import sqlite_writer
+from conductor.stores.base import SessionKey, SessionStore
+from conductor.stores.redis import RedisStore
+from conductor.stores.sqlite import SqliteStore
+from tests.end_to_end.conftest import Served
+from tests.end_to_end.phone import WAIT, Event, Phone, is_call
+from tests.server.wires import until
+from tests.stores.redis_server import RedisServer
+
+KEY = SessionKey("anonymous", "s-1")
+Replies: TypeAlias = Callable[[ModelRequest], Script]
+
+
+# -- stores
+
+
+@dataclass
+class Shelf:
+    """Where sessions are kept; each node has a store of its own that reaches it."""
+
+    make: Callable[[], SessionStore]
+    path: Path | None = None
+    forget: Callable[[], Awaitable[None]] | None = None
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Run one server for all tests of this module."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "", "--appendonly", "no")
+    server.start()
+    yield server
+    server.kill()
+
+
+_prefixes = itertools.count(1)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    """Give a place for sessions that several nodes reach."""
+    if request.param == "sqlite":
+        path = tmp_path / "sessions.db"
+        return Shelf(lambda: SqliteStore(path), path)
+    server: RedisServer = request.getfixturevalue("redis")
+    prefix = f"p{next(_prefixes)}"
+    return Shelf(lambda: RedisStore(server.url, prefix=prefix))
+
+
+@pytest.fixture
+def file_shelf(tmp_path: Path) -> Shelf:
+    """Give a file for sessions."""
+    path = tmp_path / "sessions.db"
+    return Shelf(lambda: SqliteStore(path), path)
+
+
+# -- nodes
+
+
+@dataclass
+class Node(Served):
+    """A server of several."""
+
+    listener: Listener
+    provider: ScriptedProvider
+    store: SessionStore
+
+    def __post_init__(self) -> None:
+        super().__init__(self.listener)
+
+    async def lost(self) -> None:
+        """Wait until it has noticed that it has no session any more."""
+        await until(lambda: not len(self.listener.hub))
+
+
+@asynccontextmanager
+async def node(
+    store: SessionStore, replies: Replies | Sequence[Script], **limits: Any
+) -> AsyncIterator[Node]:
+    """Run a node; the other keyword arguments are fields of `Limits`."""
+    provider = ScriptedProvider(replies)
+    services = make_services(load_settings(None), provider)
+    limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, **limits}
+    services = replace(
+        services,
+        store=store,
+        lasting_grants=LastingGrants(store),
+        limits=replace(services.limits, **limits),
+    )
+    listener = Listener(services, Authenticator(()))
+    await store.open()
+    try:
+        await listener.start("127.0.0.1", 0)
+        try:
+            yield Node(listener, provider, store)
+        finally:
+            await listener.stop(drain_s=0)
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def two_nodes(shelf: Shelf, first: Any = None, second: Any = None) -> AsyncIterator[tuple[Node, Node]]:
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(node(shelf.make(), echo if first is None else first))
+        b = await stack.enter_async_context(node(shelf.make(), echo if second is None else second))
+        yield a, b
+
+
+def words(request: ModelRequest) -> list[str]:
+    return [one.text for one in request.messages if isinstance(one, UserMessage)]
+
+
+def echo(request: ModelRequest) -> Script:
+    """Answer with all that was said so far."""
+    return [TextDelta(f"You said {', '.join(words(request))}.")]
+
+
+async def moves(phone: Phone, to: Node, *, start: bool = True) -> Event:
+    """Lose the network and come back by another node; gives what ``session.started`` says."""
+    await phone.cut()
+    phone.url = to.url
+    return await comes(phone, start=start)
+
+
+async def comes(phone: Phone, *, start: bool = True) -> Event:
+    since = len(phone.log)
+    await phone.open(start=start)
+    if not start:
+        return {}
+    started = await phone.until(lambda e: e["type"] == "session.started", since=since)
+    payload: Event = started["payload"]
+    if payload["resumed"]:
+        await phone.idle(since=since)
+    return payload
+
+
+async def still_open(phone: Phone) -> bool:
+    """Tell whether a client is still connected, after a round trip to the server."""
+    assert phone._socket is not None
+    await asyncio.wait_for(await phone._socket.ping(), WAIT)
+    return not phone.closed.is_set()
+
+
+async def calm(served: Node) -> None:
+    """Wait until every acknowledgement is recorded, so that nothing is left to be replayed."""
+    await served.quiet()
+    (session,) = served.listener.hub.sessions
+    ledger, outbox = session._ledger, session._outbox
+    await until(lambda: not (outbox.outstanding or outbox.gone or ledger._lock.locked()))
+
+
+def told(phone: Phone, since: int) -> list[str]:
+    """Name what a client was sent that it could act upon."""
+    return [shape for shape in phone.shape(since) if shape != "session.ping"]
+
+
+async def kept(shelf: Shelf) -> list[Any]:
+    """Read what is kept of the log; nobody may have the session any more, for this claims it."""
+    store = shelf.make()
+    await store.open()
+    try:
+        return (await store.claim(KEY)).state.log
+    finally:
+        await store.aclose()
+
+
+# -- in the middle of a turn
+
+
+async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf) -> None:
+    hold = asyncio.Event()
+    slow: Replies = lambda request: [TextDelta("One, "), hold, TextDelta("and never more.")]  # noqa: E731
+    async with two_nodes(shelf, slow, [[TextDelta("One, two.")]]) as (a, b):
+        old, new = a.phone(), b.phone()
+        async with old:
+            await old.say("count")
+            await old.until(is_call("convo.appendMessage"))
+            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
+            async with new:
+                await new.idle()
+                assert new.finals() == ["One, two."] and new.log[0]["payload"]["resumed"] is True
+                since = len(old.log)
+                hold.set()
+                await a.lost()
+                assert told(old, since) == [] and await still_open(old)
+                assert (await new.ask("and now?"))[-1]
+        assert [shape for shape in new.shape() if shape == "append user"] == ["append user"] * 2
+    log = await kept(shelf)
+    assert [one.text for one in log if isinstance(one, AssistantMessage)][0] == "One, two."
+
+
+async def test_a_call_of_the_device_is_answered_by_whatever_node(shelf: Shelf) -> None:
+    def replies(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, ToolResult):
+            return [TextDelta("It runs.")]
+        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
+    async with two_nodes(shelf, replies, replies) as (a, b):
+        async with a.phone() as phone:
+            await phone.say("how is it?")
+            asked = await phone.until(is_call("agent.status"))
+            phone.tools["agent.status"] = lambda _: '{"status":"running"}'
+            phone._seen.discard(asked["id"])  # it had not handled it yet
+            await moves(phone, b)
+            assert phone.finals() == ["It runs."]
+            again = [e for e in phone.log if is_call("agent.status")(e)]
+            assert [e["id"] for e in again] == [asked["id"]] * 2
+            assert len(a.provider.requests) == 1 and len(b.provider.requests) == 1
+
+
+async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(shelf: Shelf) -> None:
+    def replies(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, ToolResult):
+            return [TextDelta(f"It said {'heron' in last.content}.")]
+        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
+    async with two_nodes(shelf, replies, replies) as (a, b):
+        async with a.phone() as phone:
+            await phone.say("how is it?")
+            asked = await phone.until(is_call("agent.status"))
+            await moves(phone, b, start=False)
+            await phone.result(asked["payload"]["callId"], '"heron"')
+            await phone.idle()
+            assert phone.finals() == ["It said True."]
+
+
+# -- back again
+
+
+async def test_who_comes_back_finds_what_was_said_elsewhere(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            await calm(a)
+            assert (await moves(phone, b))["resumed"] is True
+            await phone.ask("two")
+            await calm(b)
+            assert (await moves(phone, a))["resumed"] is True
+            since = len(phone.log)
+            await phone.ask("three")
+            assert phone.finals(since) == ["You said one, two, three."]
+            await calm(a)
+            await moves(phone, b)
+            since = len(phone.log)
+            await phone.ask("four")
+            assert phone.finals(since) == ["You said one, two, three, four."]
+
+
+async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_session_back(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as old, b.phone() as new:
+            await old.ask("one")
+            await calm(a)
+            await new.ask("two")
+            await calm(b)
+            since = len(old.log)
+            await old.send("user.audio.transcript.partial", {"text": "th"})
+            await old.result("call-nobody-knows", "{}")
+            assert await still_open(old) and told(old, since) == []
+            await new.ask("three")
+            await calm(b)
+            since, other = len(old.log), len(new.log)
+            await old.ask("four")
+            assert old.finals(since) == ["You said one, two, three, four."]
+            await calm(a)
+            assert await still_open(new) and told(new, other) == []
+            await new.ask("five")
+            assert new.finals(other) == ["You said one, two, three, four, five."]
+            assert await still_open(old)
+
+
+async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(shelf: Shelf) -> None:
+    resume = {"capabilities": ["resume"]}
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone(start_fields=resume) as old, b.phone(start_fields=resume) as new:
+            await new.idle()  # it has come back to a session that was there
+            await new.ask("one")
+            await old.say("two")
+            await asyncio.wait_for(old.closed.wait(), WAIT)
+            assert old.close_code == 4409
+            since = len(new.log)
+            await new.ask("three")
+            assert new.finals(since)[-1].endswith("three.") and await still_open(new)
+
+
+# -- what is honest about a start
+
+
+async def test_a_start_says_truly_whether_the_session_was_kept(shelf: Shelf) -> None:
+    resume = {"capabilities": ["resume"], "resume": {"lastEventId": None, "done": [], "pending": []}}
+    async with two_nodes(shelf) as (a, b):
+        first = a.phone(start_fields={"capabilities": ["resume"]})
+        assert said(await comes(first)) == (False, "new")
+        await first.ask("one")
+        await calm(a)
+        first.start_fields = resume
+        await first.cut()
+        assert said(await comes(first)) == (True, None)
+        assert said(await moves(first, b)) == (True, None)
+        assert said(await moves(first, a)) == (True, None)
+        await first.close()
+        stranger = b.phone("s-2", start_fields=resume)
+        assert said(await comes(stranger)) == (False, "not_kept")
+        await stranger.close()
+
+
+def said(started: Event) -> tuple[bool, str | None]:
+    return started["resumed"], started.get("reason")
+
+
+async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: Path) -> None:
+    resume = {"capabilities": ["resume"], "resume": {"lastEventId": None, "done": [], "pending": []}}
+    now = [1_000_000.0]
+    path = tmp_path / "sessions.db"
+    shelf = Shelf(lambda: SqliteStore(path, session_ttl=60.0, now=lambda: now[0]), path)
+    async with two_nodes(shelf) as (a, b):
+        phone = a.phone()
+        await comes(phone)
+        await phone.ask("one")
+        await calm(a)
+        assert isinstance(b.store, SqliteStore)
+        assert await b.store.delete(KEY.subject, KEY.session_id) == 1
+        phone.start_fields = resume
+        await phone.cut()
+        assert said(await comes(phone)) == (False, "not_kept")
+        await phone.ask("two")
+        await calm(a)
+        await phone.cut()
+        now[0] += 61.0
+        phone.url = b.url
+        assert said(await comes(phone)) == (False, "not_kept")
+        since = len(phone.log)
+        await phone.ask("three")
+        assert phone.finals(since) == ["You said three."]
+        await phone.close()
+
+
+# -- who is dead, and who duels
+
+
+async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ALIVE_S", 0.2)
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as dead, b.phone() as phone:
+            await dead.ask("one")
+            await phone.ask("two")
+            assert dead._socket is not None
+            await calm(b)
+            dead._socket.transport.pause_reading()  # no ping reaches it any more
+            with structlog.testing.capture_logs() as lines:
+                await dead.say("late words")
+                await dead.send("user.audio.transcript.partial", {"text": "more"})
+                # A connection takes one event after the other: the words were given up then.
+                await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
+            since = len(phone.log)
+            await phone.ask("three")
+            assert phone.finals(since) == ["You said one, two, three."]
+            assert len(a.provider.requests) == 1
+            dead._socket.transport.abort()
+
+
+async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duel, "_FIRST_S", 0.01)
+    async with two_nodes(shelf) as (a, b):
+        phone = a.phone()
+        await comes(phone)
+        await phone.ask("one")
+        await calm(a)
+        with structlog.testing.capture_logs() as lines:
+            for number in range(1, 10):
+                served = b if number % 2 else a
+                assert (await moves(phone, served))["resumed"] is True
+                await calm(served)
+        waits = [line["wait_s"] for line in lines if "again and again" in line["event"]]
+        assert waits == [0.01, 0.02, 0.04, 0.08], waits
+        await phone.close()
+
+
+async def test_two_clients_that_take_the_session_from_each_other_lose_no_words(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as one, b.phone() as two:
+            for number in range(3):
+                since = len(one.log), len(two.log)
+                await asyncio.gather(one.say(f"one-{number}"), two.say(f"two-{number}"))
+
+                def answered(since: tuple[int, int] = since, number: int = number) -> bool:
+                    finals = one.finals(since[0]) + two.finals(since[1])
+                    return any(f"one-{number}" in f and f"two-{number}" in f for f in finals)
+
+                await until(answered)
+    log = await kept(shelf)
+    assert sorted(m.text for m in log if isinstance(m, UserMessage)) == [
+        "one-0",
+        "one-1",
+        "one-2",
+        "two-0",
+        "two-1",
+        "two-2",
+    ]
+
+
+# -- a store that goes back in time
+
+
+@pytest.mark.parametrize("how", ["content", "file"])
+async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
+    file_shelf: Shelf, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
+    path = file_shelf.path
+    assert path is not None
+    older = path.with_name("older.db")
+    async with node(file_shelf.make(), echo) as served, served.phone() as phone:
+        await phone.ask("one")
+        await calm(served)
+        copied(path, older)
+        await phone.ask("two")
+        await calm(served)
+        if how == "content":
+            copied(older, path)
+        else:
+            for each in path.parent.glob(f"{path.name}-*"):
+                each.unlink()
+            older.replace(path)
+        since = len(phone.log)
+        await phone.ask("three")
+        assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
+        assert "append user" in phone.shape(since)
+    said = [m.text for m in await kept(file_shelf) if isinstance(m, UserMessage)]
+    assert said == ["one", "two", "three"]
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy a database's content into another, as a restored backup does."""
+    with closing(sqlite3.connect(source)) as reader, closing(sqlite3.connect(target)) as writer:
+        reader.backup(writer)
