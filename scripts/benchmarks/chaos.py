@@ -1,0 +1,204 @@
+"""Clients in the middle of their talk while nodes die, freeze and lose their store, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.chaos_app import App
+from benchmarks.chaos_book import Book, Column
+from benchmarks.chaos_controls import CONTROLS, SHOWN_BY
+from benchmarks.chaos_faults import Injector, Plan, World
+from benchmarks.chaos_jobs import JobModel, declarations
+from benchmarks.chaos_library import LibraryClient
+from benchmarks.chaos_nodes import ChaosNode, Parent
+from benchmarks.chaos_report import Report, print_report
+from benchmarks.chaos_switch import Switch
+from benchmarks.nodes import RedisServer, redis_program
+from tests.stand_ins.anthropic_service import AnthropicService
+
+Store = Literal["redis", "sqlite"]
+TOOL_TIMEOUT_MS = 3_000
+END_S = 10.0
+"""When the faults are over, every session must come to its end in so long, and a client's patience."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be done. Times are in seconds.
+
+    ``every_s`` is the mean time between faults, ``pause_s`` the model's between words, ``patience_s`` how
+    long a client waits for a sign of life after the last fault. One finding of ``until`` ends it early.
+    """
+
+    plan: Plan
+    store: Store = "redis"
+    apps: int = 16
+    libraries: int = 8
+    seed: int = 1
+    every_s: float = 0.5
+    pause_s: float = 0.008
+    patience_s: float = 20.0
+    control: str | None = None
+    logs: Path | None = None
+    until: tuple[Column, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes: those of one host may share a file, and two are enough to show it."""
+        return 3 if self.store == "redis" else 2
+
+
+async def run(options: Options, parent: Parent) -> Report:
+    """Do it, and give what was found; the nodes are forks of ``parent``. Raises `DidNotStart`."""
+    book = Book()
+    chance = random.Random(options.seed)
+    began = asyncio.get_running_loop().time()
+    async with AsyncExitStack() as stack:
+        folder = _folder(options, stack)
+        service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
+        service.default = JobModel(book, options.seed, options.pause_s)
+        redis = await _redis(options, folder, stack)
+        settings = _settings(service.base_url, folder, redis)
+        nodes = [
+            ChaosNode(f"node-{number}", parent, folder, settings, options.control)
+            for number in range(options.nodes)
+        ]
+        for node in nodes:
+            stack.callback(node.kill)
+        await asyncio.gather(*(node.start() for node in nodes))
+        switch = await stack.enter_async_context(Switch(nodes))
+        injector = Injector(book, switch, redis, chance, options.every_s)
+        switch.on_end = injector.lost
+        book.on_answering = lambda person: injector.at("model asked for the answer", person.name)
+        await _talk(options, book, switch, injector)
+        book.close()
+        seconds = asyncio.get_running_loop().time() - began
+        tracebacks = [node.tracebacks for node in nodes]
+        refused = list(service.refused)
+        errors = ["".join(traceback.format_exception(error)) for error in injector.errors]
+    return Report(options.seed, options.store, book, refused, sum(tracebacks), errors, seconds)
+
+
+def _folder(options: Options, stack: AsyncExitStack) -> Path:
+    """Make a new folder for logs and stores, which stays if the logs are to be kept."""
+    if options.logs is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-chaos-")))
+    options.logs.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{options.control or 'run'}-", dir=options.logs)).resolve()
+
+
+async def _talk(options: Options, book: Book, switch: Switch, injector: Injector) -> None:
+    """Have the clients talk while the faults fall, and come to an end when they are over."""
+    world = World(book, switch, injector, options.patience_s)
+    clients: list[App | LibraryClient] = [
+        App(f"app{n}", world, f"{options.seed}-app{n}") for n in range(options.apps)
+    ]
+    clients += [LibraryClient(f"lib{n}", world, f"{options.seed}-lib{n}") for n in range(options.libraries)]
+    tasks = [asyncio.create_task(client.run()) for client in clients]
+    faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed)), options.until))
+    try:
+        await asyncio.wait([faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()  # a client ends only by a mistake of its own
+        faults.result()
+        if book.has(options.until):
+            return
+        for client in clients:
+            client.over = True
+        _, pending = await asyncio.wait(tasks, timeout=END_S + options.patience_s)
+        for client, task in zip(clients, tasks, strict=True):
+            if task in pending:
+                book.blame(client.person, "stuck", "the session did not come to its end")
+            elif task.exception() is not None:
+                task.result()
+    finally:
+        for task in [faults, *tasks]:
+            task.cancel()
+        await asyncio.wait([faults, *tasks], timeout=10)
+        await injector.stop()
+
+
+async def _redis(options: Options, folder: Path, stack: AsyncExitStack) -> RedisServer | None:
+    if options.store != "redis":
+        return None
+    # What was acknowledged is in the file, as the store asks of its server.
+    server = RedisServer(folder / "redis", "--appendfsync", "always")
+    await server.start()
+    stack.push_async_callback(server.kill)
+    return server
+
+
+def _settings(base_url: str, folder: Path, redis: RedisServer | None) -> dict[str, str]:
+    catalog = folder / "catalog.json"
+    catalog.write_text(json.dumps({"tools": declarations()}))
+    return {
+        "ANTHROPIC_API_KEY": "test-key",
+        "ANTHROPIC_BASE_URL": base_url,
+        "DEVICE_TOOLS_FILE": str(catalog),
+        "SESSION_STORE_URL": redis.url if redis else f"sqlite:///{folder / 'sessions.db'}",
+        "SESSION_RATE_LIMIT_PER_MIN": "100000",
+        "TOOL_TIMEOUT_MS": str(TOOL_TIMEOUT_MS),
+        "MAX_CONNECTIONS_PER_SUBJECT": "10000",
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run as the command line says; 1 if anything that must be zero is not."""
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=1_000, help="kill -9 of a node (1000)")
+    parser.add_argument("--freezes", type=int, default=50, help="SIGSTOP of a node for 1 to 3 s (50)")
+    parser.add_argument("--store-kills", type=int, default=20, help="kill -9 of Redis (20)")
+    parser.add_argument("--cuts", type=int, default=500, help="resets of a client's connection (500)")
+    parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--clients", type=int, default=24, help="a third of them by the library (24)")
+    parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
+    parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
+    parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
+    given = parser.parse_args(arguments)
+    if given.store == "redis" and redis_program() is None:
+        print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)
+        return 2
+    plan = Plan(
+        given.kills,
+        given.freezes,
+        given.store_kills if given.store == "redis" else 0,
+        given.cuts,
+        given.stops,
+    )
+    libraries = given.clients // 3
+    options = Options(
+        plan, given.store, given.clients - libraries, libraries, given.seed, given.every, logs=given.logs
+    )
+    controls = [given.control] if given.control else sorted(CONTROLS) if given.controls else [None]
+    with Parent() as parent:
+        reports = [asyncio.run(run(replace(options, control=control), parent)) for control in controls]
+    for control, report in zip(controls, reports, strict=True):
+        print_report(report, control)
+    if given.json is not None:
+        given.json.write_text(json.dumps([report.figures() for report in reports], indent=1) + "\n")
+    if controls == [None]:
+        return int(bool(reports[0].failures()))
+    blind = [name for name, report in zip(controls, reports, strict=True) if not was_found(report, name)]
+    print(f"BLIND to {', '.join(map(str, blind))}" if blind else "every control was found out")
+    return int(bool(blind))
+
+
+def was_found(report: Report, control: str | None) -> bool:
+    """Tell whether a run against broken servers shows what such servers do."""
+    return any(report.total(column) for column in SHOWN_BY[control or ""])

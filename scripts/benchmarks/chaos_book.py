@@ -1,0 +1,299 @@
+"""What is known of every job, call and fault of a run, and what was found wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from benchmarks.chaos_jobs import Asked
+
+Column = Literal[
+    "lost", "doubled", "shown twice", "unknown?", "stuck", "gave up", "history", "zombie", "untrue"
+]
+Row: TypeAlias = tuple[str, str]
+"""A fault's kind, and the step of a turn that it fell on."""
+NO_FAULT: Row = ("none", "no fault before")
+BYSTANDER = "elsewhere in a turn"
+TRACE = 150  # lines that are kept of what happened in a session
+CLAIMS, CLAIMS_S = 6, 30.0
+"""More claims of a session in so many seconds are delayed: two clients may fight for it."""
+IN_FLIGHT_S = 6.0
+"""A connection that ends so soon after a result was sent on it may have taken the result with it."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A transcript. It was acknowledged when the app saw its own words appended."""
+
+    number: int
+    plan: tuple[str, ...]
+    person: Person
+    said_at: float
+    acknowledged: bool = False
+    answered: bool = False
+    apologised: bool = False
+    interrupted: bool = False
+    superseded: bool = False
+    blamed: bool = False
+    row: Row = NO_FAULT
+
+    @property
+    def ended(self) -> bool:
+        """Whether there was an answer or an apology."""
+        return self.answered or self.apologised
+
+
+@dataclass
+class Device:
+    """What became of a call on the device, by the call's number."""
+
+    person: Person
+    write: bool
+    runs: int = 0
+    sent_at: float | None = None
+    sent_by: object = None
+    relaunched: bool = False
+
+
+@dataclass(eq=False)
+class Person:
+    """A session of a client, as the book knows it. ``resumes``: the server has accepted ``resume``.
+
+    ``losses`` are the times at which its connection was lost, ``claims`` those at which it had a new one.
+    ``known`` gives the ids of the events that it has had.
+    """
+
+    name: str
+    session_id: str
+    resumes: bool = False
+    row: Row = NO_FAULT
+    hit_at: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    claims: list[float] = field(default_factory=list)
+    known: Callable[[], Collection[str]] = tuple
+    unknowns: list[float] = field(default_factory=list)
+    shown: Counter[str] = field(default_factory=Counter)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACE))
+
+    def recent_claims(self, before: float | None = None) -> int:
+        """Count the claims of the last half minute, or of that before a time."""
+        now = _now() if before is None else before
+        return sum(1 for at in self.claims if 0 <= now - at < CLAIMS_S)
+
+    def note(self, what: str) -> None:
+        """Keep a line of what happened, for the story of what went wrong."""
+        self.trace.append(f"{_now() % 1000:7.3f} {what}")
+
+
+Resume: TypeAlias = tuple[float, float, Person]
+"""When a connection was begun, how long it took to bring something, in seconds, and whose it was."""
+
+
+class Book:
+    """Keeps the record; it is the `Referee` of what the model is asked.
+
+    ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls that
+    the model was told to be unknown, by cause.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.devices: dict[int, Device] = {}
+        self.bad: Counter[tuple[Row, Column]] = Counter()
+        self.stories: list[str] = []
+        self.traces: list[list[str]] = []
+        self.faults: Counter[Row] = Counter()
+        self.unknown: Counter[str] = Counter()
+        self.figures: Counter[str] = Counter()
+        self.resumes: list[Resume] = []
+        self.delayed: list[Resume] = []
+        self.on_answering: Callable[[Person], None] = lambda person: None
+        self._seen: set[str] = set()
+        self._repeated: set[int] = set()
+        self._zombies: list[tuple[Person, Row, str, str]] = []
+        self._last_job = 1000
+
+    # -- jobs
+
+    def next_number(self) -> int:
+        """Make a number for a job."""
+        self._last_job += 1
+        return self._last_job
+
+    def say(self, number: int, plan: tuple[str, ...], person: Person) -> Job:
+        """Note that a transcript was sent."""
+        job = Job(number, plan, person, _now())
+        self.jobs[number] = job
+        self.figures["transcripts"] += 1
+        return job
+
+    def blame(self, person: Person, column: Column, story: str, row: Row | None = None) -> None:
+        """Note something that must not be, after the person's last fault or the one that is given."""
+        fault = row or person.row
+        self.bad[fault, column] += 1
+        if len(self.stories) < 60:
+            ago = _now() - person.hit_at if person.hit_at else 0.0
+            after = ": ".join(fault)
+            self.stories.append(
+                f"{column}: {story} [{person.session_id}; {after}; the last {ago:.1f} s before]"
+            )
+            self.traces.append([self.stories[-1], *person.trace])
+
+    def has(self, columns: Collection[Column]) -> bool:
+        """Tell whether any of these was found."""
+        return any(column in columns for _, column in self.bad)
+
+    def is_silent(self, job: Job, patience_s: float) -> bool:
+        """Tell whether a job is stuck: for so long after the last fault, or for longer whatever falls."""
+        now, last = _now(), max(job.said_at, job.person.hit_at)
+        return now - last > patience_s or now - job.said_at > 4 * patience_s
+
+    def hit(self, person: Person, row: Row) -> None:
+        """Note that a fault has hit a session: one that was meant for it counts more than others."""
+        if row[1] != BYSTANDER or person.row[1] in (BYSTANDER, NO_FAULT[1]):
+            person.row = row
+        person.hit_at = _now()
+        person.note(f"-- {row[0]}: {row[1]}")
+
+    def judge(self, job: Job) -> None:
+        """Decide about a job that nobody waits for any more."""
+        job.row, job.person.row = job.person.row, NO_FAULT
+        if job.blamed or job.ended or job.interrupted or job.superseded:
+            return
+        if job.acknowledged:
+            job.blamed = True
+            self.blame(job.person, "lost", f"job {job.number} {job.plan} was not answered", job.row)
+        else:
+            self.figures["said again"] += 1
+
+    def resumed(self, person: Person, began: float, connections: int) -> None:
+        """Note that a connection has brought what was missing, or the next event."""
+        if connections < 2:
+            return
+        (self.delayed if person.recent_claims(began + 0.001) > CLAIMS else self.resumes).append(
+            (began, _now() - began, person)
+        )
+
+    def resume_times(self) -> list[float]:
+        """List how long resumes took, in seconds, but for those that waited for a call's time limit."""
+        found = []
+        for began, took, person in self.resumes:
+            waited = any(began <= at <= began + took + 0.5 for at in person.unknowns)
+            if not waited:
+                found.append(took)
+        return sorted(found)
+
+    def apologised(self, job: Job) -> None:
+        """Note that a job ended with an apology: that takes two faults, since the model is run twice."""
+        job.apologised = True
+        lost = sum(1 for at in job.person.losses if at > job.said_at)
+        self.figures[f"apologies after {min(lost, 3)}{'+' if lost > 2 else ''} lost connections"] += 1
+        if lost < 2:
+            self.blame(job.person, "gave up", f"job {job.number} after {lost} lost connections")
+
+    # -- the device
+
+    def run(self, number: int, person: Person, *, write: bool) -> None:
+        """Note that the device runs a call."""
+        self.figures["runs"] += 1
+        device = self.devices.setdefault(number, Device(person, write))
+        device.runs += 1
+        if write and device.runs > 1:
+            self.blame(person, "doubled", f"call {number} ran {device.runs} times")
+
+    def sent(self, number: int, link: object) -> None:
+        """Note that a call's result was given to a connection; None where there was none."""
+        device = self.devices[number]
+        device.sent_at = _now()
+        device.sent_by = link
+
+    def relaunched(self, person: Person) -> None:
+        """Note that an app was started anew: it has forgotten what it was running."""
+        self.figures["relaunches"] += 1
+        person.shown.clear()
+        for device in self.devices.values():
+            if device.person is person:
+                device.relaunched = True
+
+    def shows(self, person: Person, text: str) -> None:
+        """Note that an app shows a message that says something unique."""
+        person.shown[text] += 1
+        if person.shown[text] == 2:
+            self.blame(person, "shown twice", repr(text[:60]))
+
+    def zombie(self, person: Person, what: str, call_id: str) -> None:
+        """Note what a node said after it was frozen, and its session taken over."""
+        self._zombies.append((person, person.row, f"a frozen node said {what}", call_id))
+
+    def close(self) -> None:
+        """Decide about zombies: a call that was recorded before the freeze is known to whoever took over."""
+        for person, row, story, call_id in self._zombies:
+            if call_id in self._seen:
+                self.figures["zombie calls recorded before"] += 1
+            else:
+                self.blame(person, "zombie", story, row)
+
+    # -- the model's side
+
+    def asked(self, asked: Asked, *, last: bool) -> None:
+        """Look at a request's history."""
+        self.figures["model requests"] += 1
+        for seen in asked.results:
+            if seen.call_id in self._seen:
+                continue
+            self._seen.add(seen.call_id)
+            self.figures["calls"] += 1
+            if seen.number is None or seen.tool == "device_read":
+                continue
+            device = self.devices.get(seen.number)
+            if seen.error_type == "unknown":
+                self._take_unknown(seen.number, device)
+            elif seen.success and device is None:
+                owner = self.jobs[seen.number // 100].person
+                self.blame(owner, "untrue", f"call {seen.number} succeeded, and never ran")
+        for number in asked.repeated - self._repeated:
+            self._repeated.add(number)
+            self.blame(self.jobs[number].person, "history", f"job {number} stands in the history twice")
+        if last and asked.job in self.jobs:
+            self.on_answering(self.jobs[asked.job].person)
+        for earlier in asked.jobs[:-1]:
+            job = self.jobs.get(earlier)
+            if job is None or not job.answered or job.interrupted or job.blamed:
+                continue
+            if earlier not in asked.answered:
+                job.blamed = True
+                self.blame(job.person, "history", f"the answer of job {earlier} is not there", job.row)
+
+    def _take_unknown(self, number: int, device: Device | None) -> None:
+        person = device.person if device is not None else self.jobs[number // 100].person
+        job = self.jobs.get(number // 100)
+        barged = job is not None and job.interrupted
+        cause = "barge-in" if barged else self._cause(person, device)
+        self.unknown[cause] += 1
+        person.unknowns.append(_now())
+        if cause == "other":
+            state = "never came" if device is None else f"sent {device.sent_at}, losses {person.losses[-3:]}"
+            self.blame(person, "unknown?", f"call {number} became unknown: {state}")
+
+    @staticmethod
+    def _cause(person: Person, device: Device | None) -> str:
+        """Say what kept a write call's result from the server."""
+        now = _now()
+        if device is not None and device.relaunched:
+            return "relaunch"
+        if person.resumes:
+            return "other"  # such a client is sent the call again, and sends the result again
+        if device is None:
+            recent = [lost for lost in person.losses if now - lost < 30]
+            return "call on its way" if recent else "other"
+        if device.sent_at is None or device.sent_by is None:
+            return "result on its way" if person.losses else "other"
+        after = [lost for lost in person.losses if -0.5 <= lost - device.sent_at <= IN_FLIGHT_S]
+        return "result on its way" if after else "other"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,290 @@
+"""Faults: which there will be, when they fall, and what they are done to."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from benchmarks.chaos_book import BYSTANDER, Book, Column, Person, Row
+from benchmarks.chaos_nodes import READY_S, ChaosNode
+from benchmarks.chaos_switch import Link, Switch, events_of
+from benchmarks.nodes import RedisServer
+
+STEPS = (
+    "transcript sent",
+    "transcript committed",
+    "mid model stream",
+    "call received",
+    "result sent",
+    "one of several answered",
+    "model asked for the answer",
+    "final received",
+    "speech outstanding",
+    "approval asked",
+    "approval answered",
+    "barge-in sent",
+)
+"""Where in a turn a node is killed."""
+_WANTS = {"one of several answered": "pair", "approval asked": "ask", "approval answered": "ask"}
+_LATER_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
+"""So long after something was sent its node dies: before it arrives, as it is taken, or later."""
+_NOTHING_TO_BELIEVE = ("session.ping", "event.ack", "tool.activity")
+_ARMED = 6
+_ZOMBIE_S = 1.0
+_NOT_TAKEN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many faults of each kind."""
+
+    kills: int
+    freezes: int
+    store_kills: int
+    cuts: int
+    stops: int = 0
+
+    def draw(self, chance: random.Random) -> list[Row]:
+        """Put them in an order; the steps of the kills come equally often."""
+        faults: list[Row] = [("kill", STEPS[number % len(STEPS)]) for number in range(self.kills)]
+        faults += [("freeze", "anywhere")] * self.freezes
+        faults += [("store kill", "anywhere")] * self.store_kills
+        faults += [("cut", "anywhere")] * self.cuts
+        faults += [("stop", "anywhere")] * self.stops
+        chance.shuffle(faults)
+        return faults
+
+
+class Injector:
+    """Does the faults. Clients say where they are (`at`, `soon`), and may be struck there.
+
+    ``persons`` are the clients by name, with the session that each has now.
+    """
+
+    def __init__(
+        self, book: Book, switch: Switch, redis: RedisServer | None, chance: random.Random, every_s: float
+    ) -> None:
+        self.persons: dict[str, Person] = {}
+        self._book = book
+        self._switch = switch
+        self._redis = redis
+        self._chance = chance
+        self._every_s = every_s
+        self._armed: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._restarts: set[asyncio.Future[None]] = set()
+        self._store_down = asyncio.Lock()
+        self.errors: list[BaseException] = []
+
+    def lost(self, name: str) -> None:
+        """Note that a client's connection has ended."""
+        if name in self.persons:
+            self.persons[name].losses.append(asyncio.get_running_loop().time())
+
+    # -- what clients say
+
+    def wants(self) -> str | None:
+        """Name a round that jobs should have, for the steps that wait for one."""
+        wanted = [_WANTS[step] for step in self._armed if step in _WANTS]
+        return self._chance.choice(wanted) if wanted and self._chance.random() < 0.7 else None
+
+    def wants_barge_in(self) -> bool:
+        """Whether somebody should interrupt."""
+        return self._armed["barge-in sent"] > 0 and self._chance.random() < 0.5
+
+    def at(self, step: str, name: str) -> None:
+        """Say that a client's turn is at a step: its node may be dead when this returns."""
+        if self._take(step, name):
+            self._strike(step, name)
+
+    def soon(self, step: str, name: str) -> None:
+        """Say that a client has just sent something: its node may die about when that arrives."""
+        if self._take(step, name):
+            later = self._chance.choice(_LATER_S)
+            asyncio.get_running_loop().call_later(later, self._strike, step, name)
+
+    def _take(self, step: str, name: str) -> bool:
+        if not self._armed[step] or not self._may_kill(self._switch.node_of(name)):
+            return False
+        if self._chance.random() < 0.4:
+            return False
+        self._armed[step] -= 1
+        return True
+
+    def _may_kill(self, node: ChaosNode | None) -> bool:
+        if node is None or node.state != "up":
+            return False
+        up = sum(each.state == "up" for each in self._switch.nodes)
+        return up > 1 or self._chance.random() < 0.02
+
+    def _strike(self, step: str, name: str) -> None:
+        node = self._switch.node_of(name)
+        if node is None or node.state != "up":
+            self._armed[step] += 1  # it died otherwise meanwhile
+            return
+        node.kill()
+        self._note(("kill", step), node, name)
+        self._armed += Counter()
+        self._changed.set()
+        self._restart(node)
+
+    def _restart(self, node: ChaosNode) -> None:
+        restart = self._spawn(node.start())
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
+
+    def _note(self, row: Row, node: ChaosNode, name: str | None) -> None:
+        self._book.faults[row] += 1
+        for link in self._switch.links_of(node):
+            person = self.persons.get(link.name)
+            if person is not None:
+                self._book.hit(person, row if link.name == name or name is None else (row[0], BYSTANDER))
+
+    # -- the run
+
+    async def run(self, faults: Sequence[Row], until: Collection[Column] = ()) -> None:
+        """Have all faults happen, a few at a time; those that nobody gets to for a minute are left out.
+
+        A finding of ``until`` ends it early.
+        """
+        others: dict[str, Callable[[], Awaitable[None]]] = {
+            "freeze": self._freeze,
+            "store kill": self._kill_store,
+            "cut": self._cut,
+            "stop": self._stop,
+        }
+        for kind, step in faults:
+            if self._book.has(until):
+                return
+            await asyncio.sleep(self._chance.uniform(0, 2 * self._every_s))
+            if kind != "kill":
+                self._spawn(others[kind]())
+                continue
+            await self._room(_ARMED - 1)
+            self._armed[step] += 1
+        await self._room(0)
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def stop(self) -> None:
+        """End what is going on; what is being started is there then."""
+        if self._restarts:
+            await asyncio.wait(list(self._restarts), timeout=READY_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=5)
+
+    async def _room(self, most: int) -> None:
+        while self._armed.total() > most:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), _NOT_TAKEN_S)
+            except TimeoutError:
+                self._armed.clear()
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.errors.append(task.exception() or RuntimeError())
+
+    # -- faults that fall anywhere
+
+    async def _cut(self) -> None:
+        links = sorted((link for link in self._switch.links if link.name), key=lambda link: link.name)
+        if links:
+            link = self._chance.choice(links)
+            link.cut_after(self._chance.randint(1, 4_000))
+            self._book.faults["cut", "anywhere"] += 1
+            if link.name in self.persons:
+                self._book.hit(self.persons[link.name], ("cut", "anywhere"))
+
+    async def _kill_store(self) -> None:
+        if self._redis is None:
+            return
+        async with self._store_down:
+            await self._redis.kill()
+            self._book.faults["store kill", "anywhere"] += 1
+            for person in self.persons.values():
+                self._book.hit(person, ("store kill", "anywhere"))
+            await asyncio.sleep(self._chance.uniform(0, 0.3))
+            await self._redis.start()
+            await asyncio.sleep(1.0)
+
+    async def _stop(self) -> None:
+        node = await self._one_of_several()
+        self._note(("stop", "anywhere"), node, None)
+        node.terminate()
+        await node.ended()
+        await node.start()
+
+    async def _one_of_several(self) -> ChaosNode:
+        """Choose a node that serves somebody, when there is another."""
+        while True:
+            up = [node for node in self._switch.nodes if node.state == "up"]
+            busy = [node for node in up if self._switch.links_of(node)]
+            if len(up) > 1 and busy:
+                return self._chance.choice(busy)
+            await asyncio.sleep(0.05)
+
+    async def _freeze(self) -> None:
+        node = await self._one_of_several()
+        node.freeze()
+        self._note(("freeze", "anywhere"), node, None)
+        await asyncio.sleep(0.01)  # what it had written comes through
+        links = sorted(self._switch.links_of(node), key=lambda link: link.name)
+        leaving = [link for number, link in enumerate(links) if number == 0 or self._chance.random() < 0.6]
+        owners = {link: self.persons.get(link.name) for link in leaving}  # they may go on in another session
+        for link in leaving:
+            link.leave()
+        await asyncio.sleep(self._chance.uniform(1, 3))
+        watched = [link for link in leaving if self._is_taken_over(link)]
+        for link in watched:
+            link.listen()
+        self._book.figures["zombies watched"] += len(watched)
+        node.thaw()
+        await asyncio.sleep(_ZOMBIE_S)
+        for link in watched:
+            self._judge_zombie(link, owners[link])
+        for link in leaving:
+            link.close()
+
+    def _is_taken_over(self, link: Link) -> bool:
+        latest = self._switch.latest.get(link.name)
+        return latest is not None and latest is not link and latest.served
+
+    def _judge_zombie(self, link: Link, person: Person | None) -> None:
+        said = events_of(bytes(link.after or b""))
+        if person is None or "session.started" in (one.type for one in said):
+            # It had not read the client's ``session.start`` before it froze: this is a claim like any other.
+            self._book.figures["late claims"] += person is not None
+            return
+        known = person.known()
+        for one in said:
+            # What it had recorded before it froze has the same id from whoever took over.
+            if one.type in _NOTHING_TO_BELIEVE or one.event_id in known:
+                continue
+            if one.type == "assistant.speech.partial" or one.name == "convo.setState":
+                self._book.figures[f"zombie {one.name or 'partials'}"] += 1
+            else:
+                self._book.zombie(person, f"{one.type} {one.name}", one.call_id)
+
+
+@dataclass(frozen=True)
+class World:
+    """What clients live in; after ``patience_s`` seconds without a sign of life they are stuck."""
+
+    book: Book
+    switch: Switch
+    injector: Injector
+    patience_s: float

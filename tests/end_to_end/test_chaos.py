@@ -1,0 +1,88 @@
+"""Crashes, frozen nodes, cut connections, a few at every step of a turn: nothing is lost or done twice.
+
+``scripts/chaos`` does the same in thousands; what it is blind to, the controls here would show.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stores.redis_server import missing
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from benchmarks.chaos import Options, run, was_found
+from benchmarks.chaos_controls import CONTROLS, SHOWN_BY
+from benchmarks.chaos_faults import STEPS, Plan
+from benchmarks.chaos_nodes import Parent
+from benchmarks.chaos_report import Report, summary
+from benchmarks.nodes import redis_program
+
+pytestmark = pytest.mark.timeout(150)
+
+TWO_PER_STEP = 2 * len(STEPS)
+
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[Parent]:
+    """Run what nodes are forked from: it takes some seconds to start."""
+    with Parent() as running:
+        yield running
+
+
+@pytest.fixture
+def seed() -> Iterator[int]:
+    """Draw what is drawn, and print it: pytest shows it with a failure."""
+    drawn = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {drawn}\n")
+    yield drawn
+
+
+def assert_nothing_is_wrong(report: Report) -> None:
+    assert not report.failures(), summary(report)
+    assert report.book.figures["sessions through"] > 0
+
+
+async def test_nothing_is_lost_or_done_twice_when_nodes_that_share_a_file_die_or_freeze(
+    seed: int, parent: Parent
+) -> None:
+    plan = Plan(kills=TWO_PER_STEP, freezes=2, store_kills=0, cuts=6)
+    report = await run(
+        Options(plan, "sqlite", apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S), parent
+    )
+    assert_nothing_is_wrong(report)
+    assert {step: report.book.faults["kill", step] for step in STEPS} == dict.fromkeys(STEPS, 2)
+    assert report.book.faults["freeze", "anywhere"] == 2
+
+
+async def test_nothing_is_lost_or_done_twice_when_redis_dies_too(seed: int, parent: Parent) -> None:
+    if redis_program() is None:
+        missing("redis-server")
+    plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4)
+    report = await run(
+        Options(plan, "redis", apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S), parent
+    )
+    assert_nothing_is_wrong(report)
+    assert report.book.faults["store kill", "anywhere"] == 2
+
+
+@pytest.mark.parametrize("control", sorted(CONTROLS))
+async def test_a_server_that_is_broken_on_purpose_is_found_out(
+    control: str, seed: int, parent: Parent
+) -> None:
+    frozen = control == "no-fence"
+    plan = Plan(kills=0 if frozen else TWO_PER_STEP, freezes=3 if frozen else 0, store_kills=0, cuts=12)
+    until = tuple(SHOWN_BY[control])
+    report = await run(
+        Options(plan, "sqlite", apps=10, libraries=2, seed=seed, every_s=0.05, control=control, until=until),
+        parent,
+    )
+    assert was_found(report, control), summary(report)
