@@ -92,7 +92,8 @@ def no_fence() -> None:
     _patch(sqlite_rows, "_standing", standing)
     script = redis_scripts.COMMIT
     for check in (
-        "if kept[1] ~= ARGV[1] or kept[1] == '' then return {'FENCED', ''} end",
+        "if kept[1] == '' then return {'FENCED', 'gone'} end",
+        "if kept[1] ~= ARGV[1] then return {'FENCED', ''} end",
         "if revision ~= tonumber(ARGV[3]) then return {'REVISION', revision} end",
     ):
         if check not in script.text:
