@@ -24,7 +24,7 @@ from conductor.conversation.fields import Fields
 from conductor.conversation.floor import Floor
 from conductor.conversation.grants import Grants
 from conductor.conversation.hearing import Hearing
-from conductor.conversation.host import new_call_id
+from conductor.conversation.host import Host, new_call_id
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import LATE, PROFILE, SPEECH
 from conductor.conversation.open_question import Voice
@@ -111,9 +111,20 @@ class Session:
             services.figures,
         )
         self._hearing = Hearing(self._questions)
-        self._turns = Turns(
+        host = Host(
             services,
             self._profile,
+            pending,
+            self._ledger,
+            self._delivery,
+            self._device,
+            self._questions,
+            speeches,
+            lambda: self._turns.follow(),
+        )
+        self._turns = Turns(
+            services,
+            host,
             pending,
             self._ledger,
             self._delivery,

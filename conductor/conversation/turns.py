@@ -15,7 +15,6 @@ from conductor.conversation.history import cut_point
 from conductor.conversation.host import ENDED, Host, new_call_id, speech_events, spoken_memo, turn_memo
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import LATE, TURN, WAITING, TurnMemo, decode
-from conductor.conversation.profile import Profile
 from conductor.conversation.questions import FIELD as APPROVALS
 from conductor.conversation.questions import Questions
 from conductor.conversation.recovery import Recovered, unfinished
@@ -57,7 +56,7 @@ class Turns:
     def __init__(
         self,
         services: Services,
-        profile: Profile,
+        host: Host,
         pending: Pending,
         ledger: Ledger,
         delivery: Delivery,
@@ -69,9 +68,7 @@ class Turns:
         on_news: Callable[[], None],
     ) -> None:
         self._limits = services.limits
-        self._host = Host(
-            services, profile, pending, ledger, delivery, device, questions, speeches, self._follows
-        )
+        self._host = host
         self.waiting = Waiting(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
         self.speeches = speeches
         self._cancels = services.interruption_mode == "cancel"
@@ -335,13 +332,13 @@ class Turns:
         reason = await turn.run()
         if reason in ("failed", "timed_out"):
             await self._apologise(turn)
-        elif reason != "answered" and not self._follows():
+        elif reason != "answered" and not self.follow():
             idle = set_state(new_call_id(), "idle")
             await self._ledger.commit([], [idle], turn.id, memos=ENDED, then=turn.end)
         self._turn = None
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
-    def _follows(self) -> bool:
+    def follow(self) -> bool:
         """Whether another turn follows at once: then the ``idle`` between is left out."""
         return self.waiting.transcripts > 0 and not (self._closed or self._lays_down)
 
@@ -372,7 +369,7 @@ class Turns:
             events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
         speech = self._host.speech(turn, kept, sentence)
         events += speech_events(speech)
-        if not self._follows():
+        if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
         try:
             memos = {**ENDED, **spoken_memo(speech)}

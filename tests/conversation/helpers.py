@@ -98,6 +98,20 @@ async def later(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
+    """Run a scenario with 0, 1, 2 ... steps until it says that there are no more; tell which one failed."""
+    over, after, failures = False, 0, []
+    while not over:
+        try:
+            over = run(scenario(after))
+        except AssertionError as error:
+            failures.append((after, str(error)))
+        after += 1
+        assert after < 500, failures
+    assert not failures, failures
+    assert after > 8
+
+
 # -- histories
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from tests.conversation.helpers import (
     App,
     LocalTools,
     SlowStore,
+    at_every_step,
     call,
     faults,
     later,
@@ -117,20 +117,6 @@ async def at_rest(session: Session) -> None:
             return
         await later(0.5)
     raise AssertionError(f"busy: {session.busy}, {loose_ends(session)}")
-
-
-def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
-    """Run a scenario with 0, 1, 2 ... steps until it says that there are no more; tell which ones failed."""
-    over, after, failures = False, 0, []
-    while not over:
-        try:
-            over = run(scenario(after))
-        except AssertionError as error:
-            failures.append((after, str(error)))
-        after += 1
-        assert after < 500, failures
-    assert not failures, failures
-    assert after > 10
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -27,6 +27,7 @@ from tests.conversation.helpers import (
     LocalTools,
     SlowStore,
     Stage,
+    at_every_step,
     call,
     faults,
     later,
@@ -346,7 +347,7 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
         await one.close()
         return over
 
-    count_steps(scenario)
+    at_every_step(scenario)
 
 
 def test_a_session_may_be_closed_at_any_step() -> None:
@@ -368,21 +369,7 @@ def test_a_session_may_be_closed_at_any_step() -> None:
         await one.close()
         return over
 
-    count_steps(scenario)
-
-
-def count_steps(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
-    """Run a scenario with 0, 1, 2 ... steps until it says that there are no more; tell which one failed."""
-    over, after, failures = False, 0, []
-    while not over:
-        try:
-            over = run(scenario(after))
-        except AssertionError as error:
-            failures.append((after, str(error)))
-        after += 1
-        assert after < 500, failures
-    assert not failures, failures
-    assert after > 8
+    at_every_step(scenario)
 
 
 # -- questions
@@ -461,7 +448,7 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
         await one.close()
         return over
 
-    count_steps(scenario)
+    at_every_step(scenario)
 
 
 class Doubts(Chaos):
