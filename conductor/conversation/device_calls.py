@@ -107,6 +107,8 @@ class DeviceCalls:
                 await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
         finally:
             self._late.keep(event.call_id, _now(), self._limits.job_expiry)
+            self._ledger.changed(LATE)
+        await self._ledger.flush()
 
     def alive(self, call_id: str) -> None:
         """Note that the device is at work on a call: its time begins anew."""
@@ -129,6 +131,7 @@ class DeviceCalls:
             known = self._ledger.state.calls.get(call_id)
             if known is not None and known.result is not None:
                 self._late.take(call_id, _now())
+                self._ledger.changed(LATE)
             return
         except StoreError as error:
             log.error("time-out not recorded", call=call_id, error=type(error).__name__)
@@ -194,6 +197,7 @@ class DeviceCalls:
             self._outbox.acknowledge(call_id)
             if not goes_on:
                 self._take_late(call_id, lambda _: outcome)  # the call was closed meanwhile
+                await self._ledger.flush()
             return
         except Fenced:
             raise

@@ -39,9 +39,8 @@ class LastingGrants:
 
     async def load(self, subject: str) -> None:
         """Read those of a person. Raises `StoreUnavailable`."""
-        async with self._lock:
-            claim = await self._store.claim(SessionKey(subject, LASTING_ID))
-            self._rules[subject] = decode_grants(claim.state.fields.get(FIELD, ""), subject)
+        claim = await self._store.claim(SessionKey(subject, LASTING_ID))
+        self._rules[subject] = decode_grants(claim.state.fields.get(FIELD, ""), subject)
 
     async def add(self, subject: str, rule: Rule) -> None:
         """Keep one more. Raises `StoreError`."""

@@ -26,7 +26,7 @@ class Ledger:
 
     ``state`` mirrors the store; the outbound events are the outbox's. ``on_lost`` is called once, when the
     session turns out to be another claim's, or to be other in the store than here, or gone from it
-    (``on_lost(False)``, and ``True`` for the others): nothing more is recorded or sent then.
+    (``stale``, its argument, is True in the latter two cases): nothing more is recorded or sent then.
     """
 
     def __init__(
@@ -184,10 +184,17 @@ class Ledger:
 
     async def release(self) -> None:
         """Let go of the session in the store, with all that is to be kept of it. Raises `StoreError`."""
-        if self.lost:
-            return
         try:
-            await self.flush()
+            if not self.lost:
+                await self.flush()
         except Fenced:
-            return
+            pass
         await self._store.release(self._claim)
+
+    async def settled(self, seconds: float) -> None:
+        """Wait until what is being recorded is recorded, so long at most."""
+        try:
+            async with asyncio.timeout(seconds), self._lock:
+                pass
+        except TimeoutError:
+            log.warning("a commit takes long", session=self.key.session_id)

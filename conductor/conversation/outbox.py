@@ -20,6 +20,8 @@ from conductor.stores.base import OutboundRecord
 _UI_CALLS = ("state", "message", "speak")
 _KEPT = ("call", "approval")
 """What is never given up for want of room: there are few of them, and somebody waits for each."""
+_LEFT_S = 1.0
+"""A call that comes from another process is waited for at least so long: its client has only just come."""
 _SIGNS_OF_SILENCE = 4
 """A turn's UI calls before its speech: none acknowledged means that this client acknowledges none."""
 
@@ -93,7 +95,12 @@ class Outbox:
         return [entry.record for entry in self._entries.values()]
 
     def restore(self, record: OutboundRecord, limit: float) -> None:
-        """Take an event over from another process, which may have sent it."""
+        """Take an event over from another process, which may have sent it.
+
+        The time that a call has had there counts.
+        """
+        if record.kind == "call":
+            limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
         entry = Entry(record, limit)
         entry.frame.written = True
         self._entries[record.event_id] = entry
@@ -101,6 +108,10 @@ class Outbox:
             self._by_call[record.call_id] = entry
         if record.kind == "call":
             self._join_lane(entry)
+
+    def drop(self, event_id: str) -> None:
+        """Have the next commit forget an event that is not here."""
+        self._gone.append(event_id)
 
     def mute(self) -> None:
         """Send nothing any more: the session is another's."""

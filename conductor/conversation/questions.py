@@ -21,6 +21,7 @@ from conductor.conversation.open_question import OpenQuestion, Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
 from conductor.conversation.tasks import Tasks
+from conductor.conversation.transport import Transport
 from conductor.errors import Duplicate, StoreError
 from conductor.events.client import Decision
 from conductor.events.envelope import IdSource
@@ -89,6 +90,7 @@ class Questions:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
+    _told_by: dict[str, Transport | None] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
@@ -140,7 +142,9 @@ class Questions:
         """Know what was decided in another process, for decisions that are said again."""
         memo = decode(self.ledger.state.fields.get(DECIDED), DecidedMemo)
         if memo is not None:
-            self._closed.update((key, cast(Outcome, outcome)) for key, outcome in memo.outcomes.items())
+            known = [(key, cast(Outcome, outcome)) for key, outcome in memo.outcomes.items()]
+            self._closed.update(known)
+            self.untold = known  # the other process may not have been heard
 
     def restore(self, standing: Sequence[tuple[Asked, Approval]]) -> Batch | None:
         """Let stand what stood in another process; None if nothing did. `Hearing.attached` presents it."""
@@ -167,7 +171,7 @@ class Questions:
         for question in list(self.standing.values()):
             self._close(question, "superseded")
             events += self._resolved(question, "superseded")
-        return [SetField(FIELD, "")], events
+        return [SetField(FIELD, ""), SetField(DECIDED, self._kept(_NONE))], events
 
     def take_cards_back(self) -> None:
         """Show no cards any more: the client that is there now may know none, or gets new ones."""
@@ -409,8 +413,9 @@ class Questions:
         if question.by_card and self.outbox.transport is None:
             self.untold = [*self.untold, (approval.approval_id, outcome)][-MAX_CLOSED:]
         self._closed[approval.approval_id] = outcome
+        self._told_by[approval.approval_id] = self.outbox.transport
         if len(self._closed) > MAX_CLOSED:
-            self._closed.popitem(last=False)
+            self._told_by.pop(self._closed.popitem(last=False)[0], None)
         spec = question.asked.ready.spec
         took = asyncio.get_running_loop().time() - question.since
         self.figures.decided(spec.name, spec.source, outcome, took)
@@ -452,8 +457,10 @@ class Questions:
         outcome = self._closed.get(approval_id)
         if outcome in ("expired", "superseded"):
             return ApprovalResolved(approval_id, outcome, "The question does not stand any more.")
-        if outcome is not None and outcome == _OUTCOMES.get(decision):
-            return ApprovalResolved(approval_id, outcome, "This was decided already.")  # said once more
+        told = approval_id in self._told_by and self._told_by[approval_id] is self.outbox.transport
+        if outcome is not None and outcome == _OUTCOMES.get(decision) and not told:
+            # What came of it may have been lost with the connection, and is said once more.
+            return ApprovalResolved(approval_id, outcome, "This was decided already.")
         known = outcome is not None or approval_id in self.deciding
         if not known and self.ledger.epoch > 1:  # another process may have closed it, and not have told
             return ApprovalResolved(approval_id, "superseded", "The question does not stand any more.")

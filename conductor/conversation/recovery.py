@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from conductor.conversation.batch import Batch
 from conductor.conversation.memos import TurnMemo
 from conductor.conversation.round import Round
-from conductor.messages import AssistantMessage, ToolCall
+from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.stores.base import CallRecord, SessionState
 from conductor.tools.approvals import Approval, decode_approvals
 from conductor.tools.base import ToolOutcome, failed
@@ -72,13 +73,24 @@ def unfinished(
         record = state.calls.get(call.call_id)
         if record is not None and record.result is not None:
             found.round.results[call.call_id] = record.result
-            if record.effect != "read" and not record.result.is_error:
-                found.changes.append(call.name)
+            if record.effect != "read":
+                _take_recorded(found, executor, call, record.result)
         elif record is not None:
             approval = asked_about.get(call.call_id)
             how = _go_on(executor, call, record, approval, sent=was_sent(call.call_id))
             _take(found, executor, record, call, how, approval)
     return found
+
+
+def _take_recorded(found: Unfinished, executor: ToolExecutor, call: ToolCall, result: ToolResult) -> None:
+    """Know what a call that changes something has come to, although its round is not over."""
+    if not result.is_error:
+        found.changes.append(call.name)
+        return
+    outcome = msgspec.json.decode(result.content, type=ToolOutcome)
+    ready = executor.again(call, ())
+    if outcome.error_type == "unknown" and ready is not None:
+        found.unknown.append((ready, outcome))
 
 
 def _take(

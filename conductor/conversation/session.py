@@ -26,7 +26,7 @@ from conductor.conversation.grants import Grants
 from conductor.conversation.hearing import Hearing
 from conductor.conversation.host import Host, new_call_id
 from conductor.conversation.ledger import Ledger
-from conductor.conversation.memos import LATE, PROFILE, SPEECH
+from conductor.conversation.memos import LATE, PROFILE, SPEECH, WAITING
 from conductor.conversation.open_question import Voice
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.profile import Profile
@@ -154,12 +154,16 @@ class Session:
         for record in outbound.values():
             call = state.calls.get(record.call_id)
             if record.kind != "call" or (call is not None and call.result is None):
-                self._outbox.restore(
-                    record, self._delivery.limit(record, call.name if call is not None else None)
-                )
+                limit = self._delivery.limit(record, call.name if call is not None else None)
+                self._outbox.restore(record, limit)
+            else:
+                self._outbox.drop(record.event_id)
         self._speeches.restore(state.fields.get(SPEECH), self._text_at)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
+        for record in outbound.values():
+            if record.kind == "approval" and record.call_id not in self._questions.standing:
+                self._outbox.abandon(record.call_id)
 
     def _text_at(self, position: int) -> str:
         state = self._ledger.state
@@ -258,6 +262,7 @@ class Session:
         self._questions.close()
         await self._turns.close()
         self._outbox.close()
+        await self._ledger.settled(self._limits.close_timeout)
         await self._tasks.close(self._limits.close_timeout)
         await self._ledger.release()
 
@@ -343,7 +348,8 @@ class Session:
             return reception
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)
-            self._acknowledge(inbound, transport)
+            if inbound.id in self._ledger.state.seen:  # else its commit is under way, and may fail
+                self._acknowledge(inbound, transport)
         except Fenced:
             # Whoever owns the session now speaks for it; this one says nothing.
             log.warning("session taken over", session=self.key.session_id)
@@ -442,6 +448,8 @@ class Session:
             return False
         if self._questions.open and await self._hearing.hear(text, event_id):
             return True
+        if event_id in self._ledger.state.seen:
+            raise Duplicate(event_id)  # it was taken for an answer meanwhile
         refused = self._draining and not self._ledger.durable
         wait = _DRAIN_RETRY_S if refused else self._bucket.take(self._now())
         if wait:
@@ -466,7 +474,7 @@ class Session:
         speech = self._turns.speeches.interrupt(self._now())
         if speech is not None and self._hearing.unheard(speech.call_id):
             self._outbox.end_speech(speech.call_id)
-            await self._ledger.commit(operations)
+            await self._questions.commit(operations, [])  # that it was not heard is kept, too
             return
         if speech is None and self._hearing.is_unheard:
             await self._ledger.commit(operations)  # once more for the same prompt, by voice and by a tap
@@ -488,9 +496,14 @@ class Session:
             await self._questions.decide(decision, answer)
 
     async def _take_news(self, event_id: str, text: str) -> None:
-        await self._ledger.commit([RememberInbound(event_id)])
+        waiting, news = self._turns.waiting, News(text, self._now() + self._limits.note_expiry)
+        waiting.add_news(news)
+        try:
+            await self._ledger.commit([RememberInbound(event_id)], memos={WAITING: waiting.kept})
+        except StoreError:
+            waiting.drop_news([news])
+            raise
         self._outbox.expect_no_acknowledgements()
-        self._turns.waiting.add_news(News(text, self._now() + self._limits.note_expiry))
         self._turns.tell_news()
 
     # -- the floor

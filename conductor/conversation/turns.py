@@ -24,7 +24,7 @@ from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import EndReason, Turn
 from conductor.conversation.waiting import Transcript, Waiting
-from conductor.errors import ErrorCode, Fenced, StoreError
+from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdSource
 from conductor.events.server import (
     ErrorEvent,
@@ -277,7 +277,11 @@ class Turns:
             return None
         transcript = self.waiting.next_transcript
         if transcript is not None:
-            return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
+            try:
+                return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
+            except Duplicate:
+                self.waiting.drop_transcript(transcript.event_id)  # it was taken already, by another way
+                return await self._next()
         now = asyncio.get_running_loop().time()
         if not self._has_news(now) or not self._may_tell_news():
             return None

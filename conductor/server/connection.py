@@ -43,6 +43,8 @@ REFUSED_COST = 20
 POLICY_VIOLATION = 1008
 ALIVE_S = 3.0
 """How long a client may take to answer a ping before it may take its session back."""
+REJOIN_S = 0.5
+"""Between two tries to bind to a session anew, while the store is away."""
 READ_AHEAD = 64
 """Frames that may stand before its answer."""
 
@@ -62,6 +64,7 @@ class Connection:
         self._rejoining: asyncio.Task[None] | None = None
         self._stale = False
         self._dispatching = False
+        self._heard = False
         self._ahead: deque[bytes] = deque()
         self._resumed = False
         self.resumes = False
@@ -142,7 +145,7 @@ class Connection:
         back by an event that starts a turn, as a parked connection does; a client that resumes is sent away.
         """
         served = self._session is not None and self._session.transport is self
-        self._session, self._stale = None, stale
+        self._session, self._stale = None, stale and served  # a parked one stays that
         if stale and served and not self._dispatching:  # else the event that is dispatched does it
             self._rejoining = asyncio.create_task(self._rejoin())
         elif not stale:
@@ -152,9 +155,12 @@ class Connection:
 
     async def _rejoin(self) -> None:
         try:
-            (await self._bind(self._session_id)).rejoin(self)
-        except StoreError:
-            log.warning("session not there yet", session=self._session_id)  # the next event tries again
+            while await self._answers_ping():
+                try:
+                    (await self._bind(self._session_id)).rejoin(self)
+                    return
+                except StoreError:
+                    await asyncio.sleep(REJOIN_S)
         except Exception:
             log.exception("session not bound again", session=self._session_id)
 
@@ -203,7 +209,7 @@ class Connection:
     async def _read(self) -> None:
         deadline = self._now() + self._limits.first_event_timeout
         while True:
-            async with asyncio.timeout_at(deadline if self._session is None else None):
+            async with asyncio.timeout_at(None if self._heard else deadline):
                 frame = self._ahead.popleft() if self._ahead else await self._socket.recv(decode=False)
             cost = self._cost(len(frame))
             if not await self._in_turn(cost):
@@ -248,6 +254,7 @@ class Connection:
             if error.event_type in (client.TranscriptFinal.TYPE, None):
                 await self._reopen_microphone(error.session_id)
             return
+        self._heard = True
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
         try:
             self._dispatching = True
@@ -264,7 +271,8 @@ class Connection:
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
         finally:
             self._dispatching = False
-            if self._stale and self._session is None:
+            idle = self._rejoining is None or self._rejoining.done()
+            if self._stale and self._session is None and idle:
                 self._rejoining = asyncio.create_task(self._rejoin())
 
     async def _dispatch(self, inbound: Inbound) -> None:
@@ -286,9 +294,8 @@ class Connection:
         claims = starts_turn or isinstance(event, client.SessionStart)
         if self._is_lost and not (claims and self._close is None and await self._is_alive()):
             return  # parked: another process serves the session
-        if not await self._deliver(inbound, starts_turn=starts_turn) and (
-            self._stale or (claims and await self._is_alive())
-        ):
+        delivered = await self._deliver(inbound, starts_turn=starts_turn)
+        if not delivered and (self._stale or claims) and await self._is_alive():
             await self._deliver(inbound, starts_turn=starts_turn)
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
@@ -320,7 +327,7 @@ class Connection:
                 return True  # parked: another connection serves the session
             if stale and not starts_turn:
                 session.rejoin(self)
-            else:
+            elif new or await self._is_alive():
                 session.attach(self, resumed=self._resumed and not starts_turn)
         if await session.receive(inbound, self) == "refused":
             self._bucket.spend(self._now(), REFUSED_COST)
@@ -343,6 +350,15 @@ class Connection:
                 while not pong.done() and len(self._ahead) < READ_AHEAD:
                     await self._read_ahead(pong)
                 await pong
+        except (TimeoutError, ConnectionClosed):
+            return False
+        return True
+
+    async def _answers_ping(self) -> bool:
+        """Tell whether the client is there, while events are read elsewhere."""
+        try:
+            async with asyncio.timeout(ALIVE_S):
+                await (await self._socket.ping())
         except (TimeoutError, ConnectionClosed):
             return False
         return True

@@ -107,6 +107,7 @@ class Hub:
                 self._arm(key, place, self._services.limits.session_grace)
         elif not place.connections:
             del self._places[key]
+            place.session.cancel()  # a claim that nobody waits for would only fence others
 
     async def close(self) -> None:
         """End every session."""
@@ -139,6 +140,7 @@ class Hub:
         if wait:
             log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)
+            await self._services.store.release(claim)
             claim = await self._services.store.claim(key)  # another may have come meanwhile
         # The services of now: they may have been reloaded meanwhile.
         session: Session = Session(self._services, claim, lambda stale: self._lost(session, stale))

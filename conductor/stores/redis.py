@@ -69,12 +69,15 @@ class RedisStore:
         kept = read(await self.client.write(CLAIM, keys, (token, self._ttl(key))))
         if not kept.whole:
             log.warning("session incomplete", session=key.session_id)
-        self._held[token] = keys
+        if not key.lasting:  # those are claimed at every turn, and never let go
+            self._held[token] = keys
         return Claim(key, token, kept.epoch, kept.revision, kept.state)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all of them, or none; see `SessionStore`."""
         keys = self._held.get(claim.token)
+        if keys is None and claim.key.lasting:
+            keys = write_keys(self.prefix, claim.key)
         if keys is None:  # released, fenced before, or made up
             raise Fenced("Another claim owns this session.")
         arguments = [

@@ -3,192 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
 import structlog
 
-from conductor.app import make_services
 from conductor.conversation import duel
-from conductor.conversation.lasting import LastingGrants
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
+from conductor.models.scripted import Script
 from conductor.server import connection as connections
-from conductor.server.auth import Authenticator
-from conductor.server.listener import Listener
-from conductor.settings import load_settings
 from conductor.stores import sqlite_writer
-from conductor.stores.base import SessionKey, SessionStore
-from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
-from tests.end_to_end.conftest import Served
-from tests.end_to_end.phone import WAIT, Event, Phone, is_call
+from tests.end_to_end.phone import WAIT, Event, is_call
+from tests.server.nodes import (
+    KEY,
+    Replies,
+    Shelf,
+    calm,
+    comes,
+    echo,
+    kept,
+    moves,
+    node,
+    still_open,
+    told,
+    two_nodes,
+)
 from tests.server.wires import until
-from tests.stores.redis_server import RedisServer
-
-KEY = SessionKey("anonymous", "s-1")
-Replies: TypeAlias = Callable[[ModelRequest], Script]
-
-
-# -- stores
-
-
-@dataclass
-class Shelf:
-    """Where sessions are kept; each node has a store of its own that reaches it."""
-
-    make: Callable[[], SessionStore]
-    path: Path | None = None
-    forget: Callable[[], Awaitable[None]] | None = None
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Run one server for all tests of this module."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "", "--appendonly", "no")
-    server.start()
-    yield server
-    server.kill()
-
-
-_prefixes = itertools.count(1)
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
-    """Give a place for sessions that several nodes reach."""
-    if request.param == "sqlite":
-        path = tmp_path / "sessions.db"
-        return Shelf(lambda: SqliteStore(path), path)
-    server: RedisServer = request.getfixturevalue("redis")
-    prefix = f"p{next(_prefixes)}"
-    return Shelf(lambda: RedisStore(server.url, prefix=prefix))
-
-
-@pytest.fixture
-def file_shelf(tmp_path: Path) -> Shelf:
-    """Give a file for sessions."""
-    path = tmp_path / "sessions.db"
-    return Shelf(lambda: SqliteStore(path), path)
-
-
-# -- nodes
-
-
-@dataclass
-class Node(Served):
-    """A server of several."""
-
-    listener: Listener
-    provider: ScriptedProvider
-    store: SessionStore
-
-    def __post_init__(self) -> None:
-        super().__init__(self.listener)
-
-    async def lost(self) -> None:
-        """Wait until it has noticed that it has no session any more."""
-        await until(lambda: not len(self.listener.hub))
-
-
-@asynccontextmanager
-async def node(
-    store: SessionStore, replies: Replies | Sequence[Script], **limits: Any
-) -> AsyncIterator[Node]:
-    """Run a node; the other keyword arguments are fields of `Limits`."""
-    provider = ScriptedProvider(replies)
-    services = make_services(load_settings(None), provider)
-    limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, **limits}
-    services = replace(
-        services,
-        store=store,
-        lasting_grants=LastingGrants(store),
-        limits=replace(services.limits, **limits),
-    )
-    listener = Listener(services, Authenticator(()))
-    await store.open()
-    try:
-        await listener.start("127.0.0.1", 0)
-        try:
-            yield Node(listener, provider, store)
-        finally:
-            await listener.stop(drain_s=0)
-    finally:
-        await store.aclose()
-
-
-@asynccontextmanager
-async def two_nodes(shelf: Shelf, first: Any = None, second: Any = None) -> AsyncIterator[tuple[Node, Node]]:
-    async with AsyncExitStack() as stack:
-        a = await stack.enter_async_context(node(shelf.make(), echo if first is None else first))
-        b = await stack.enter_async_context(node(shelf.make(), echo if second is None else second))
-        yield a, b
-
-
-def words(request: ModelRequest) -> list[str]:
-    return [one.text for one in request.messages if isinstance(one, UserMessage)]
-
-
-def echo(request: ModelRequest) -> Script:
-    """Answer with all that was said so far."""
-    return [TextDelta(f"You said {', '.join(words(request))}.")]
-
-
-async def moves(phone: Phone, to: Node, *, start: bool = True) -> Event:
-    """Lose the network and come back by another node; gives what ``session.started`` says."""
-    await phone.cut()
-    phone.url = to.url
-    return await comes(phone, start=start)
-
-
-async def comes(phone: Phone, *, start: bool = True) -> Event:
-    since = len(phone.log)
-    await phone.open(start=start)
-    if not start:
-        return {}
-    started = await phone.until(lambda e: e["type"] == "session.started", since=since)
-    payload: Event = started["payload"]
-    if payload["resumed"]:
-        await phone.idle(since=since)
-    return payload
-
-
-async def still_open(phone: Phone) -> bool:
-    """Tell whether a client is still connected, after a round trip to the server."""
-    assert phone._socket is not None
-    await asyncio.wait_for(await phone._socket.ping(), WAIT)
-    return not phone.closed.is_set()
-
-
-async def calm(served: Node) -> None:
-    """Wait until every acknowledgement is recorded, so that nothing is left to be replayed."""
-    await served.quiet()
-    (session,) = served.listener.hub.sessions
-    ledger, outbox = session._ledger, session._outbox
-    await until(lambda: not (outbox.outstanding or outbox.gone or ledger._lock.locked()))
-
-
-def told(phone: Phone, since: int) -> list[str]:
-    """Name what a client was sent that it could act upon."""
-    return [shape for shape in phone.shape(since) if shape != "session.ping"]
-
-
-async def kept(shelf: Shelf) -> list[Any]:
-    """Read what is kept of the log; nobody may have the session any more, for this claims it."""
-    store = shelf.make()
-    await store.open()
-    try:
-        return (await store.claim(KEY)).state.log
-    finally:
-        await store.aclose()
-
 
 # -- in the middle of a turn
 
@@ -309,6 +153,64 @@ async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(s
             since = len(new.log)
             await new.ask("three")
             assert new.finals(since)[-1].endswith("three.") and await still_open(new)
+
+
+async def test_a_second_start_on_a_socket_whose_session_is_anothers_takes_it_back(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as old, b.phone() as new:
+            await new.ask("one")
+            since = len(old.log)
+            await old.start()
+            started = await old.until(lambda e: e["type"] == "session.started", since=since)
+            assert started["payload"]["resumed"] is True
+            await old.idle(since=since)
+            since = len(old.log)
+            await old.ask("two")
+            assert old.finals(since) == ["You said one, two."]
+
+
+async def test_a_parked_client_that_has_much_to_say_is_heard(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as old, b.phone() as new:
+            await old.ask("one")
+            await new.ask("two")
+            await old.result("call-nobody-knows", "{}")
+            since = len(old.log)
+            await old.say("three")
+            for _ in range(30):
+                await old.send("user.audio.transcript.partial", {"text": "fo"})
+            await old.until(
+                lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith("three."),
+                since=since,
+            )
+
+
+async def test_tools_that_were_declared_later_last_as_well(file_shelf: Shelf) -> None:
+    tool = {"name": "lamp.on", "description": "x", "inputSchema": {"type": "object", "properties": {}}}
+    async with two_nodes(file_shelf) as (a, b):
+        async with a.phone(start_fields={"capabilities": ["tools"], "tools": []}) as phone:
+            await phone.ask("one")
+            await calm(a)
+            await phone.send("session.update", {"tools": [tool]})
+            await phone.until(lambda e: e["type"] == "tools.changed")
+            phone.start_fields = {"capabilities": ["tools"]}
+            await moves(phone, b)
+            await phone.ask("two")
+            assert "lamp.on" in [one.name for one in b.provider.requests[-1].tools]
+
+
+async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf: Shelf) -> None:
+    async with two_nodes(file_shelf) as (a, b):
+        async with a.phone() as old, b.phone() as new:
+            await old.ask("one")
+            await calm(a)
+            await new.ask("two")
+            await old.interrupt()
+            await a.lost()
+            since = len(old.log)
+            await old.send("user.audio.transcript.final", {"text": 5})
+            await old.idle(since=since)
+            assert not len(a.listener.hub)
 
 
 # -- what is honest about a start

@@ -1,0 +1,43 @@
+"""Places for the sessions of several nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conductor.stores.redis import RedisStore
+from conductor.stores.sqlite import SqliteStore
+from tests.server.nodes import Shelf
+from tests.stores.redis_server import RedisServer
+
+_prefixes = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Run one server for all tests of a module."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "", "--appendonly", "no")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    """Give a place for sessions that several nodes reach."""
+    if request.param == "sqlite":
+        path = tmp_path / "sessions.db"
+        return Shelf(lambda: SqliteStore(path), path)
+    server: RedisServer = request.getfixturevalue("redis")
+    prefix = f"p{next(_prefixes)}"
+    return Shelf(lambda: RedisStore(server.url, prefix=prefix))
+
+
+@pytest.fixture
+def file_shelf(tmp_path: Path) -> Shelf:
+    """Give a file for sessions."""
+    path = tmp_path / "sessions.db"
+    return Shelf(lambda: SqliteStore(path), path)

@@ -1,0 +1,227 @@
+"""Several nodes with one store, and what the tests of takeovers ask of them and of their clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from conductor.app import make_services
+from conductor.conversation.lasting import LastingGrants
+from conductor.conversation.session import Session
+from conductor.errors import StoreUnavailable
+from conductor.messages import UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.server.auth import Authenticator
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from conductor.stores.base import Claim, Operation, SessionKey, SessionState, SessionStore
+from tests.end_to_end.conftest import Served
+from tests.end_to_end.phone import WAIT, Event, Phone
+from tests.server.wires import until
+
+KEY = SessionKey("anonymous", "s-1")
+Replies: TypeAlias = Callable[[ModelRequest], Script]
+
+
+# -- stores
+
+
+@dataclass
+class Shelf:
+    """Where sessions are kept; each node has a store of its own that reaches it."""
+
+    make: Callable[[], SessionStore]
+    path: Path | None = None
+
+
+class LosesReplies:
+    """A store whose replies are lost, now and then: the commit is applied and seems to have failed.
+
+    ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
+    """
+
+    suspends = True
+
+    def __init__(self, inner: SessionStore, loses: Callable[[int], bool] = lambda _: False) -> None:
+        self.inner = inner
+        self.loses = loses
+        self.away = False
+        self.commits = 0
+        self.lost = 0
+
+    def lose(self, ahead: int = 0) -> None:
+        """Lose one reply: the next commit's, or that of one so many further on."""
+        number = self.commits + ahead
+        self.loses = lambda commit: commit == number
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        return await self.inner.claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        if self.away:
+            raise StoreUnavailable("The store is away.")
+        number, self.commits = self.commits, self.commits + 1
+        if not self.loses(number):
+            await self.inner.commit(claim, commit_id, operations)
+            return
+        unanswered = replace(claim)
+        await self.inner.commit(unanswered, commit_id, operations)
+        self.lost += 1
+        raise StoreUnavailable("The reply was lost.")
+
+    async def release(self, claim: Claim) -> None:
+        await self.inner.release(claim)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def stored(shelf: Shelf) -> SessionState:
+    """Read what is kept; nobody may have the session any more, for this claims it."""
+    store = shelf.make()
+    await store.open()
+    try:
+        return (await store.claim(KEY)).state
+    finally:
+        await store.aclose()
+
+
+async def kept(shelf: Shelf) -> list[Any]:
+    """Read what is kept of the log, as `stored` does."""
+    return list((await stored(shelf)).log)
+
+
+# -- nodes
+
+
+@dataclass
+class Node(Served):
+    """A server of several."""
+
+    listener: Listener
+    provider: ScriptedProvider
+    store: SessionStore
+
+    def __post_init__(self) -> None:
+        super().__init__(self.listener)
+
+    async def lost(self) -> None:
+        """Wait until it has noticed that it has no session any more."""
+        await until(lambda: not len(self.listener.hub))
+
+
+@asynccontextmanager
+async def node(
+    store: SessionStore, replies: Replies | Sequence[Script], *, mode: str = "cancel", **limits: Any
+) -> AsyncIterator[Node]:
+    """Run a node; ``mode`` says what words do to a running turn, the others are fields of `Limits`."""
+    provider = ScriptedProvider(replies)
+    services = make_services(load_settings(None, interruption_mode=mode), provider)
+    limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, **limits}
+    services = replace(
+        services,
+        store=store,
+        lasting_grants=LastingGrants(store),
+        limits=replace(services.limits, **limits),
+    )
+    listener = Listener(services, Authenticator(()))
+    await store.open()
+    try:
+        await listener.start("127.0.0.1", 0)
+        try:
+            yield Node(listener, provider, store)
+        finally:
+            await listener.stop(drain_s=0)
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def two_nodes(
+    shelf: Shelf,
+    first: Replies | Sequence[Script] | None = None,
+    second: Replies | Sequence[Script] | None = None,
+    **options: Any,
+) -> AsyncIterator[tuple[Node, Node]]:
+    """Run two nodes that echo, or answer as they are told; the options are those of `node`."""
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(node(shelf.make(), echo if first is None else first, **options))
+        b = await stack.enter_async_context(node(shelf.make(), echo if second is None else second, **options))
+        yield a, b
+
+
+def words(request: ModelRequest) -> list[str]:
+    """List what was said so far."""
+    return [one.text for one in request.messages if isinstance(one, UserMessage)]
+
+
+def echo(request: ModelRequest) -> Script:
+    """Answer with all that was said so far."""
+    return [TextDelta(f"You said {', '.join(words(request))}.")]
+
+
+async def calm(served: Node) -> None:
+    """Wait until no turn runs and all is recorded, acknowledgements too: nothing is left to be replayed."""
+    await served.quiet()
+    session = session_of(served)
+    await until(lambda: _rests(session) and not session._outbox.gone)
+
+
+async def recorded(served: Node) -> None:
+    """Wait until every call was answered and no commit is on its way; a turn may be waiting for a person."""
+    session = session_of(served)
+    await until(lambda: _rests(session))
+
+
+def _rests(session: Session) -> bool:
+    ledger = session._ledger
+    return not (session._outbox.outstanding or ledger._changed or ledger._lock.locked())
+
+
+def session_of(served: Node) -> Session:
+    """Give the one session of a node."""
+    (session,) = served.listener.hub.sessions
+    return session
+
+
+# -- a client that goes from one to the other
+
+
+async def moves(phone: Phone, to: Node, *, start: bool = True) -> Event:
+    """Lose the network and come back by another node; gives what ``session.started`` says."""
+    await phone.cut()
+    phone.url = to.url
+    return await comes(phone, start=start)
+
+
+async def comes(phone: Phone, *, start: bool = True) -> Event:
+    """Connect; gives what ``session.started`` says. If the session was there, its microphone is open then."""
+    since = len(phone.log)
+    await phone.open(start=start)
+    if not start:
+        return {}
+    started = await phone.until(lambda e: e["type"] == "session.started", since=since)
+    payload: Event = started["payload"]
+    if payload["resumed"]:
+        await phone.idle(since=since)
+    return payload
+
+
+async def still_open(phone: Phone) -> bool:
+    """Tell whether a client is still connected, after a round trip to the server."""
+    assert phone._socket is not None
+    await asyncio.wait_for(await phone._socket.ping(), WAIT)
+    return not phone.closed.is_set()
+
+
+def told(phone: Phone, since: int) -> list[str]:
+    """Name what a client was sent that it could act upon."""
+    return [shape for shape in phone.shape(since) if shape != "session.ping"]

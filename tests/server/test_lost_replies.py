@@ -1,0 +1,170 @@
+"""A store whose replies are lost: what it recorded all the same is noticed, not lost, and not done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from conductor.conversation.session import Session
+from conductor.errors import Fenced, StoreUnavailable
+from conductor.messages import ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script
+from conductor.stores.base import AppendLog, Claim, SessionKey
+from conductor.stores.sqlite import SqliteStore
+from tests.conversation import helpers
+from tests.conversation.test_ledger import FailingOver, make_ledger
+from tests.end_to_end.phone import WAIT, Event, is_call
+from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node
+from tests.server.wires import until
+
+
+def status(request: ModelRequest) -> Script:
+    """Look the agent up, and say whether a heron was seen there."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        return [TextDelta(f"It said {'heron' in last.content}.")]
+    return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
+
+def is_final(text: str) -> Callable[[Event], bool]:
+    return lambda e: bool(e["type"] == "assistant.speech.final" and e["payload"]["text"] == text)
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
+    file_shelf: Shelf, number: int
+) -> None:
+    def replies(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], UserMessage):
+            return [TextDelta("I look."), ToolCall("c-1", "agent.status", '{"id":"a"}')]
+        return [TextDelta("It runs.")]
+
+    store = LosesReplies(file_shelf.make())
+    async with node(store, replies) as served:
+        phone = served.phone(tools={"agent.status": lambda _: '{"status":"running"}'})
+        async with phone:
+            store.lose(number)
+            await phone.say("how is it?")
+            told = await phone.until(is_final("It runs."))
+            await phone.idle(since=phone.log.index(told))
+            assert phone.finals().count("It runs.") == 1
+            assert len([s for s in phone.shape() if s == "append user"]) <= 1
+            assert len(phone.runs) == 1
+            log = list(served.listener.hub.sessions[0].messages)
+            assert [m.text for m in log if isinstance(m, UserMessage)] == ["how is it?"]
+            assert len([m for m in log if isinstance(m, ToolResult)]) == 1
+            for _ in range(2):
+                since = len(phone.log)
+                await phone.say("and now?")
+                told = await phone.until(is_final("It runs."), since=since)
+                await phone.idle(since=phone.log.index(told))
+            assert store.lost == 1
+
+
+@pytest.mark.parametrize("capabilities", [[], ["resume"]])
+async def test_a_result_that_finds_the_session_old_is_not_lost(
+    file_shelf: Shelf, capabilities: list[str]
+) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, status, tool_timeout=3.0) as served:
+        async with served.phone(start_fields={"capabilities": capabilities}) as phone:
+            await phone.say("how is it?")
+            asked = await phone.until(is_call("agent.status"))
+            store.lose()
+            await phone.send("agent.completed", {"agentId": "a", "status": "FINISHED"})
+            await until(lambda: store.lost == 1)
+            await phone.result(asked["payload"]["callId"], '"heron"')
+            await phone.until(lambda e: e["type"] == "assistant.speech.final")
+            assert phone.finals() == ["It said True."]
+
+
+async def test_a_turn_that_was_given_up_aloud_is_not_begun_again_by_the_next_claim(file_shelf: Shelf) -> None:
+    hold = asyncio.Event()
+    store = LosesReplies(file_shelf.make())
+    async with node(store, [[hold, TextDelta("never heard")]]) as a, node(file_shelf.make(), echo) as b:
+        async with a.phone() as phone:
+            since = len(phone.log)
+            await phone.say("one")
+            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
+            store.away = True
+            hold.set()
+            await phone.idle(since=since)  # with store_unavailable
+            store.away = False
+            await phone.interrupt()
+            await calm(a)  # what is recorded with the next event is recorded
+            await moves(phone, b)
+            assert not phone.finals() and not b.provider.requests
+
+
+async def test_a_client_that_resumes_is_not_sent_away_for_good_where_its_session_is_gone(
+    file_shelf: Shelf,
+) -> None:
+    async with node(file_shelf.make(), echo) as served:
+        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.ask("one")
+            await calm(served)
+            assert isinstance(served.store, SqliteStore)
+            await served.store.delete(KEY.subject, KEY.session_id)
+            since = len(phone.log)
+            await phone.say("two")
+            await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            assert phone.close_code != 4409
+
+
+def test_whoever_waits_for_a_commit_of_a_session_that_is_lost_is_told_so() -> None:
+    async def scenario() -> None:
+        store = helpers.SlowStore(lambda: 3, lambda: 3)
+        closing: list[asyncio.Task[None]] = []
+        session = Session(
+            helpers.make_services(store=store),
+            await store.claim(helpers.KEY),
+            lambda stale: closing.append(asyncio.create_task(session.close())),
+        )
+        await store.claim(helpers.KEY)
+        commits = [session._ledger.commit([AppendLog(UserMessage(str(n)))]) for n in range(2)]
+        results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
+        await closing[0]
+        assert [type(one) for one in results] == [Fenced, Fenced, bool], results
+
+    helpers.run(scenario())
+
+
+class UnansweredClaim(FailingOver):
+    """A store that can go back in time, and leaves a claim without an answer where it is told so.
+
+    ``applied`` says whether that claim counts all the same.
+    """
+
+    def __init__(self, *, applied: bool) -> None:
+        super().__init__()
+        self.applied = applied
+        self.unanswered = False
+
+    async def claim(self, key: SessionKey) -> Claim:
+        if not self.unanswered:
+            return await super().claim(key)
+        self.unanswered = False
+        if self.applied:
+            await super().claim(key)
+        raise StoreUnavailable("The reply was lost.")
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(applied: bool) -> None:
+    async def scenario() -> None:
+        store, lost = UnansweredClaim(applied=applied), list[bool]()
+        ledger, _, _ = await make_ledger(store, lost)
+        store.remember()
+        await ledger.commit([AppendLog(UserMessage("one"))])
+        store.fail_over()
+        store.unanswered = True
+        with pytest.raises(StoreUnavailable):
+            await ledger.commit([AppendLog(UserMessage("two"))])
+        await ledger.commit([AppendLog(UserMessage("three"))])
+        log = (await store.claim(helpers.KEY)).state.log
+        assert lost == [] and log == [UserMessage("one"), UserMessage("three")]
+
+    helpers.run(scenario())

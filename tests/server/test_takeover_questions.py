@@ -1,0 +1,310 @@
+"""Questions that stand while their session is taken over, or from the store anew: each is decided once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conductor.conversation.questions import FIELD as APPROVALS
+from conductor.messages import ToolCall, ToolResult
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script
+from conductor.tools.approvals import decode_approvals
+from tests.conversation.helpers import faults
+from tests.end_to_end.phone import Event, Phone, is_call, is_state
+from tests.server.nodes import LosesReplies, Node, Shelf, calm, kept, node, recorded, session_of, two_nodes
+from tests.server.wires import until
+
+MOVE = {
+    "name": "move_file",
+    "description": "Moves a file.",
+    "inputSchema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    "annotations": {"destructiveHint": False},
+}
+
+
+def move(request: ModelRequest) -> Script:
+    """Move the notes, and tell what came of it."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        found = json.loads(last.content)
+        return [TextDelta(f"It said {found['data'] or found['error_type']}.")]
+    return [ToolCall("c-1", "move_file", '{"path":"notes.txt"}')]
+
+
+def phone_at(served: Node, *capabilities: str, **options: Any) -> Phone:
+    start = {"capabilities": ["tools", *capabilities], "tools": [MOVE]}
+    return served.phone(tools={"move_file": lambda _: "moved"}, start_fields=start, **options)
+
+
+async def goes(phone: Phone, to: Node) -> int:
+    """Lose the network and come back by another node; gives where its log began then."""
+    since = len(phone.log)
+    await phone.cut()
+    phone.url = to.url
+    await phone.open()
+    return since
+
+
+async def asked(phone: Phone) -> Event:
+    """Say something that leads to a question; gives its card."""
+    await phone.say("move it")
+    return await phone.until(lambda e: e["type"] == "approval.request")
+
+
+async def decides(phone: Phone, card: Event, decision: str) -> None:
+    answer = {key: card["payload"][key] for key in ("approvalId", "argumentsDigest")}
+    await phone.send("approval.response", {**answer, "decision": decision})
+
+
+async def is_told(phone: Phone, card: Event, decision: str, outcome: str) -> None:
+    """Decide, and wait until the server says that this is what became of it."""
+    since = len(phone.log)
+    await decides(phone, card, decision)
+    await resolved(phone, card, outcome, since)
+
+
+async def resolved(phone: Phone, card: Event, outcome: str, since: int) -> None:
+    told = {"approvalId": card["payload"]["approvalId"], "outcome": outcome}
+    await phone.until(
+        lambda e: bool(e["type"] == "approval.resolved" and told.items() <= e["payload"].items()),
+        since=since,
+    )
+
+
+async def prompted(phone: Phone, served: Node, number: int = 1) -> None:
+    """Wait until a question was said so many times, and it is recorded that it was heard."""
+    await until(lambda: len(phone.spoken()) >= number)
+    prompt = [event for event in phone.log if is_call("tts.speak")(event)][number - 1]
+    assert "May I" in prompt["payload"]["arguments"]
+    await phone.until(is_state("idle"), since=phone.log.index(prompt))
+    fields = session_of(served)._ledger.state.fields
+    await until(lambda: all(one.presented for one in decode_approvals(fields[APPROVALS])))
+    await recorded(served)
+
+
+async def answered(phone: Phone, since: int = 0) -> str:
+    """Wait for the final and the end of its turn."""
+    final = await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+    await phone.idle(since=phone.log.index(final))
+    return str(final["payload"]["text"])
+
+
+async def is_fine(shelf: Shelf, results: int = 1) -> None:
+    """Check that what is kept is valid, and that nothing stands."""
+    log = await kept(shelf)
+    assert faults(log) == [] and len([one for one in log if isinstance(one, ToolResult)]) == results
+
+
+# -- by card
+
+
+async def test_a_card_is_shown_again_by_the_other_node_and_what_it_decides_counts_once(shelf: Shelf) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a, "approval") as phone:
+            card = await asked(phone)
+            since = await goes(phone, b)
+            await until(lambda: card["id"] in [event["id"] for event in phone.duplicates])
+            await is_told(phone, card, "allow", "allowed")
+            assert await answered(phone, since) == "It said moved."
+            await is_told(phone, card, "allow", "refused")  # it has been told already
+            await is_told(phone, card, "deny", "refused")
+            await calm(b)
+            await goes(phone, a)
+            await is_told(phone, card, "allow", "allowed")
+            await is_told(phone, card, "deny", "refused")
+            assert len(phone.runs) == 1 and len(phone.finals()) == 1
+            assert not phone.errors()
+    await is_fine(shelf)
+
+
+async def test_a_card_that_was_denied_is_denied_wherever_it_is_said_again(shelf: Shelf) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a, "approval") as phone:
+            card = await asked(phone)
+            await is_told(phone, card, "deny", "denied")
+            await phone.idle()
+            await calm(a)
+            await goes(phone, b)
+            await is_told(phone, card, "deny", "denied")
+            await is_told(phone, card, "allow", "refused")
+            assert not phone.runs
+
+
+async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the_other_node(
+    shelf: Shelf,
+) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a, "approval", "resume") as phone:
+            card = await asked(phone)
+            await recorded(a)
+            assert phone._socket is not None
+            phone._socket.transport.pause_reading()
+            await decides(phone, card, "allow")
+            session = session_of(a)
+            await until(lambda: not session._questions.open)
+            assert not phone.runs
+            since = await goes(phone, b)
+            await is_told(phone, card, "allow", "allowed")
+            assert await answered(phone, since) == "It said moved."
+            assert len(phone.runs) == 1
+    await is_fine(shelf)
+
+
+@pytest.mark.parametrize("decision", ["allow", "deny"])
+async def test_a_card_stands_when_its_session_is_taken_from_the_store_anew(
+    file_shelf: Shelf, decision: str
+) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, move) as served:
+        async with phone_at(served, "approval") as phone:
+            card = await asked(phone)
+            await rejoins(phone, store, served)
+            await until(lambda: card["id"] in [event["id"] for event in phone.duplicates])
+            expected = {"allow": "allowed", "deny": "denied"}[decision]
+            await is_told(phone, card, decision, expected)
+            await answered(phone)
+            await is_told(phone, card, decision, "refused")  # it has been told already
+            assert len(phone.runs) == (1 if decision == "allow" else 0)
+            await calm(served)
+    log = await kept(file_shelf)
+    assert faults(log) == []
+
+
+async def test_a_decision_whose_commit_had_no_reply_is_told_truly_when_it_is_said_again(
+    file_shelf: Shelf,
+) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, move) as served:
+        async with phone_at(served, "approval", "resume") as phone:
+            card = await asked(phone)
+            await recorded(served)
+            store.lose()
+            since = len(phone.log)
+            await decides(phone, card, "allow")
+            await resolved(phone, card, "allowed", since)
+            assert store.lost == 1
+            assert await answered(phone, since) == "It said moved."
+            await is_told(phone, card, "allow", "refused")  # it has been told already
+            await is_told(phone, card, "deny", "refused")
+            assert len(phone.runs) == 1
+            await calm(served)
+    await is_fine(file_shelf)
+
+
+async def rejoins(phone: Phone, store: LosesReplies, served: Node) -> None:
+    """Lose the reply to something beside the question, and wait until the session was taken anew."""
+    await recorded(served)
+    session = session_of(served)
+    store.lose()
+    await phone.send("session.update", {"tools": [MOVE]})
+    await until(lambda: session not in served.listener.hub.sessions and bool(served.listener.hub.sessions))
+    anew = session_of(served)
+    await until(lambda: anew.transport is not None)
+    assert store.lost == 1
+
+
+# -- by voice
+
+
+async def test_a_prompt_that_was_heard_is_answered_at_the_other_node_without_being_said_again(
+    shelf: Shelf,
+) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a) as phone:
+            await phone.say("move it")
+            await prompted(phone, a)
+            since = await goes(phone, b)
+            await phone.idle(since=since)
+            assert phone.spoken(since) == []
+            await phone.say("yes")
+            assert await answered(phone) == "It said moved."
+            assert len(phone.runs) == 1 and len(phone.spoken()) == 2
+            await calm(b)
+    await is_fine(shelf)
+
+
+async def test_an_app_that_was_relaunched_is_asked_again_by_the_other_node(shelf: Shelf) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a) as old:
+            old.acknowledge = lambda name: name != "tts.speak"
+            await old.say("move it")
+            await old.until(is_call("tts.speak"))
+            await old.cut()
+        async with phone_at(b) as new:
+            await prompted(new, b)
+            await new.say("yes")
+            assert await answered(new) == "It said moved."
+            assert len(new.runs) == 1 and not old.runs
+            await calm(b)
+    await is_fine(shelf)
+
+
+async def test_a_prompt_that_was_interrupted_is_said_again_by_the_other_node_before_a_yes_counts(
+    shelf: Shelf,
+) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a) as phone:
+            phone.acknowledge = lambda name: name != "tts.speak"
+            await phone.say("move it")
+            prompt = await phone.until(is_call("tts.speak"))
+            await phone.until(is_state("idle"), since=phone.log.index(prompt))
+            taken = await phone.send("audio.output.interrupted", {"reason": "user"})
+            phone.acknowledge = lambda _: True
+            seen = session_of(a)._ledger.state.seen
+            await until(lambda: taken in seen)
+            await goes(phone, b)
+            await prompted(phone, b, 2)
+            await phone.say("yes")
+            assert await answered(phone) == "It said moved."
+            assert len(phone.runs) == 1 and len(phone.spoken()) == 3
+            await calm(b)
+    await is_fine(shelf)
+
+
+@pytest.mark.parametrize("answer", ["yes", "no"])
+async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store_anew(
+    file_shelf: Shelf, answer: str
+) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, move) as served:
+        async with phone_at(served) as phone:
+            await phone.say("move it")
+            await prompted(phone, served)
+            since = len(phone.log)
+            await rejoins(phone, store, served)
+            await phone.idle(since=since)
+            await phone.say(answer)
+            await answered(phone)
+            assert len(phone.runs) == (1 if answer == "yes" else 0)
+            assert len(phone.finals()) == 1 and len([t for t in phone.spoken() if "May I" in t]) == 1
+            await calm(served)
+    log = await kept(file_shelf)
+    assert faults(log) == []
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_a_yes_whose_commit_had_no_reply_counts_once_or_is_said_to_be_unknown(
+    file_shelf: Shelf, resumes: bool
+) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, move, tool_timeout=0.3) as served:
+        async with phone_at(served, *(["resume"] if resumes else [])) as phone:
+            await phone.say("move it")
+            await prompted(phone, served)
+            session = session_of(served)
+            (question,) = session._questions.standing.values()
+            question.presented_at = 0.0  # long ago: no interruption of it can be on its way
+            store.lose()
+            since = len(phone.log)
+            said = await phone.say("yes")
+            await until(lambda: store.lost == 1)
+            await phone.say("yes", id=said)
+            # Nobody knows whether an app that was relaunched has had the call: it is not sent again.
+            expected = "moved" if resumes else "unknown"
+            assert await answered(phone, since) == f"It said {expected}."
+            assert len(phone.runs) == (1 if resumes else 0)
+            await calm(served)
+    await is_fine(file_shelf)

@@ -1,0 +1,168 @@
+"""Random moves, cuts and lost replies under a client that talks: nothing is lost, or done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from conductor.client import Client, ClientLimits, ConnectionLost, Reconnect, Turn, connect
+from conductor.conversation import duel, turns
+from conductor.conversation.memos import TURN
+from conductor.conversation.sentences import FAILURES
+from conductor.events.server import EventAck, SpeechFinal
+from conductor.messages import ToolCall, ToolResult
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script
+from tests.conversation.helpers import faults
+from tests.server.door import Door
+from tests.server.nodes import KEY, LosesReplies, Node, Shelf, node, stored, words
+from tests.server.wires import until
+
+STEPS = 40
+LIMIT_S = 10.0
+APOLOGY = FAILURES["model_provider_failed"]
+WAITING = 3
+"""So many transcripts the client has under way at most."""
+TOOL: dict[str, Any] = {
+    "name": "notes.add",
+    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}},
+    "_meta": {"conductor": {"approval": "never"}},
+}
+
+
+def note(request: ModelRequest) -> Script:
+    """Write down what was said last, and say so."""
+    text = words(request)[-1]
+    if isinstance(request.messages[-1], ToolResult):
+        return [TextDelta(f"Noted {text}.")]
+    return [ToolCall("c-1", "notes.add", json.dumps({"text": text}))]
+
+
+class Walk:
+    """A client that talks while things happen to it; ``trail`` says which."""
+
+    def __init__(self, seed: int, door: Door, nodes: list[Node], stores: list[LosesReplies]) -> None:
+        self.rng = random.Random(seed)
+        self.door = door
+        self.nodes = nodes
+        self.stores = stores
+        self.trail: list[str] = []
+        self.turns: list[Turn] = []
+        self.ran: list[str] = []
+
+    def write(self, arguments: dict[str, Any]) -> str:
+        self.ran.append(arguments["text"])
+        return "written"
+
+    async def step(self, client: Client) -> None:
+        """Let one thing happen, now or soon; an app whose connection was given up opens another."""
+        try:
+            await self._step(client)
+        except ConnectionLost:
+            self.trail.append("reconnect")
+            await client.reconnect()
+
+    async def finish(self, client: Client) -> None:
+        """Let nothing happen any more, and say something that is answered after all the rest."""
+        self.door.calm()
+        for store in self.stores:
+            store.loses = lambda _: False
+        for number in itertools.count():
+            try:
+                await self.has_waiting(0)
+                self.turns.append(await client.say(f"last-{number}"))
+                assert (await self.turns[-1].wait(LIMIT_S)).text == f"Noted last-{number}."
+                return
+            except ConnectionLost:
+                await client.reconnect()
+
+    async def _step(self, client: Client) -> None:
+        what = self.rng.choices(["say", "move", "cut", "lose", "answered"], [5, 2, 2, 2, 2])[0]
+        self.trail.append(what)
+        match what:
+            case "say":
+                await self.has_waiting(WAITING - 1)
+                self.turns.append(await client.say(f"note-{len(self.turns)}"))
+            case "move":
+                self.door.to = self.rng.choice(self.nodes)
+                self.door.cut_after(self.rng.randint(1, 30))
+            case "cut":
+                self.door.cut_after(self.rng.randint(1, 30))
+            case "lose":
+                self.rng.choice(self.stores).lose(self.rng.randint(0, 8))
+            case "answered":
+                await self.has_waiting(0)
+
+    async def has_waiting(self, most: int) -> None:
+        """Wait until no more turns are under way than that."""
+        open_turns = [turn for turn in self.turns if not turn.done]
+        for turn in open_turns[: len(open_turns) - most]:
+            await turn.wait(LIMIT_S)
+
+
+async def test_whatever_happens_each_word_has_one_answer_and_each_write_runs_once(
+    file_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duel, "FREE", 1_000)  # a phone does not move so often, and would be slowed down
+    monkeypatch.setattr(turns, "NEWS_RETRY_S", 0.02)
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
+    await play(file_shelf, seed)
+
+
+async def play(shelf: Shelf, seed: int) -> None:
+    """Take a walk and look at what it leaves."""
+    stores = [LosesReplies(shelf.make()), LosesReplies(shelf.make())]
+    async with (
+        asyncio.timeout(LIMIT_S),
+        node(stores[0], note, mode="queue") as a,
+        node(stores[1], note, mode="queue") as b,
+    ):
+        door = Door(a)
+        walk = Walk(seed, door, [a, b], stores)
+        async with door.open() as url:
+            again = Reconnect(first_s=0.001, most_s=0.01, steady_s=0.0)
+            limits = ClientLimits(turn_s=LIMIT_S)
+            handlers = {"notes.add": walk.write}
+            client = connect(
+                url, KEY.session_id, tools=[TOOL], handlers=handlers, reconnect=again, limits=limits
+            )
+            async with client:
+                try:
+                    for _ in range(STEPS):
+                        await walk.step(client)
+                    await walk.finish(client)
+                    check(client, walk)
+                    await until(lambda: client.state == "idle" and not client.busy)
+                except (AssertionError, TimeoutError) as error:
+                    raise AssertionError(f"seed {seed}: {error!r}; {walk.trail}") from error
+    kept = await stored(shelf)
+    assert faults(kept.log) == [], (seed, walk.trail)
+    assert not kept.calls and not kept.fields.get(TURN), (seed, walk.trail)
+    results = [json.loads(one.content) for one in kept.log if isinstance(one, ToolResult)]
+    assert {one["error_type"] for one in results} == {"none"}, (seed, walk.trail)
+
+
+def check(client: Client, walk: Walk) -> None:
+    """Compare what was acknowledged with what was done, and with what was answered.
+
+    Words for which the model was begun twice in vain have an apology (durability, "Faults").
+    """
+    received = [one for one in client.received if not one.duplicate]
+    acknowledged = {
+        event_id for one in received if isinstance(one.event, EventAck) for event_id in one.event.event_ids
+    }
+    finals = Counter(one.event.text for one in received if isinstance(one.event, SpeechFinal))
+    apologies = finals.pop(APOLOGY, 0)
+    ran = Counter(walk.ran)
+    assert set(finals.values()) <= {1} and set(ran.values()) <= {1}, (finals, ran)
+    said = [turn.text for turn in walk.turns if turn.event_id in acknowledged]
+    unanswered = [text for text in said if not finals[f"Noted {text}."]]
+    assert len(said) > 1 and len(unanswered) <= apologies, unanswered
+    assert all(ran[text] for text in said if text not in unanswered), ran
