@@ -460,6 +460,7 @@ class Questions:
         told = approval_id in self._told_by and self._told_by[approval_id] is self.outbox.transport
         if outcome is not None and outcome == _OUTCOMES.get(decision) and not told:
             # What came of it may have been lost with the connection, and is said once more.
+            self._told_by[approval_id] = self.outbox.transport
             return ApprovalResolved(approval_id, outcome, "This was decided already.")
         known = outcome is not None or approval_id in self.deciding
         if not known and self.ledger.epoch > 1:  # another process may have closed it, and not have told
