@@ -9,7 +9,7 @@ import pytest
 
 from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreUnavailable
-from conductor.messages import ToolCall, ToolResult, UserMessage
+from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
 from conductor.stores.base import AppendLog, Claim, SessionKey
@@ -17,7 +17,7 @@ from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
 from tests.conversation.test_ledger import FailingOver, make_ledger
 from tests.end_to_end.phone import WAIT, Event, is_call
-from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node
+from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
 
 
@@ -168,3 +168,40 @@ def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(a
         assert lost == [] and log == [UserMessage("one"), UserMessage("three")]
 
     helpers.run(scenario())
+
+
+# -- news
+
+
+def news(request: ModelRequest) -> Script:
+    """Tell news where there are any."""
+    return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
+
+
+FINISHED = {"agentId": "a", "status": "FINISHED"}
+
+
+async def test_news_that_was_acknowledged_and_waits_is_told_by_the_other_node(file_shelf: Shelf) -> None:
+    hold = asyncio.Event()
+    async with two_nodes(file_shelf, [[hold, TextDelta("never")]], news) as (a, b):
+        async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.say("one")
+            await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
+            said = await phone.send("agent.completed", FINISHED)
+            await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
+            await moves(phone, b)
+            await phone.until(is_final("An agent has finished."))
+
+
+async def test_news_whose_commit_had_no_reply_is_told(file_shelf: Shelf) -> None:
+    store = LosesReplies(file_shelf.make())
+    async with node(store, news) as served:
+        async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.ask("one")
+            await calm(served)
+            store.lose()
+            said = await phone.send("agent.completed", FINISHED)
+            await until(lambda: store.lost == 1)
+            await phone.send("agent.completed", FINISHED, id=said)
+            await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
+            await phone.until(is_final("An agent has finished."))
