@@ -104,7 +104,6 @@ class Host:
         for operation in operations:
             if isinstance(operation, ForgetCall):
                 told += self._device.give_up(operation.call_id, reason)
-                self._ledger.changed(TURN)
         turn_id = self.turn.id if self.turn is not None else ""
         await self._ledger.commit(operations, [*told, *events], turn_id)
 

@@ -63,6 +63,8 @@ _RECORDED = (
 """Events that are recorded when they have been taken."""
 _QUEUE_RETRY_S = 2.0
 """When to say again what found too many transcripts waiting."""
+_FLUSH_S = 0.1
+"""How long acknowledgements wait for a commit to go with."""
 _DRAIN_RETRY_S = 2.0
 """When a client whose server restarts should say it again."""
 
@@ -139,6 +141,7 @@ class Session:
             self._limits.turns_per_minute / 60, self._limits.turns_per_minute, self._now()
         )
         self._draining = False
+        self._flushing: asyncio.TimerHandle | None = None
         self._floor = Floor(self._limits.floor_timeout, self._outbox, self._bucket, self._turns.tell_news)
         claims = noted(claim.state.fields)
         self._ledger.keep(CLAIMS, lambda: claims)
@@ -258,6 +261,8 @@ class Session:
     async def close(self) -> None:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
         self._floor.close()
+        if self._flushing is not None:
+            self._flushing.cancel()
         self._hearing.close()
         self._questions.close()
         await self._turns.close()
@@ -331,6 +336,16 @@ class Session:
         except StoreError as error:
             log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
 
+    def _flush_soon(self) -> None:
+        """Record that the client has acknowledged everything, unless a commit comes that takes it along."""
+        if self._ledger.durable and self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_FLUSH_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = None
+        self._tasks.spawn(self.flush())
+
     async def verify(self) -> bool:
         """Tell whether this process still has the session. Raises `StoreError`."""
         return await self._ledger.verify()
@@ -344,7 +359,7 @@ class Session:
             if reception != "refused" and not shown:
                 self._acknowledge(inbound, transport)
             if shown and not (self.busy or self._outbox.outstanding):
-                await self.flush()  # what was acknowledged need not be replayed
+                self._flush_soon()
             return reception
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self.key.session_id)

@@ -147,9 +147,9 @@ class Book:
         return any(column in columns for _, column in self.bad)
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
-        """Tell whether a job is stuck: for so long after the last fault, or for longer whatever falls."""
+        """Tell whether a job is stuck: nothing has come of it for so long after the last fault of its session."""
         now, last = _now(), max(job.said_at, job.person.hit_at)
-        return now - last > patience_s or now - job.said_at > 4 * patience_s
+        return now - last > patience_s
 
     def hit(self, person: Person, row: Row) -> None:
         """Note that a fault has hit a session: one that was meant for it counts more than others."""
