@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from conductor.conversation.transport import Frame, Transport
+from conductor.events.envelope import made_before
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
@@ -246,13 +247,20 @@ class Outbox:
                 del self._by_call[call_id]
 
     def handled(self, event_id: str | None) -> None:
-        """Take it that the client has handled what it was told up to this event: it says so itself."""
-        entry = self._entries.get(event_id or "")
-        if entry is None:
+        """Take it that the client has handled what it was told up to this event: it says so itself.
+
+        The event may be acknowledged already, or be one that is not kept.
+        """
+        if event_id is None:
             return
-        for earlier in [*self._before(entry), entry]:
-            if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
-                self._remove(earlier)
+        for entry in list(self._entries.values()):
+            own_id, kind = entry.record.event_id, entry.record.kind
+            if not entry.frame.written or not (own_id == event_id or made_before(own_id, event_id)):
+                continue
+            if kind in ("state", "message", "final"):
+                self._remove(entry)
+            elif kind == "speak" and own_id != event_id:
+                self._lose(entry)  # it went on to the next one, and its answer is lost
         self._settle()
 
     def attach(self, transport: Transport, *, states: bool = True) -> None:

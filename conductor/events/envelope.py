@@ -49,6 +49,16 @@ class IdSource:
         return f"{self._prefix}_{next(self._count):x}"
 
 
+def made_before(one: str, other: str) -> bool:
+    """Tell whether, of two ids of the same source, the first was made first; False if that is not known."""
+    prefix, _, number = one.rpartition("_")
+    other_prefix, _, other_number = other.rpartition("_")
+    try:
+        return prefix == other_prefix and int(number, 16) < int(other_number, 16)
+    except ValueError:
+        return False
+
+
 _second = 0
 _second_text = ""
 

@@ -147,7 +147,7 @@ class Book:
         return any(column in columns for _, column in self.bad)
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
-        """Tell whether a job is stuck: nothing has come of it for so long after the last fault of its session."""
+        """Tell whether a job is stuck: for so long after the last fault of its session nothing has come."""
         now, last = _now(), max(job.said_at, job.person.hit_at)
         return now - last > patience_s
 

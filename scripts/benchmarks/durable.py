@@ -1,4 +1,4 @@
-"""What it costs to keep sessions: the time of a commit, and a turn's CPU beside one that is kept in memory."""
+"""What it costs to keep sessions: the time of a commit, and the CPU of a turn beside one in memory."""
 
 from __future__ import annotations
 

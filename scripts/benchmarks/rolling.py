@@ -112,8 +112,8 @@ async def _run(options: argparse.Namespace) -> Tally:
                     tally.restarts += 1
                 stop.set()
             for node in cluster.nodes:
-                said = node.log.read_text(errors="replace").splitlines()
-                print(*(line for line in said if "turn failed" in line), sep="\n", file=sys.stderr)
+                lines = node.log.read_text(errors="replace").splitlines()
+                print(*(line for line in lines if "turn failed" in line), sep="\n", file=sys.stderr)
             if service.refused:
                 tally.failed["invalid history"] += len(service.refused)
     return tally

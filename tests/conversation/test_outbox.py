@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conductor.conversation.delivery import CallTerms, Delivery
 from conductor.conversation.outbox import Entry, Outbox
 from conductor.conversation.transport import Frame
+from conductor.events.server import append_message, set_state, speak
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 from tests.conversation.helpers import later, limits, run
@@ -905,3 +907,22 @@ def test_no_walk_with_questions_breaks_the_rules() -> None:
 @given(st.integers(min_value=0), st.integers(min_value=1, max_value=150))
 def test_no_walk_of_any_length_breaks_the_rules(seed: int, number: int) -> None:
     check_walk(seed, number)
+
+
+def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(Limits(), lambda record: None)
+        delivery = Delivery("s-1", outbox, Limits(), lambda name: CallTerms(30.0, "write"))
+        wire = Wire()
+        outbox.attach(wire)
+        events = [set_state("c1", "thinking"), append_message("c2", "user", "hi"), speak("c3", "hello")]
+        delivery.send(delivery.make_ready([*events, set_state("c4", "idle")], "t1"))
+        ids = wire.ids()
+        outbox.acknowledge("c4")  # which acknowledges those before it, but not the speech
+        assert [record.call_id for record in outbox.records()] == ["c3"]
+        outbox.handled("evt_of-another-process_1")
+        assert outbox.outstanding
+        outbox.handled(ids[3])  # it is gone from here, and still says how far the client is
+        assert outbox.records() == [] and not outbox.outstanding
+
+    run(scenario())
