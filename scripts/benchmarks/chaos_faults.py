@@ -58,6 +58,10 @@ class Plan:
         return faults
 
 
+_ONLY_TOLD = ("assistant.speech.partial", "approval.resolved", "error")
+"""What a frozen node may still say: it has no effect, and tells nothing that is not so."""
+
+
 class Injector:
     """Does the faults. Clients say where they are (`at`, `soon`), and may be struck there.
 
@@ -274,7 +278,7 @@ class Injector:
             # What it had recorded before it froze has the same id from whoever took over.
             if one.type in _NOTHING_TO_BELIEVE or one.event_id in known:
                 continue
-            if one.type == "assistant.speech.partial" or one.name == "convo.setState":
+            if one.type in _ONLY_TOLD or one.name == "convo.setState":
                 self._book.figures[f"zombie {one.name or 'partials'}"] += 1
             else:
                 self._book.zombie(person, f"{one.type} {one.name}", one.call_id)
