@@ -28,7 +28,16 @@ from conductor.events.envelope import IdSource
 from conductor.events.server import ApprovalResolved, ServerEvent, set_state
 from conductor.settings import Limits
 from conductor.stores.base import FinishCall, ForgetCall, OpenCall, Operation, SetField
-from conductor.tools.approvals import SCOPES, Approval, Outcome, Scope, denied, encode_approvals, not_answered
+from conductor.tools.approvals import (
+    DEFINITION_CHANGED,
+    SCOPES,
+    Approval,
+    Outcome,
+    Scope,
+    denied,
+    encode_approvals,
+    not_answered,
+)
 from conductor.tools.base import ToolOutcome, failed
 from conductor.tools.executor import Asked, Ready
 from conductor.tools.figures import Figures
@@ -315,7 +324,7 @@ class Questions:
         """Say why a call must not run, although it is allowed: what has changed since it was asked about."""
         spec = self.profile.executor.spec(ready.spec.name)
         if spec is None or spec.fingerprint != ready.spec.fingerprint:
-            return failed("permission_denied", _CHANGED, reason="definition_changed")
+            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         verdict = self._judge(ready, ())
         if verdict.effect == "deny":
             return failed(
@@ -475,6 +484,3 @@ def _spoken_reasons(asked: Asked) -> tuple[Reason, ...]:
     if TAINTED.get(asked.ready.spec.effect) in asked.verdict.reasons:
         reasons.append("untrusted")
     return tuple(reasons)
-
-
-_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."

@@ -18,7 +18,7 @@ from conductor.conversation.memos import TurnMemo
 from conductor.conversation.round import Round
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.stores.base import CallRecord, SessionState
-from conductor.tools.approvals import Approval, decode_approvals
+from conductor.tools.approvals import DEFINITION_CHANGED, Approval, decode_approvals
 from conductor.tools.base import ToolOutcome, failed
 from conductor.tools.executor import Asked, Ready, ToolExecutor, interrupted_outcome, stamped
 from conductor.tools.permissions import Verdict
@@ -28,7 +28,6 @@ log = structlog.get_logger(__name__)
 MAX_ATTEMPTS = 2
 """So often the model is run for the same words; then the person is told that it did not work."""
 _LOST = "connection_lost"
-_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def _go_on(
         if approval is None:
             return Asked(ready, Verdict("ask", ("It was to be asked about.",), None, warn=False))
         if approval.fingerprint != ready.spec.fingerprint:
-            return failed("permission_denied", _CHANGED, reason="definition_changed")
+            return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         return Asked(ready, Verdict("ask", approval.reasons, None, warn=False))
     if record.source == "device":
         return ready if sent else interrupted_outcome(record.effect, sent=True, reason=_LOST)

@@ -13,6 +13,7 @@ from conductor.tools.base import Risk, ToolOutcome, failed
 Scope: TypeAlias = Literal["once", "session", "always"]
 Outcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded"]
 
+DEFINITION_CHANGED = "The tool's definition changed while the user was asked. Nothing was run."
 SCOPES: tuple[Scope, ...] = ("once", "session", "always")
 
 
