@@ -71,11 +71,11 @@ class Host:
         self.turn: Turn | None = None
         self.speeches = speeches
         self._profile = profile
-        self._pending = pending
-        self._ledger = ledger
-        self._delivery = delivery
-        self._device = device
-        self._questions = questions
+        self.pending = pending
+        self.ledger = ledger
+        self.delivery = delivery
+        self.device = device
+        self.questions = questions
         self._figures = services.figures
         self._follows = follows
         self._partials = Partials(self._send_partial, self.limits.partial_interval)
@@ -89,7 +89,7 @@ class Host:
     @property
     def messages(self) -> Sequence[Message]:
         """The history."""
-        return self._ledger.state.log
+        return self.ledger.state.log
 
     @property
     def system_prompt(self) -> str:
@@ -103,14 +103,14 @@ class Host:
         reason = _CANCEL_REASONS.get(stopped or "interrupted", "barge_in")
         for operation in operations:
             if isinstance(operation, ForgetCall):
-                told += self._device.give_up(operation.call_id, reason)
+                told += self.device.give_up(operation.call_id, reason)
         turn_id = self.turn.id if self.turn is not None else ""
-        await self._ledger.commit(operations, [*told, *events], turn_id)
+        await self.ledger.commit(operations, [*told, *events], turn_id)
 
     async def note_attempt(self) -> None:
         """Record that the model is about to be run anew. Raises `StoreError`."""
-        self._ledger.changed(TURN)
-        await self._ledger.flush()
+        self.ledger.changed(TURN)
+        await self.ledger.flush()
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call with validated arguments."""
@@ -119,16 +119,16 @@ class Host:
             isinstance(one, ToolResult | Note) and one.untrusted for one in self.messages
         )
         now = asyncio.get_running_loop().time()
-        unknown = changes and self._device.unknowns.holds(arguments_digest(spec.name, arguments), now)
+        unknown = changes and self.device.unknowns.holds(arguments_digest(spec.name, arguments), now)
         return self.executor.gate.judge(spec, arguments, tainted=tainted, may_have_happened=unknown)
 
     async def ask(self, turn_id: str, asked: Sequence[Asked]) -> Batch:
         """Ask a person about calls. Raises `StoreError`."""
-        return await self._questions.ask(turn_id, asked)
+        return await self.questions.ask(turn_id, asked)
 
     async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
         """Close the questions that stand; gives what is to be committed and sent for that."""
-        return await self._questions.withdraw()
+        return await self.questions.withdraw()
 
     def begins(self, ready: Ready) -> None:
         """Note that a call is run."""
@@ -141,7 +141,7 @@ class Host:
         took = outcome.metadata.execution_time_ms / 1000
         self._figures.called(spec.name, spec.source, outcome.error_type, took)
         if outcome.error_type == "unknown" and spec.effect != "read":
-            self._device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
+            self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self._profile.capabilities:
             self.show_at_once(finished(ready, outcome))
 
@@ -164,7 +164,7 @@ class Host:
         turn.figures.answered = message.text or turn.figures.answered
         memos = ({TURN: lambda: turn_memo(turn)} if prepared is not None else {**ENDED}) | spoken_memo(speech)
         end = turn.end if prepared is None else None
-        await self._ledger.commit(operations, events, turn.id, memos=memos, then=end)
+        await self.ledger.commit(operations, events, turn.id, memos=memos, then=end)
         self.speeches.add(speech)
 
     def speech(self, turn: Turn, text: str, said: str) -> Speech | None:
@@ -175,12 +175,12 @@ class Host:
         spoken = for_the_ear(said)
         if not spoken:
             return None
-        position = self._ledger.state.log_end
+        position = self.ledger.state.log_end
         return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
 
     def show(self, reply: Reply) -> None:
         """Show the live text of a reply."""
-        if self._delivery.outbox.transport is not None:
+        if self.delivery.outbox.transport is not None:
             self._partials.show(reply)
 
     def hush(self) -> None:
@@ -189,19 +189,19 @@ class Host:
 
     def expect(self, call_id: str) -> None:
         """Make ready for the device's answer to a call."""
-        self._pending.expect(call_id)
+        self.pending.expect(call_id)
 
     def forget(self, call_id: str) -> None:
         """Expect no answer any more."""
-        self._pending.forget(call_id)
+        self.pending.forget(call_id)
 
     def record(self, call_id: str) -> CallRecord | None:
         """Look a call up: what was recorded of it decides."""
-        return self._ledger.state.calls.get(call_id)
+        return self.ledger.state.calls.get(call_id)
 
     def withdraw(self, call_id: str) -> bool:
         """Take a call back that no socket has had; False if one has."""
-        return self._delivery.outbox.withdraw(call_id)
+        return self.delivery.outbox.withdraw(call_id)
 
     def new_call_id(self) -> str:
         """Make an id for a call."""
@@ -216,7 +216,7 @@ class Host:
 
     def show_at_once(self, event: ServerEvent) -> None:
         """Send what need not be recorded."""
-        self._delivery.outbox.send(self._delivery.frame(event))
+        self.delivery.outbox.send(self.delivery.frame(event))
 
 
 def turn_memo(turn: Turn | None) -> str:

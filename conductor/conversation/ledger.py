@@ -90,6 +90,13 @@ class Ledger:
         if self._changed or (self.durable and self._delivery.outbox.gone):
             await self.commit([])
 
+    async def try_flush(self) -> None:
+        """Flush; where the store is away, a later commit takes it along."""
+        try:
+            await self.flush()
+        except StoreError as error:
+            log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
+
     async def verify(self) -> bool:
         """Tell whether the session is still this claim's, and as it is here. Raises `StoreError`."""
         if not self.durable:

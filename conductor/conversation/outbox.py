@@ -95,15 +95,20 @@ class Outbox:
         """List the unacknowledged events."""
         return [entry.record for entry in self._entries.values()]
 
-    def restore(self, record: OutboundRecord, limit: float) -> None:
-        """Take an event over from another process, which may have sent it.
+    def has_had(self, event_id: str) -> bool:
+        """Tell whether an event was ever written, or has left."""
+        entry = self._entries.get(event_id)
+        return entry.frame.written if entry is not None else event_id in self._gone
 
-        The time that a call has had there counts.
+    def restore(self, record: OutboundRecord, limit: float, *, sent: bool) -> None:
+        """Take an event over that is in the store; ``sent``: its client may have had it.
+
+        The time that a call has had since counts.
         """
         if record.kind == "call":
             limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
         entry = Entry(record, limit)
-        entry.frame.written = True
+        entry.frame.written = sent
         self._entries[record.event_id] = entry
         if record.kind != "final":
             self._by_call[record.call_id] = entry

@@ -1,4 +1,4 @@
-"""One conversation: its connections, and what comes by them.
+"""One conversation: its connections, and how it begins, goes on elsewhere, and ends.
 
 A session outlives its connections. It takes events from any connection that is bound to it, and sends to the
 one that is served.
@@ -7,66 +7,29 @@ one that is served.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import structlog
 
-from conductor.bounds import TokenBucket
-from conductor.conversation.delivery import Delivery
-from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.duel import FIELD as CLAIMS
 from conductor.conversation.duel import noted
-from conductor.conversation.fields import Fields
-from conductor.conversation.floor import Floor
-from conductor.conversation.grants import Grants
-from conductor.conversation.hearing import Hearing
-from conductor.conversation.host import Host, new_call_id
-from conductor.conversation.ledger import Ledger
-from conductor.conversation.memos import LATE, PROFILE, SPEECH, WAITING
-from conductor.conversation.open_question import Voice
-from conductor.conversation.outbox import Outbox
-from conductor.conversation.profile import Profile
-from conductor.conversation.questions import Questions
-from conductor.conversation.sentences import MESSAGES, agent_news
+from conductor.conversation.intake import Intake, Reception
+from conductor.conversation.memos import LATE, PROFILE, SPEECH
+from conductor.conversation.parts import make_parts
 from conductor.conversation.services import Services
-from conductor.conversation.speeches import Speeches
-from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
-from conductor.conversation.turns import Turns
-from conductor.conversation.waiting import News
-from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
-from conductor.events.server import ErrorEvent, EventAck, ServerEvent, SessionStarted, ToolsChanged, set_state
+from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
-from conductor.stores.base import Claim, Operation, OutboundRecord, RememberInbound
-from conductor.tools.pending import Pending
+from conductor.stores.base import Claim
 
 log = structlog.get_logger(__name__)
 
-Reception: TypeAlias = Literal["ordinary", "expected", "refused"]
-"""What an event was: ``expected`` answers a call, ``refused`` is a transcript that starts no turn."""
-
 SUPERSEDED = 4409
 """The code that closes the older of two connections (protocol, "Base: client to server")."""
-_RECORDED = (
-    client.TranscriptFinal,
-    client.ToolResultEvent,
-    client.OutputInterrupted,
-    client.AgentCompleted,
-    client.ApprovalResponse,
-)
-"""Events that are recorded when they have been taken."""
-_QUEUE_RETRY_S = 2.0
-"""When to say again what found too many transcripts waiting."""
-_FLUSH_S = 0.1
-"""How long acknowledgements wait for a commit to go with."""
-_DRAIN_RETRY_S = 2.0
-"""When a client whose server restarts should say it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,75 +44,34 @@ class Session:
     """One conversation, from its first event until its grace is over."""
 
     def __init__(
-        self, services: Services, claim: Claim, on_lost: Callable[[bool], None] = lambda _: None
+        self,
+        services: Services,
+        claim: Claim,
+        on_lost: Callable[[bool], None] = lambda _: None,
+        former: Session | None = None,
     ) -> None:
         self.key = claim.key
         self._on_lost = on_lost
         self.is_new = not (claim.state.log or claim.state.fields or claim.state.seen)
+        parts = self._parts = make_parts(services, claim, self._lose)
         self._limits = services.limits
-        self._tasks = Tasks()
-        self._outbox = Outbox(self._limits, self._expired)
-        pending = Pending()
-        self._profile = Profile(services, self.key.session_id, pending)
-        self._delivery = Delivery(self.key.session_id, self._outbox, self._limits, self._profile.terms)
-        self._ledger = Ledger(services.store, claim, self._delivery, self._tasks, self._lose)
-        self._ledger.keep(PROFILE, self._profile.kept)
-        self._device = DeviceCalls(
-            self._limits, self._profile, pending, self._ledger, self._delivery, lambda: self.busy
-        )
-        speeches = self._speeches = Speeches(self._limits.heard_window)
-        grants = Grants(self._ledger, services.lasting_grants)
-        self._profile.grants = grants.rules
-        self._profile.fields = Fields(self._ledger)
-        self._questions = Questions(
-            self._limits,
-            self._profile,
-            pending,
-            self._ledger,
-            self._outbox,
-            Voice(self._outbox, speeches),
-            self._tasks,
-            grants,
-            services.figures,
-        )
-        self._hearing = Hearing(self._questions)
-        host = Host(
-            services,
-            self._profile,
-            pending,
-            self._ledger,
-            self._delivery,
-            self._device,
-            self._questions,
-            speeches,
-            lambda: self._turns.follow(),
-        )
-        self._turns = Turns(
-            services,
-            host,
-            pending,
-            self._ledger,
-            self._delivery,
-            self._device,
-            self._questions,
-            speeches,
-            self._tasks,
-            self._may_tell_news,
-            self._count_news,
-        )
-        self._bucket = TokenBucket(
-            self._limits.turns_per_minute / 60, self._limits.turns_per_minute, self._now()
-        )
-        self._draining = False
-        self._flushing: asyncio.TimerHandle | None = None
-        self._floor = Floor(self._limits.floor_timeout, self._outbox, self._bucket, self._turns.tell_news)
+        self._outbox = parts.outbox
+        self._profile = parts.profile
+        self._ledger = parts.ledger
+        self._delivery = parts.delivery
+        self._device = parts.device
+        self._questions = parts.questions
+        self._hearing = parts.hearing
+        self._turns = parts.turns
+        self._intake = Intake(services.limits, parts)
         claims = noted(claim.state.fields)
+        unsent = former.unsent(claim) if former is not None else set[str]()
         self._ledger.keep(CLAIMS, lambda: claims)
         self._ledger.changed(CLAIMS)
         if not self.is_new:
-            self._restore()
+            self._restore(unsent)
 
-    def _restore(self) -> None:
+    def _restore(self, unsent: set[str]) -> None:
         """Go on where the process before this one was."""
         state = self._ledger.state
         self._profile.restore(state.fields.get(PROFILE))
@@ -158,15 +80,25 @@ class Session:
             call = state.calls.get(record.call_id)
             if record.kind != "call" or (call is not None and call.result is None):
                 limit = self._delivery.limit(record, call.name if call is not None else None)
-                self._outbox.restore(record, limit)
+                self._outbox.restore(record, limit, sent=record.event_id not in unsent)
             else:
                 self._outbox.drop(record.event_id)
-        self._speeches.restore(state.fields.get(SPEECH), self._text_at)
+        self._parts.speeches.restore(state.fields.get(SPEECH), self._text_at)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
         for record in outbound.values():
             if record.kind == "approval" and record.call_id not in self._questions.standing:
                 self._outbox.abandon(record.call_id)
+
+    def unsent(self, claim: Claim) -> set[str]:
+        """List what the store keeps for the client and this session never sent: it knew of no such commit.
+
+        ``claim`` is the one after this session's. Nothing, if another process may have sent it.
+        """
+        kept = claim.state.fields.get(CLAIMS)
+        if claim.epoch != self._ledger.epoch + 1 or kept != self._ledger.state.fields.get(CLAIMS):
+            return set()
+        return {event_id for event_id in claim.state.outbound if not self._outbox.has_had(event_id)}
 
     def _text_at(self, position: int) -> str:
         state = self._ledger.state
@@ -212,7 +144,7 @@ class Session:
                 self._hearing.prompt_lost()
         if reopens:
             # A transcript that was lost with the old socket has left the app waiting for this.
-            self._tasks.spawn(self.reopen_microphone())
+            self._parts.tasks.spawn(self._intake.reopen_microphone())
         self._turns.tell_news()
 
     def detach(self, transport: Transport) -> None:
@@ -226,7 +158,7 @@ class Session:
 
     def drain(self) -> None:
         """Begin no more turns: the server is about to stop."""
-        self._draining = True
+        self._parts.draining = True
         if self._ledger.durable:
             self._turns.lay_down()
         self._outbox.expect_no_acknowledgements()
@@ -260,15 +192,14 @@ class Session:
 
     async def close(self) -> None:
         """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
-        self._floor.close()
-        if self._flushing is not None:
-            self._flushing.cancel()
+        self._parts.floor.close()
+        self._intake.close()
         self._hearing.close()
         self._questions.close()
         await self._turns.close()
         self._outbox.close()
         await self._ledger.settled(self._limits.close_timeout)
-        await self._tasks.close(self._limits.close_timeout)
+        await self._parts.tasks.close(self._limits.close_timeout)
         await self._ledger.release()
 
     # -- what the client says
@@ -331,20 +262,7 @@ class Session:
 
     async def flush(self) -> None:
         """Record what nobody waits for; where the store is away, a later commit takes it along."""
-        try:
-            await self._ledger.flush()
-        except StoreError as error:
-            log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
-
-    def _flush_soon(self) -> None:
-        """Record that the client has acknowledged everything, unless a commit comes that takes it along."""
-        if self._ledger.durable and self._flushing is None:
-            loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(_FLUSH_S, self._flush_now)
-
-    def _flush_now(self) -> None:
-        self._flushing = None
-        self._tasks.spawn(self.flush())
+        await self._ledger.try_flush()
 
     async def verify(self) -> bool:
         """Tell whether this process still has the session. Raises `StoreError`."""
@@ -352,194 +270,8 @@ class Session:
 
     async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
         """Take one event from a connection that is bound to this session. Never waits for a turn."""
-        event = inbound.event
-        shown = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
-        try:
-            reception = await self._take(inbound, transport)
-            if reception != "refused" and not shown:
-                self._acknowledge(inbound, transport)
-            if shown and not (self.busy or self._outbox.outstanding):
-                self._flush_soon()
-            return reception
-        except Duplicate:
-            log.debug("event repeated", type=inbound.type, session=self.key.session_id)
-            if inbound.id in self._ledger.state.seen:  # else its commit is under way, and may fail
-                self._acknowledge(inbound, transport)
-        except Fenced:
-            # Whoever owns the session now speaks for it; this one says nothing.
-            log.warning("session taken over", session=self.key.session_id)
-        except StoreError as error:
-            await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
-        return "ordinary"
-
-    async def _take(self, inbound: Inbound, transport: Transport) -> Reception:
-        match event := inbound.event:
-            case client.ToolResultEvent():
-                self._turns.speeches.over(event.call_id, self._now())
-                expected = await self._device.take(event)
-                await self._hearing.spoken(event.call_id)
-                self._turns.tell_news()
-                return "expected" if expected else "ordinary"
-            case client.TranscriptFinal():
-                taken = await self._take_transcript(inbound.id, event.text, transport)
-                return "ordinary" if taken else "refused"
-            case client.TranscriptPartial():
-                self._floor.hold()
-                self._hearing.person_speaks()
-            case client.OutputInterrupted():
-                await self._take_interruption(inbound.id, event)
-            case client.AgentCompleted():
-                await self._take_news(inbound.id, agent_news(event))
-            case client.SessionUpdate() if "tools" in self._profile.capabilities:
-                rejected = self._profile.declare(event.tools)
-                self._ledger.changed(PROFILE)
-                await self._ledger.flush()
-                transport.send(self._delivery.frame(ToolsChanged(self._profile.declared, rejected)))
-            case client.SessionStart():
-                raise AssertionError("the connection starts the session")
-            case _:
-                await self._take_extension(inbound, transport)
-        return "ordinary"
-
-    def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
-        """Let a client that keeps what it has said until it is recorded forget this."""
-        if transport.resumes and isinstance(inbound.event, _RECORDED):
-            transport.send(self._delivery.frame(EventAck([inbound.id])))
-
-    async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
-        """Take an event of a capability, if the client has declared that."""
-        spoken = self._profile.capabilities
-        match event := inbound.event:
-            case client.ApprovalResponse() if "approval" in spoken:
-                await self._take_decisions(event, transport)
-            case client.ResponseCancel() if "cancel" in spoken:
-                self._turns.interrupt()
-            case client.ToolCancelled() if "cancel" in spoken:
-                await self._device.take_cancelled(event)
-                self._turns.tell_news()
-            case client.ToolAccepted() if "async" in spoken:
-                await self._device.take_accepted(event)
-            case client.ToolStarted() | client.ToolProgress() if "lease" in spoken:
-                self._device.alive(event.call_id)
-            case _:
-                log.debug("event ignored", type=inbound.type[:64], session=self.key.session_id)
-
-    async def refuse(
-        self,
-        code: ErrorCode,
-        message: str,
-        event_id: str | None,
-        transport: Transport,
-        retry_after: float | None = None,
-    ) -> None:
-        """Answer an event that starts no turn, and open the microphone that waits for one.
-
-        ``retry_after`` is in seconds.
-        """
-        retry_after_ms = None if retry_after is None else math.ceil(retry_after * 1000)
-        error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
-        transport.send(self._delivery.frame(error))
-        await self.reopen_microphone()
+        return await self._intake.receive(inbound, transport)
 
     async def reopen_microphone(self) -> None:
         """Say ``idle`` where no turn will: the app is transcribing until it hears that."""
-        if self.busy and not self._questions.open:
-            return
-        idle = set_state(new_call_id(), "idle")
-        try:
-            await self._ledger.commit([], [idle])
-        except Fenced:
-            log.warning("session taken over", session=self.key.session_id)
-        except StoreError:
-            self._outbox.send(self._delivery.frame(idle))
-
-    async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
-        self._floor.leave()
-        text = text.strip()
-        if event_id in self._ledger.state.seen or self._turns.knows(event_id):
-            raise Duplicate(event_id)
-        if not text:
-            await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
-            return False
-        if self._questions.open and await self._hearing.hear(text, event_id):
-            return True
-        if event_id in self._ledger.state.seen:
-            raise Duplicate(event_id)  # it was taken for an answer meanwhile
-        refused = self._draining and not self._ledger.durable
-        wait = _DRAIN_RETRY_S if refused else self._bucket.take(self._now())
-        if wait:
-            message = "The server restarts." if refused else "Too many turns; wait."
-            await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
-            return False
-        self._outbox.expect_no_acknowledgements()
-        if self._questions.open:
-            self._turns.interrupt()  # it is no answer: the question is closed, and this is the next turn
-        if await self._turns.answer(text, event_id):
-            return True
-        self._bucket.give_back()
-        message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
-        await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
-        return False
-
-    async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
-        """Barge-in: it concerns the oldest speech that is not over (protocol, "Base: client to server")."""
-        if event_id in self._ledger.state.seen:
-            raise Duplicate(event_id)
-        operations: list[Operation] = [RememberInbound(event_id)]
-        speech = self._turns.speeches.interrupt(self._now())
-        if speech is not None and self._hearing.unheard(speech.call_id):
-            self._outbox.end_speech(speech.call_id)
-            await self._questions.commit(operations, [])  # that it was not heard is kept, too
-            return
-        if speech is None and self._hearing.is_unheard:
-            await self._ledger.commit(operations)  # once more for the same prompt, by voice and by a tap
-            return
-        # The running turn goes on only if the speech is another's, and was still to be heard.
-        other = speech if speech is not None and speech.over_at is None else None
-        self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
-        if speech is not None:
-            self._outbox.end_speech(speech.call_id)
-            operations += self._turns.speeches.amend(speech, event.spoken_text, event.played_ms)
-        await self._ledger.commit(operations)
-        self._turns.tell_news()
-
-    async def _take_decisions(self, event: client.ApprovalResponse, transport: Transport) -> None:
-        def answer(resolved: ServerEvent) -> None:
-            transport.send(self._delivery.frame(resolved))
-
-        for decision in event.all():
-            await self._questions.decide(decision, answer)
-
-    async def _take_news(self, event_id: str, text: str) -> None:
-        waiting, news = self._turns.waiting, News(text, self._now() + self._limits.note_expiry)
-        waiting.add_news(news)
-        try:
-            await self._ledger.commit([RememberInbound(event_id)], memos={WAITING: waiting.kept})
-        except StoreError:
-            waiting.drop_news([news])
-            raise
-        self._outbox.expect_no_acknowledgements()
-        self._turns.tell_news()
-
-    # -- the floor
-
-    def _may_tell_news(self) -> bool:
-        return not self._draining and self._floor.is_free()
-
-    def _count_news(self) -> None:
-        """Count a turn that nobody asked for as one of the session's."""
-        self._bucket.take(self._now())
-
-    # -- inside
-
-    def _expired(self, record: OutboundRecord) -> None:
-        if record.kind == "speak":
-            self._turns.speeches.forget(record.call_id)  # nobody will ever say whether it was heard
-            self._hearing.unanswered(record.call_id)
-            self._turns.tell_news()
-        else:
-            self._tasks.spawn(self._device.time_out(record.call_id))
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+        await self._intake.reopen_microphone()

@@ -8,19 +8,14 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from conductor.conversation.delivery import Delivery
-from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
 from conductor.conversation.host import ENDED, Host, new_call_id, speech_events, spoken_memo, turn_memo
-from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import LATE, TURN, WAITING, TurnMemo, decode
 from conductor.conversation.questions import FIELD as APPROVALS
-from conductor.conversation.questions import Questions
 from conductor.conversation.recovery import Recovered, unfinished
 from conductor.conversation.sentences import CUT_OFF, MESSAGES
 from conductor.conversation.services import Services
-from conductor.conversation.speeches import Speeches
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import EndReason, Turn
 from conductor.conversation.waiting import Transcript, Waiting
@@ -35,7 +30,6 @@ from conductor.events.server import (
 )
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
-from conductor.tools.pending import Pending
 from conductor.tools.shorten import shorten
 
 log = structlog.get_logger(__name__)
@@ -57,12 +51,6 @@ class Turns:
         self,
         services: Services,
         host: Host,
-        pending: Pending,
-        ledger: Ledger,
-        delivery: Delivery,
-        device: DeviceCalls,
-        questions: Questions,
-        speeches: Speeches,
         tasks: Tasks,
         may_tell_news: Callable[[], bool],
         on_news: Callable[[], None],
@@ -70,15 +58,15 @@ class Turns:
         self._limits = services.limits
         self._host = host
         self.waiting = Waiting(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
-        self.speeches = speeches
+        self.speeches = host.speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
-        self._pending = pending
-        self._ledger = ledger
-        self._delivery = delivery
-        self._device = device
-        self._questions = questions
+        self._pending = host.pending
+        self._ledger = host.ledger
+        self._delivery = host.delivery
+        self._device = host.device
+        self._questions = host.questions
         self._tasks = tasks
         self._may_tell_news = may_tell_news
         self._on_news = on_news
@@ -90,7 +78,7 @@ class Turns:
         self._lays_down = False
         self._no_news_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
-        ledger.keep(WAITING, self.waiting.kept)
+        self._ledger.keep(WAITING, self.waiting.kept)
 
     def restore(self) -> None:
         """Go on with what another process had begun, and with what waited there."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from math import ceil
-from typing import Any
 
 import structlog
 from websockets.exceptions import ConnectionClosed
 
-from conductor.bounds import TokenBucket
 from conductor.conversation.session import SUPERSEDED, Session
 from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError
@@ -19,7 +16,10 @@ from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import IdSource, encode_event
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.hub import Hub
+from conductor.server.incoming import Incoming
+from conductor.server.pace import Pace
 from conductor.server.socket import Socket
+from conductor.server.writer import Writer
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 
@@ -28,25 +28,11 @@ log = structlog.get_logger(__name__)
 UNBOUND = "unknown"
 """The sessionId of an error about an event that named none."""
 
-MAX_BATCH = 64
-"""Frames in one write: more would only make the last of them late."""
-FRAME_BYTES = 20_480
-"""A frame counts once more against the rate for each so many bytes."""
 DEAR_BYTES = 2_048
 """A frame of this size may take a millisecond, with the tools that it declares."""
-IN_A_ROW = 5
-"""So many events of a burst are taken in a row; between any more all others have their turn."""
-AT_ONCE = 40
-"""So many are taken as they come, more than a phone that reconnects says; the rest share `Hub.rush`."""
-REFUSED_COST = 20
-"""A transcript that is refused counts for so many events: it is answered by two, one of them recorded."""
 POLICY_VIOLATION = 1008
-ALIVE_S = 3.0
-"""How long a client may take to answer a ping before it may take its session back."""
 REJOIN_S = 0.5
 """Between two tries to bind to a session anew, while the store is away."""
-READ_AHEAD = 64
-"""Frames that may stand before its answer."""
 
 _event_ids = IdSource("evt")
 _call_ids = IdSource("call")
@@ -59,29 +45,27 @@ class Connection:
         self._socket = socket
         self._hub = hub
         self._limits = limits
+        self._opened_at = self._now()
+        self._incoming = Incoming(socket)
+        self._writer = Writer(socket, limits, hub.trust, UNBOUND)
+        self._pace = Pace(limits, hub.rush, self._warn_of_flood)
         self._session: Session | None = None
+        self._former: Session | None = None
         self._bound_to: str | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._stale = False
         self._dispatching = False
         self._heard = False
-        self._ahead: deque[bytes] = deque()
         self._resumed = False
         self.resumes = False
-        self._queue: deque[Frame] = deque()
-        self._wake = asyncio.Event()
-        self._close: tuple[int, str] | None = None
-        self._cut = False
         self._ping: asyncio.TimerHandle | None = None
-        self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, self._now())
         socket.message_timeout = limits.message_timeout
-        self._flooding_since: float | None = None
 
     # -- the life of a connection
 
     async def run(self) -> None:
         """Serve the connection until it ends."""
-        writer = asyncio.create_task(self._write())
+        writer = asyncio.create_task(self._writer.run())
         self._arm_ping()
         try:
             await self._read()
@@ -112,31 +96,27 @@ class Connection:
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; a partial takes the place of one that was not written yet."""
-        queue = self._queue
-        if self._cut:
-            return
-        if frame.partial and queue and queue[-1].partial:
-            queue[-1] = frame
-        elif len(queue) >= self._limits.max_send_queue:
-            self.abort("send queue full")
-        else:
-            queue.append(frame)
-        self._wake.set()
+        self._writer.send(frame)
 
     def drop_partials(self) -> None:
         """Forget the partials that were not written yet."""
-        for frame in self._queue:
-            if frame.partial:
-                frame.withdrawn = True
+        self._writer.drop_partials()
 
     def park(self) -> None:
         """Forget what was not written yet."""
-        self._queue.clear()
+        self._writer.clear()
 
     def close(self, code: int, reason: str) -> None:
         """Begin to close, after what is queued."""
-        self._close = (code, reason)
-        self._wake.set()
+        self._writer.close(code, reason)
+
+    def abort(self, why: str) -> None:
+        """Cut the connection; the session survives."""
+        self._writer.abort(why)
+
+    async def is_alive(self) -> bool:
+        """Tell whether the client is still there."""
+        return await self._incoming.is_alive()
 
     def lose(self, *, stale: bool) -> None:
         """Know the session no more.
@@ -145,7 +125,8 @@ class Connection:
         back by an event that starts a turn, as a parked connection does; a client that resumes is sent away.
         """
         served = self._session is not None and self._session.transport is self
-        self._session, self._stale = None, stale and served  # a parked one stays that
+        self._former, self._session = self._session if stale else None, None
+        self._stale = stale and served  # a parked one stays that
         if stale and served and not self._dispatching:  # else the event that is dispatched does it
             self._rejoining = asyncio.create_task(self._rejoin())
         elif not stale:
@@ -155,7 +136,7 @@ class Connection:
 
     async def _rejoin(self) -> None:
         try:
-            while await self._answers_ping():
+            while await self.is_alive():
                 try:
                     (await self._bind(self._session_id)).rejoin(self)
                     return
@@ -163,39 +144,6 @@ class Connection:
                     await asyncio.sleep(REJOIN_S)
         except Exception:
             log.exception("session not bound again", session=self._session_id)
-
-    def abort(self, why: str) -> None:
-        """Cut the connection; the session survives."""
-        log.warning("connection cut", why=why, session=self._session_id)
-        self._cut = True
-        self._queue.clear()
-        self._socket.transport.abort()
-
-    # -- writing
-
-    async def _write(self) -> None:
-        """Write what is queued, each frame in its time: a peer that never reads must not hold anything."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                await self._write_queue()
-                if self._close is not None:
-                    await self._socket.close(*self._close)
-                    return
-        except TimeoutError:
-            self.abort("peer does not read")
-        except ConnectionClosed:
-            pass
-
-    async def _write_queue(self) -> None:
-        queue = self._queue
-        while queue:
-            frames = [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))]
-            frames = [frame for frame in frames if not frame.withdrawn]
-            for frame in frames:
-                frame.written = True
-            await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)
 
     def _arm_ping(self) -> None:
         self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)
@@ -210,40 +158,18 @@ class Connection:
         deadline = self._now() + self._limits.first_event_timeout
         while True:
             async with asyncio.timeout_at(None if self._heard else deadline):
-                frame = self._ahead.popleft() if self._ahead else await self._socket.recv(decode=False)
-            cost = self._cost(len(frame))
-            if not await self._in_turn(cost):
+                frame = await self._incoming.next()
+            if not await self._pace.admit(len(frame)):
+                self.close(POLICY_VIOLATION, "too many events")
                 return
+            await self._hub.trust.wait()
             if len(frame) >= DEAR_BYTES:
                 await self._hub.turnstile.enter()
             await self._take(frame)
 
-    async def _in_turn(self, cost: float) -> bool:
-        """Wait until an event may be taken, so that none is lost; False if this client only ever floods."""
-        now = self._now()
-        used = self._bucket.used(now)
-        wait = self._bucket.take(now, cost)
-        if wait:
-            self._bucket.spend(now, cost)
-        elif used > AT_ONCE:
-            wait = self._hub.rush.reserve(now, cost)
-        elif used <= IN_A_ROW:
-            self._flooding_since = None
-            return True
-        if wait and not self._may_wait(now, wait):
-            return False
-        await asyncio.sleep(wait)
-        return True
-
-    def _may_wait(self, now: float, wait: float) -> bool:
-        if self._flooding_since is None:
-            self._flooding_since = now
-            log.warning("events too fast", session=self._session_id)
-            self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
-        elif now - self._flooding_since > self._limits.flood_timeout:
-            self.close(POLICY_VIOLATION, "too many events")
-            return False
-        return True
+    def _warn_of_flood(self, wait: float) -> None:
+        log.warning("events too fast", session=self._session_id)
+        self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
 
     async def _take(self, data: bytes) -> None:
         try:
@@ -292,10 +218,12 @@ class Connection:
         if starts_turn or self._bound_to is None:
             await self._hub.turnstile.enter()
         claims = starts_turn or isinstance(event, client.SessionStart)
-        if self._is_lost and not (claims and self._close is None and await self._is_alive()):
+        if self._bound_to is None and self._opened_at < self._hub.thawed_at and not await self.is_alive():
+            return  # it said so before this process stood still, and may be at another one since
+        if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
             return  # parked: another process serves the session
         delivered = await self._deliver(inbound, starts_turn=starts_turn)
-        if not delivered and (self._stale or claims) and await self._is_alive():
+        if not delivered and (self._stale or claims) and await self.is_alive():
             await self._deliver(inbound, starts_turn=starts_turn)
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
@@ -318,7 +246,7 @@ class Connection:
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: what it answers need not be replayed.
             if await session.receive(inbound, self) == "expected":
-                self._bucket.give_back(self._cost(inbound.size))  # the server asked for it
+                self._pace.expected(inbound.size)
             if new:
                 session.attach(self, resumed=self._resumed)
             return self._session is session
@@ -327,10 +255,10 @@ class Connection:
                 return True  # parked: another connection serves the session
             if stale and not starts_turn:
                 session.rejoin(self)
-            elif new or await self._is_alive():
+            elif new or await self.is_alive():
                 session.attach(self, resumed=self._resumed and not starts_turn)
         if await session.receive(inbound, self) == "refused":
-            self._bucket.spend(self._now(), REFUSED_COST)
+            self._pace.refused()
         return self._session is session
 
     @property
@@ -338,47 +266,11 @@ class Connection:
         """Whether it was bound to a session that another process has taken."""
         return self._session is None and self._bound_to is not None and not self._stale
 
-    async def _is_alive(self) -> bool:
-        """Tell whether the client is still there.
-
-        What a dead client had said may be read long after it has gone to another process, and must not take
-        the session back from there.
-        """
-        try:
-            async with asyncio.timeout(ALIVE_S):
-                pong = asyncio.ensure_future(await self._socket.ping())
-                while not pong.done() and len(self._ahead) < READ_AHEAD:
-                    await self._read_ahead(pong)
-                await pong
-        except (TimeoutError, ConnectionClosed):
-            return False
-        return True
-
-    async def _answers_ping(self) -> bool:
-        """Tell whether the client is there, while events are read elsewhere."""
-        try:
-            async with asyncio.timeout(ALIVE_S):
-                await (await self._socket.ping())
-        except (TimeoutError, ConnectionClosed):
-            return False
-        return True
-
-    async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
-        """Take frames that stand before the pong: while too many wait, nothing is read."""
-        frame = asyncio.ensure_future(self._socket.recv(decode=False))
-        try:
-            waits: set[asyncio.Future[Any]] = {pong, frame}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            frame.cancel()
-            await asyncio.wait([frame])  # two may not read at once
-            if not frame.cancelled() and frame.exception() is None:
-                self._ahead.append(frame.result())
-
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.subject, session_id)
-        self._session, self._resumed = await self._hub.bind(key, self)
-        self._bound_to, self._stale = session_id, False
+        self._session, self._resumed = await self._hub.bind(key, self, self._former)
+        self._bound_to, self._stale, self._former = session_id, False, None
+        self._writer.session_id = session_id
         return self._session
 
     @property
@@ -415,11 +307,6 @@ class Connection:
         session_id = self._bound_to or session_id
         error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
-
-    @staticmethod
-    def _cost(size: int) -> int:
-        """Say how much a frame of so many bytes counts against the rate."""
-        return 1 + size // FRAME_BYTES
 
     @staticmethod
     def _now() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -12,7 +13,8 @@ from conductor.conversation.duel import delay_s
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
-from conductor.errors import StoreUnavailable
+from conductor.errors import StoreError, StoreUnavailable
+from conductor.server.thaw import Thaw
 from conductor.server.turnstile import Turnstile
 from conductor.stores.base import SessionKey
 
@@ -23,6 +25,17 @@ RUSH_AT_ONCE = 1_000
 """Events of long bursts that a node takes, for all connections together: a thirtieth of a core."""
 BUSY_RECHECK_S = 1.0
 """How long a session whose grace is over waits for its running turn before it is asked again."""
+VERIFIED_AT_ONCE = 32
+VERIFY_S = 3.0
+"""How long nothing is said after the process stood still, at most: a store may be away."""
+
+
+class Peer(Transport, Protocol):
+    """A connection as the hub knows it."""
+
+    async def is_alive(self) -> bool:
+        """Tell whether the client is still there."""
+        ...
 
 
 @dataclass(slots=True)
@@ -30,17 +43,26 @@ class _Place:
     """A session, the connections bound to it, and the timer that ends it once there are none."""
 
     session: asyncio.Task[Session]
-    connections: set[Transport] = field(default_factory=set)
+    connections: set[Peer] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
 
 
 class Hub:
-    """Finds or makes the session that a connection is for, and ends those that nobody comes back to."""
+    """Finds or makes the session that a connection is for, and ends those that nobody comes back to.
+
+    ``trust`` is cleared while it is not known whether the sessions are still this process's: it stood still,
+    last at ``thawed_at``, in the loop's time. Nothing is to be taken or said then.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._places: dict[SessionKey, _Place] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.trust = asyncio.Event()
+        self.trust.set()
+        self.thawed_at = 0.0
+        self._verifying: asyncio.Task[None] | None = None
+        self._thaw = Thaw(self.mistrust) if services.store.suspends else None
         self.turnstile = Turnstile()
         self.rush = TokenBucket(RUSH_PER_SECOND, RUSH_AT_ONCE, asyncio.get_running_loop().time())
 
@@ -59,30 +81,35 @@ class Hub:
         for session in self.sessions:
             session.reload(services)
 
-    async def bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
+    async def bind(
+        self, key: SessionKey, connection: Peer, former: Session | None = None
+    ) -> tuple[Session, bool]:
         """Bind a connection to its session; the flag says whether the session was there before.
 
-        Raises `StoreError` if the session cannot be claimed, or if there are too many.
+        ``former`` is what it was bound to, if that turned out to be other in the store. Raises `StoreError`
+        if the session cannot be claimed, or if there are too many.
         """
-        session, existed = await self._bind(key, connection)
+        session, existed = await self._bind(key, connection, former)
         while existed and not await self._verified(session, key, connection):
             # Another process has had it since; what this one knows of it is old.
             session, existed = await self._bind(key, connection)
         return session, existed or not session.is_new
 
-    async def _verified(self, session: Session, key: SessionKey, connection: Transport) -> bool:
+    async def _verified(self, session: Session, key: SessionKey, connection: Peer) -> bool:
         try:
             return await session.verify()
         except BaseException:
             self.unbind(key, connection)
             raise
 
-    async def _bind(self, key: SessionKey, connection: Transport) -> tuple[Session, bool]:
+    async def _bind(
+        self, key: SessionKey, connection: Peer, former: Session | None = None
+    ) -> tuple[Session, bool]:
         place = self._places.get(key)
         existed = place is not None
         if place is None:
             self._make_room()
-            place = _Place(asyncio.ensure_future(self._open(key)))
+            place = _Place(asyncio.ensure_future(self._open(key, former)))
             self._places[key] = place
         place.connections.add(connection)
         if place.timer is not None:
@@ -95,7 +122,7 @@ class Hub:
             raise
         return session, existed
 
-    def unbind(self, key: SessionKey, connection: Transport) -> None:
+    def unbind(self, key: SessionKey, connection: Peer) -> None:
         """Note that a connection is gone; the last one starts the session's grace."""
         place = self._places.get(key)
         if place is None or connection not in place.connections:
@@ -109,8 +136,39 @@ class Hub:
             del self._places[key]
             place.session.cancel()  # a claim that nobody waits for would only fence others
 
+    def mistrust(self) -> None:
+        """Say and take nothing until it is known which sessions are still this process's."""
+        self.thawed_at = asyncio.get_running_loop().time()
+        if self.trust.is_set():
+            self.trust.clear()
+            self._verifying = asyncio.create_task(self._verify_all())
+
+    async def _verify_all(self) -> None:
+        at_once = asyncio.Semaphore(VERIFIED_AT_ONCE)
+
+        async def verify(session: Session) -> None:
+            async with at_once:
+                try:
+                    await session.verify()
+                except StoreError as error:  # what it records next will tell
+                    log.warning("session not verified", error=type(error).__name__)
+
+        sessions = self.sessions
+        log.warning("the process stood still", sessions=len(sessions))
+        try:
+            async with asyncio.timeout(VERIFY_S):
+                await asyncio.gather(*(verify(session) for session in sessions))
+        except TimeoutError:
+            log.warning("sessions not verified in time")
+        finally:
+            self.trust.set()
+
     async def close(self) -> None:
         """End every session."""
+        if self._thaw is not None:
+            self._thaw.close()
+        if self._verifying is not None:
+            self._verifying.cancel()
         places, self._places = self._places, {}
         for place in places.values():
             if place.timer is not None:
@@ -132,7 +190,7 @@ class Hub:
                 return
         raise StoreUnavailable("too many sessions")
 
-    async def _open(self, key: SessionKey) -> Session:
+    async def _open(self, key: SessionKey, former: Session | None) -> Session:
         if self._services.lasting_grants is not None:
             await self._services.lasting_grants.load(key.subject)
         claim = await self._services.store.claim(key)
@@ -141,10 +199,23 @@ class Hub:
             log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)
             await self._services.store.release(claim)
+            await self._wanted(key)
             claim = await self._services.store.claim(key)  # another may have come meanwhile
         # The services of now: they may have been reloaded meanwhile.
-        session: Session = Session(self._services, claim, lambda stale: self._lost(session, stale))
+        session: Session = Session(self._services, claim, lambda stale: self._lost(session, stale), former)
         return session
+
+    async def _wanted(self, key: SessionKey) -> None:
+        """Look whether a client still waits for a session: one that has gone elsewhere has it there.
+
+        Raises `StoreUnavailable` if there is none.
+        """
+        place, asked = self._places[key], set[Peer]()
+        while not asked >= place.connections:
+            asked = set(place.connections)
+            if any(await asyncio.gather(*(connection.is_alive() for connection in asked))):
+                return
+        raise StoreUnavailable("Nobody waits for the session any more.")
 
     def _lost(self, session: Session, stale: bool) -> None:
         """Forget a session that is not this process's any more; ``stale``: take it from the store again."""

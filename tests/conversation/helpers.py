@@ -26,7 +26,7 @@ from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolRe
 from conductor.models.base import ModelRequest
 from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import Limits
-from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey
+from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey, SessionStore
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 
@@ -253,7 +253,7 @@ def limits(**fields: Any) -> Limits:
 def make_services(
     replies: Iterable[Script] | Callable[[ModelRequest], Script] | ScriptedProvider = (),
     *,
-    store: SlowStore | MemoryStore | None = None,
+    store: SessionStore | None = None,
     toolsets: Sequence[Toolset] = (),
     mode: str = "cancel",
     failures: Mapping[ErrorCode, str] | None = None,
@@ -581,7 +581,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     """
     counts = {
         "waiting calls": len(session._device._pending) if calls else 0,
-        "tasks": len(session._tasks._tasks),
+        "tasks": len(session._parts.tasks._tasks),
         "open calls": len(session._ledger.state.calls),
         "the lane": len(session._outbox._lane),
         "held events": len(session._outbox._held),

@@ -271,7 +271,7 @@ def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
         store.hold = asyncio.Event()
         one.session._turns._turn.stop("timed_out")
         await steps(5)  # the turn's end is being committed, without a result of the call
-        one.session._tasks.spawn(one.session._device.time_out(call_id))  # as the call's limit does
+        one.session._parts.tasks.spawn(one.session._device.time_out(call_id))  # as the call's limit does
         await steps(5)
         store.hold.set()
         await one.quiet()

@@ -106,7 +106,7 @@ def die(session: Session, app: App) -> None:
     session._outbox.close()
     session._hearing.close()
     session._questions.close()
-    for task in list(session._tasks._tasks):
+    for task in list(session._parts.tasks._tasks):
         task.cancel()
 
 
@@ -308,7 +308,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
         session = await phone.connect()
         phone.app.say("go", "words-1")
         await steps(after)
-        over = session._questions.open and session._tasks._tasks == {session._turns._runner}
+        over = session._questions.open and session._parts.tasks._tasks == {session._turns._runner}
         over = over and not session._outbox.outstanding
         die(session, phone.app)
         session = await phone.connect()
@@ -374,7 +374,7 @@ async def at_calm(session: Session) -> None:
     """Wait until everything that was begun is recorded."""
     for _ in range(1_000):
         await steps(5)
-        if session._tasks._tasks == {session._turns._runner}:
+        if session._parts.tasks._tasks == {session._turns._runner}:
             return
     raise AssertionError("it does not come to rest")
 

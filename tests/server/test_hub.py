@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from conductor.app import make_services
+from conductor.conversation import duel
 from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable
 from conductor.events import client
@@ -30,6 +31,20 @@ def make_hub(
     services = make_services(load_settings(None), provider or ScriptedProvider([]))
     limits = {"session_grace": grace, "close_timeout": 1.0, **limits}
     return Hub(replace(services, store=store, limits=replace(services.limits, **limits)))
+
+
+class Leaving(Wire):
+    """A client that is found gone, but not at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def is_alive(self) -> bool:
+        self.asked.set()
+        await self.answer.wait()
+        return False
 
 
 async def bind(hub: Hub, wire: Wire, key: SessionKey = KEY) -> tuple[Session, bool]:
@@ -315,4 +330,38 @@ async def test_of_too_many_sessions_the_oldest_that_nobody_is_connected_to_ends_
     hub.unbind(keys[1], wires[1])
     await bind(hub, wires[3], keys[3])
     assert [session.key for session in hub.sessions] == [keys[0], keys[2], keys[3]]
+    await hub.close()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_claim_that_had_to_wait_is_made_only_for_a_client_that_is_still_there(
+    monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(duel, "FREE", 0)
+    monkeypatch.setattr(duel, "_FIRST_S", 0.001)
+    store, wire = WiredStore(), Wire()
+    hub = make_hub(store)
+    wire.alive = alive
+    if alive:
+        assert (await bind(hub, wire))[0] in hub.sessions
+    else:
+        with pytest.raises(StoreUnavailable):
+            await bind(hub, wire)
+    assert store.claims == 1 + alive and len(hub) == alive
+    await hub.close()
+
+
+async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(duel, "FREE", 0)
+    monkeypatch.setattr(duel, "_FIRST_S", 0.001)
+    store, gone = WiredStore(), Leaving()
+    hub = make_hub(store)
+    first = asyncio.create_task(bind(hub, gone))
+    await gone.asked.wait()
+    second = asyncio.create_task(bind(hub, Wire()))
+    await asyncio.sleep(0)
+    gone.answer.set()
+    assert (await first)[0] is (await second)[0]
     await hub.close()

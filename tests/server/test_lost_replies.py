@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from conductor.conversation.session import Session
@@ -12,7 +14,7 @@ from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.stores.base import AppendLog, Claim, SessionKey
+from conductor.stores.base import AppendLog, Claim, OutboundRecord, PutOutbound, SessionKey
 from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
 from tests.conversation.test_ledger import FailingOver, make_ledger
@@ -205,3 +207,45 @@ async def test_news_whose_commit_had_no_reply_is_told(file_shelf: Shelf) -> None
             await phone.send("agent.completed", FINISHED, id=said)
             await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
             await phone.until(is_final("An agent has finished."))
+
+
+async def test_a_write_call_whose_commit_had_no_reply_is_sent_all_the_same(file_shelf: Shelf) -> None:
+    """A client without ``resume`` is not sent a write call twice, but this one was never sent."""
+
+    def replies(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, ToolResult):
+            return [TextDelta("It is unknown." if "unknown" in last.content else "It is done.")]
+        return [ToolCall("c-1", "agent.followup", '{"id":"a","prompt":"go on"}')]
+
+    store = LosesReplies(file_shelf.make())
+    async with node(store, replies, tool_timeout=0.3) as served:
+        async with served.phone(tools={"agent.followup": lambda _: '{"ok":true}'}) as phone:
+            await phone.ask("hello")
+            await calm(served)
+            runs, since = len(phone.runs), len(phone.log)
+            await phone.say("tell it to go on")
+            await phone.until(is_call("convo.appendMessage"), since=since)
+            store.lose()
+            told = await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            assert (told["payload"]["text"], len(phone.runs) - runs) == ("It is done.", 1)
+            assert store.lost == 1
+
+
+async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_shelf: Shelf) -> None:
+    store = file_shelf.make()
+    await store.open()
+    services = helpers.make_services(store=store)
+    session = Session(services, await store.claim(KEY))
+    await session._ledger.flush()
+    record = OutboundRecord("evt-1", "call", "call-1", "turn-1", 0, msgspec.Raw(b"{}"), "write")
+    claim = replace(session._ledger._claim)
+    await store.commit(claim, "unanswered", [PutOutbound(record)])
+    own = await store.claim(KEY)
+    assert session.unsent(own) == {"evt-1"}
+    assert session.unsent(await store.claim(KEY)) == set()
+    other = Session(services, own)
+    assert own.state.fields["claims"] != other._ledger._memos["claims"]()
+    own.state.fields["claims"] = other._ledger._memos["claims"]()
+    assert session.unsent(own) == set()
+    await store.aclose()

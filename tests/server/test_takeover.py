@@ -14,7 +14,7 @@ from conductor.conversation import duel
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.server import connection as connections
+from conductor.server import incoming
 from conductor.stores import sqlite_writer
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
@@ -271,7 +271,7 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
 async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "ALIVE_S", 0.2)
+    monkeypatch.setattr(incoming, "ALIVE_S", 0.2)
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
             await dead.ask("one")

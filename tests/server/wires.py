@@ -66,6 +66,7 @@ class Wire:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.parked = 0
+        self.alive = True
 
     def send(self, frame: Frame) -> None:
         frame.written = True
@@ -82,6 +83,9 @@ class Wire:
 
     def lose(self, *, stale: bool) -> None:
         """Nothing to know."""
+
+    async def is_alive(self) -> bool:
+        return self.alive
 
 
 async def until(holds: Callable[[], bool]) -> None:
