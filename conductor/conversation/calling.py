@@ -46,13 +46,19 @@ class CallingTurn(Protocol):
 
 
 class Calling:
-    """Runs rounds of calls. ``batch`` holds the questions about the present one."""
+    """Runs rounds of calls, one at a time. ``batch`` holds the questions about the present one."""
 
     def __init__(self, host: TurnHost, turn: CallingTurn) -> None:
         self._host = host
         self._turn = turn
         self.batch = Batch()
+        self._running: dict[asyncio.Task[ToolOutcome], Ready] = {}
         self._denied: set[str] = set()
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether calls run, and all of them on the device."""
+        return bool(self._running) and all(one.spec.source == "device" for one in self._running.values())
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call; what the person has denied in this turn is not asked again."""
@@ -65,7 +71,7 @@ class Calling:
 
         ``asked`` are questions that stand already.
         """
-        running = {self._begin(one): one for one in prepared.ready}
+        running = self._running = {self._begin(one): one for one in prepared.ready}
         self.batch = asked or self.batch
         try:
             await self._see_to(prepared, running)
@@ -78,6 +84,7 @@ class Calling:
                 task.cancel()
             if running:
                 await asyncio.wait(running, timeout=self._host.limits.close_timeout)
+            self._running = {}
 
     def _begin(self, ready: Ready) -> asyncio.Task[ToolOutcome]:
         self._host.begins(ready)

@@ -59,7 +59,8 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
-        self._quiet: list[asyncio.Future[None]] = []
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -82,9 +83,7 @@ class Outbox:
     async def quiet(self) -> None:
         """Wait until nothing is outstanding: every call was answered, or its time is over."""
         while self._lane:
-            waiter = asyncio.get_running_loop().create_future()
-            self._quiet.append(waiter)
-            await waiter
+            await self._quiet.wait()
 
     @property
     def gone(self) -> bool:
@@ -416,11 +415,9 @@ class Outbox:
             self._timer = None
         self._head = head
         if head is None:
-            for waiter in self._quiet:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._quiet.clear()
+            self._quiet.set()
         else:
+            self._quiet.clear()
             self._timer = asyncio.get_running_loop().call_later(head.limit, self._expire, head)
 
     def _expire(self, entry: Entry) -> None:

@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 SUPERSEDED = 4409
 """The code that closes the older of two connections (protocol, "Base: client to server")."""
+_LOOK_S = 0.1
+"""How often a draining session looks whether its client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +172,31 @@ class Session:
     async def settled(self) -> None:
         """Wait until no turn is running, and the client has answered every call or had its time.
 
-        Where another process will go on with it, a turn that asks a person is not waited for.
+        Where another process will go on with it, a turn that asks a person is not waited for, nor one that
+        waits for a client which is away.
         """
-        while (self.busy and not self._may_be_left) or self._outbox.outstanding:
-            await self._turn_over_or_asking()
-            await self._outbox.quiet()
+        while self._waits_for_turn or self._waits_for_client:
+            await self._look_again()
 
     @property
-    def _may_be_left(self) -> bool:
-        return self._ledger.durable and self._questions.open
+    def _waits_for_turn(self) -> bool:
+        left = self._questions.open or (self.transport is None and self._turns.waits_for_device)
+        return self.busy and not (self._ledger.durable and left)
 
-    async def _turn_over_or_asking(self) -> None:
-        ends = [asyncio.create_task(self._turns.settled())]
-        if self._ledger.durable:
-            ends.append(asyncio.create_task(self._questions.stands()))
+    @property
+    def _waits_for_client(self) -> bool:
+        return self.transport is not None and self._outbox.outstanding
+
+    async def _look_again(self) -> None:
+        """Wait until what is waited for may have come, or the client may have gone."""
+        if self._waits_for_turn:
+            ends = [asyncio.create_task(self._turns.settled())]
+            if self._ledger.durable:
+                ends.append(asyncio.create_task(self._questions.stands()))
+        else:
+            ends = [asyncio.create_task(self._outbox.quiet())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_S)
         finally:
             for end in ends:
                 end.cancel()

@@ -154,6 +154,11 @@ class Turn:
         return reason
 
     @property
+    def waits_for_device(self) -> bool:
+        """Whether it does nothing but wait for results from the device."""
+        return self._calling.waits_for_device
+
+    @property
     def stopped_for(self) -> EndReason | None:
         """Why it was asked to stop, if it was."""
         return self._stop

@@ -120,6 +120,11 @@ class Turns:
         """Whether a turn is running or about to."""
         return self._runner is not None or self._beginning is not None
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a turn runs that does nothing but wait for results from the device."""
+        return self._turn is not None and self._turn.waits_for_device
+
     async def answer(self, text: str, event_id: str) -> bool:
         """Answer a transcript, now or after the running turn; False if too many wait already."""
         if not (self.busy or self.waiting.transcripts or self._lays_down):

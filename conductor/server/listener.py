@@ -137,7 +137,7 @@ class Listener:
             for connection in self._connections
         ]
         # Sessions whose client is away have turns to end, too.
-        retiring += [asyncio.create_task(session.turns_ended()) for session in self.hub.sessions]
+        retiring += [asyncio.create_task(session.settled()) for session in self.hub.sessions]
         if not retiring:
             return
         _, late = await asyncio.wait(retiring, timeout=seconds)

@@ -43,8 +43,9 @@ class _Forward:
 class Balancer:
     """Forwards what connects to ``port`` of loopback (0: any) to ``nodes``, which may change meanwhile.
 
-    A dead node's connections are cut; one that answers, but is not ready, keeps those it has. A client for
-    whom there is no node is closed at once, and may come again.
+    A dead node's connections are cut. One that answers, but is not ready, keeps those it has, and so does one
+    that refuses new ones: it may be draining. A client for whom there is no node is closed at once, and may
+    come again.
     """
 
     def __init__(
@@ -191,6 +192,8 @@ class Balancer:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     return target, *await asyncio.open_connection(*target.address, limit=CHUNK)
+            except ConnectionRefusedError:
+                self._becomes(target, 0)
             except (OSError, TimeoutError):
                 self._becomes(target, None)
         raise ConnectionError("no node is ready")

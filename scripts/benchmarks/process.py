@@ -194,13 +194,15 @@ class Process:
 
 
 async def readiness(host: str, port: int, timeout_s: float = 5.0) -> int | None:
-    """Ask a server whether it is ready: the HTTP status of ``/readyz``, or None if it does not answer."""
+    """Ask a server whether it is ready: the HTTP status of ``/readyz``; 0: nothing listens, None: dead."""
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             line = await reader.readline()
+    except ConnectionRefusedError:
+        return 0
     except (OSError, TimeoutError):
         return None
     finally:

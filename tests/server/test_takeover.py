@@ -34,6 +34,8 @@ from tests.server.nodes import (
 )
 from tests.server.wires import until
 
+LONG = 600.0
+
 # -- in the middle of a turn
 
 
@@ -368,3 +370,31 @@ def copied(source: Path, target: Path) -> None:
     """Copy a database's content into another, as a restored backup does."""
     with closing(sqlite3.connect(source)) as reader, closing(sqlite3.connect(target)) as writer:
         reader.backup(writer)
+
+
+# -- a node that stops
+
+
+async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_would_answer(
+    shelf: Shelf,
+) -> None:
+    def replies(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, ToolResult):
+            return [TextDelta("It runs.")]
+        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
+    async with two_nodes(shelf, replies, replies) as (a, b):
+        async with a.phone() as phone:
+            await phone.say("how is it?")
+            asked = await phone.until(is_call("agent.status"))
+            stopping = asyncio.create_task(a.listener.stop(drain_s=LONG))
+            assert await still_open(phone), "it may answer"
+            await phone.cut()
+            await asyncio.wait_for(stopping, WAIT)
+            phone._seen.discard(asked["id"])
+            phone.tools["agent.status"] = lambda _: '{"status":"running"}'
+            phone.url = b.url
+            await comes(phone)
+            assert phone.finals() == ["It runs."]
+            assert len(phone.runs) == 2 and {name for name, _ in phone.runs} == {"agent.status"}

@@ -286,9 +286,7 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-async def test_a_yes_whose_commit_had_no_reply_counts_once(
-    file_shelf: Shelf, resumes: bool
-) -> None:
+async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, resumes: bool) -> None:
     store = LosesReplies(file_shelf.make())
     async with node(store, move, tool_timeout=0.3) as served:
         async with phone_at(served, *(["resume"] if resumes else [])) as phone:
