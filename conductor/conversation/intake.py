@@ -168,6 +168,15 @@ class Intake:
         except StoreError:
             self._outbox.send(self._delivery.frame(idle))
 
+    async def probe(self) -> None:
+        """Find out whether a client that is back still says what it was saying: events wait for that."""
+        call_id = new_call_id()
+        self._outbox.let_pass(call_id)
+        try:
+            await self._ledger.commit([], [set_state(call_id, "speaking")])
+        except StoreError as error:  # they wait until the speech has had its time
+            log.debug("not asked", session=self._session_id, error=type(error).__name__)
+
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
         self._floor.leave()
         text = text.strip()

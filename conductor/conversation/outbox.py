@@ -59,6 +59,7 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
+        self._probe = ""
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -134,6 +135,9 @@ class Outbox:
 
     def put(self, record: OutboundRecord, limit: float) -> None:
         """Add an event that has been committed, and send it as soon as it may be sent."""
+        if record.call_id and record.call_id == self._probe:
+            self._put_probe(record, limit)
+            return
         entry = Entry(record, limit)
         if record.kind == "approval" and record.call_id in self._by_call:
             self._remove(self._by_call[record.call_id])  # a card takes the place of the one before
@@ -145,6 +149,15 @@ class Outbox:
             self._offer(entry)
         elif record.kind == "call":
             self._join_lane(entry)
+
+    def _put_probe(self, record: OutboundRecord, limit: float) -> None:
+        if not self.stalled:
+            self._gone.append(record.event_id)
+            return
+        entry = Entry(record, limit)
+        self._entries[record.event_id] = self._by_call[record.call_id] = entry
+        self._entries.move_to_end(record.event_id, last=False)  # it is older than what waits
+        self._write(entry)
 
     def send(self, frame: Frame) -> None:
         """Send what need not arrive: it keeps its place in the order, and is lost with the connection."""
@@ -190,6 +203,8 @@ class Outbox:
         if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
         self._remove(entry)
+        if call_id == self._probe and self._speaking is not None and self._speaking.replayed:
+            self._lose(self._speaking)  # the client has passed it, and will not answer again
         self._settle()
         return entry.record
 
@@ -227,6 +242,18 @@ class Outbox:
             self._settle()
 
     # -- what the session does
+
+    @property
+    def stalled(self) -> bool:
+        """Whether events wait for the end of a speech that the client may have said before it came back."""
+        return bool(self._held) and self._speaking is not None and self._speaking.replayed
+
+    def let_pass(self, call_id: str) -> None:
+        """Send this call, when it is put, past those that wait while this is stalled.
+
+        Its answer says that the client is done with what came before.
+        """
+        self._probe = call_id
 
     def withdraw(self, call_id: str) -> bool:
         """Take back a call that was not written yet; False if it was, or is not here."""
@@ -275,6 +302,7 @@ class Outbox:
         again (protocol, the same section), unless its client says what it has run.
         """
         self._transport = transport
+        self._probe = ""
         self._held.clear()
         self._speaking = None
         # The lane is made anew, in the order of the events; what was abandoned still comes first.

@@ -285,6 +285,31 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
     assert faults(log) == []
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_a_prompt_behind_a_speech_whose_answer_was_lost_is_said_to_who_comes_back(
+    shelf: Shelf, elsewhere: bool
+) -> None:
+    """The app has said the speech, and does not answer again for an event that it knows."""
+
+    def replies(request: ModelRequest) -> Script:
+        told = move(request)
+        return told if isinstance(request.messages[-1], ToolResult) else [TextDelta("I move it."), *told]
+
+    async with two_nodes(shelf, replies, replies, ui_timeout=600.0, speech_timeout=600.0) as (a, b):
+        async with phone_at(a, acknowledge=lambda name: False) as phone:
+            await phone.say("move it")
+            await phone.until(lambda e: is_call("convo.appendMessage")(e) and "May I" in str(e["payload"]))
+            phone.acknowledge = lambda name: True
+            await goes(phone, b if elsewhere else a)
+            await prompted(phone, b if elsewhere else a, 2)
+            since = len(phone.log)
+            await phone.say("yes")
+            assert await answered(phone, since) == "It said moved."
+            assert len(phone.runs) == 1
+        await calm(b if elsewhere else a)
+    await is_fine(shelf)
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, resumes: bool) -> None:
     store = LosesReplies(file_shelf.make())
