@@ -30,6 +30,10 @@ UNBOUND = "unknown"
 
 DEAR_BYTES = 2_048
 """A frame of this size may take a millisecond, with the tools that it declares."""
+LARGE_FRAME = 3.0
+"""Nobody waits for tools that are declared later, so that a quarter of the core is enough for them."""
+FIRST_TURN = 8.0
+"""A turn is so much dearer than its first step, which is what is seen of it when it begins."""
 POLICY_VIOLATION = 1008
 REJOIN_S = 0.5
 """Between two tries to bind to a session anew, while the store is away."""
@@ -164,7 +168,7 @@ class Connection:
                 return
             await self._hub.trust.wait()
             if len(frame) >= DEAR_BYTES:
-                await self._hub.turnstile.enter()
+                await self._hub.newcomers.enter(LARGE_FRAME if self._heard else 1.0)
             await self._take(frame)
 
     def _warn_of_flood(self, wait: float) -> None:
@@ -215,7 +219,9 @@ class Connection:
         starts_turn = isinstance(
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
-        if starts_turn or self._bound_to is None:
+        if self._bound_to is None or (starts_turn and self._is_untried):
+            await self._hub.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
+        elif starts_turn:
             await self._hub.turnstile.enter()
         claims = starts_turn or isinstance(event, client.SessionStart)
         if self._bound_to is None and self._opened_at < self._hub.thawed_at and not await self.is_alive():
@@ -260,6 +266,11 @@ class Connection:
         if await session.receive(inbound, self) == "refused":
             self._pace.refused()
         return self._session is session
+
+    @property
+    def _is_untried(self) -> bool:
+        """Whether its session has had no turn yet."""
+        return self._session is not None and not self._session.messages
 
     @property
     def _is_lost(self) -> bool:

@@ -51,7 +51,8 @@ class Hub:
     """Finds or makes the session that a connection is for, and ends those that nobody comes back to.
 
     ``trust`` is cleared while it is not known whether the sessions are still this process's: it stood still,
-    last at ``thawed_at``, in the loop's time. Nothing is to be taken or said then.
+    last at ``thawed_at``, in the loop's time. Nothing is to be taken or said then. ``turnstile`` is for what
+    starts work, ``newcomers`` for what clients send who were not here before, and for large frames.
     """
 
     def __init__(self, services: Services) -> None:
@@ -64,6 +65,7 @@ class Hub:
         self._verifying: asyncio.Task[None] | None = None
         self._thaw = Thaw(self.mistrust) if services.store.suspends else None
         self.turnstile = Turnstile()
+        self.newcomers = Turnstile(rests=True)
         self.rush = TokenBucket(RUSH_PER_SECOND, RUSH_AT_ONCE, asyncio.get_running_loop().time())
 
     def __len__(self) -> int:

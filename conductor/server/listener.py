@@ -23,7 +23,8 @@ from conductor.server.admin import STATS_PATH, Admin
 from conductor.server.auth import ANONYMOUS, SUBPROTOCOL, Authenticator
 from conductor.server.connection import Connection
 from conductor.server.hub import Hub
-from conductor.server.socket import Socket
+from conductor.server.slices import Slices
+from conductor.server.socket import Socket, sharing
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class Listener:
         self._subjects: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
         self._servers: list[Server] = []
+        self._slices = Slices()
         self._connections: set[Connection] = set()
         self._ready = False
 
@@ -94,7 +96,7 @@ class Listener:
             self._handle,
             **place,
             process_request=self._admit,
-            create_connection=Socket,
+            create_connection=sharing(self._slices),
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
             compression=None,

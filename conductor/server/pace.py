@@ -14,6 +14,8 @@ IN_A_ROW = 5
 """So many events of a burst are taken in a row; between any more all others have their turn."""
 AT_ONCE = 40
 """So many are taken as they come, more than a phone that reconnects says; the rest share the node's rush."""
+CALM_S = 0.25
+"""Who floods has the next event ready when one is taken; who has nothing to say for so long does not."""
 REFUSED_COST = 20
 """A transcript that is refused counts for so many events: it is answered by two, one of them recorded."""
 
@@ -27,22 +29,26 @@ class Pace:
         self._on_flood = on_flood
         self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, _now())
         self._flooding_since: float | None = None
+        self._taken_at = 0.0
 
     async def admit(self, size: int) -> bool:
         """Wait until an event of so many bytes may be taken; False if this client only ever floods."""
         now, cost = _now(), _cost(size)
+        if now - self._taken_at > CALM_S:
+            self._flooding_since = None
         used = self._bucket.used(now)
         wait = self._bucket.take(now, cost)
         if wait:
             self._bucket.spend(now, cost)
-        elif used > AT_ONCE:
-            wait = self._rush.reserve(now, cost)
-        elif used <= IN_A_ROW:
-            self._flooding_since = None
+        if used > AT_ONCE or self._flooding_since is not None:
+            wait = max(wait, self._rush.reserve(now, cost))
+        elif used <= IN_A_ROW and not wait:
+            self._taken_at = now
             return True
         if wait and not self._may_wait(now, wait):
             return False
         await asyncio.sleep(wait)
+        self._taken_at = _now()
         return True
 
     def expected(self, size: int) -> None:

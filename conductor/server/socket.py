@@ -11,6 +11,7 @@ from websockets.protocol import OPEN, Event
 
 from conductor.bounds import TokenBucket
 from conductor.events.codec import BINARY_MARK
+from conductor.server.slices import Slices
 
 SLICE_BYTES = 512
 MAX_SLICE_BYTES = 65_536
@@ -26,7 +27,8 @@ WIRE_FRAMES_BURST = 4_000
 class Socket(ServerConnection):
     """One connection; ``subject`` is who was authenticated, ``client_address`` where they are, if known.
 
-    ``message_timeout`` is how many seconds a message in fragments may take.
+    ``message_timeout`` is how many seconds a message in fragments may take. Made by the class that
+    `sharing` gives.
     """
 
     subject: str = ""
@@ -35,8 +37,9 @@ class Socket(ServerConnection):
     _frames: TokenBucket | None = None
     _frame_count = 0
     _slice = SLICE_BYTES
-    _feeding: asyncio.Handle | None = None
+    _feeding = False
     _incomplete: asyncio.TimerHandle | None = None
+    _slices: Slices
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. What is not parsed yet belongs to this class, so it decides when the transport reads."""
@@ -63,13 +66,14 @@ class Socket(ServerConnection):
     def _continue(self) -> None:
         """Go on with what is not parsed yet, after everybody else had a turn."""
         if self._backlog:
-            if self._feeding is None:
-                self._feeding = self.loop.call_soon(self._feed)
+            if not self._feeding:
+                self._feeding = True
+                self._slices.add(self._feed)
         elif not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _feed(self) -> None:
-        self._feeding = None
+        self._feeding = False
         if self.transport.is_closing() or self.recv_messages.paused:
             return
         before = self._frame_count
@@ -136,3 +140,8 @@ class Socket(ServerConnection):
             self._incomplete = None
         elif not complete and self._incomplete is None:
             self._incomplete = self.loop.call_later(self.message_timeout, self.transport.abort)
+
+
+def sharing(slices: Slices) -> type[Socket]:
+    """Make the class of connections that share their parsing time: a server takes a class, no factory."""
+    return type("SharingSocket", (Socket,), {"_slices": slices})

@@ -3,7 +3,10 @@
 The server has one core, everything else the other. The peers are a process of their own that only runs
 when the talkers and the model's stand-in have nothing to do, yet on the same core, with the same caches. So
 the talkers are measured three times: alone, beside another process of that kind that only burns
-time, and beside the peers. What the third adds to the second is the server's doing.
+time, and beside the peers. What the third adds to the second is the server's doing, if the machine is quiet.
+
+Where others use the machine as well, the time that the server itself worked during a turn tells more: for
+the talker's events, and for all those that came before them. ``stolen`` is what the host took of each core.
 """
 
 from __future__ import annotations
@@ -129,28 +132,34 @@ class _Talk:
         """Talk for so long; returns the times of turns and the server's share of a core."""
         loop = asyncio.get_running_loop()
         began, cpu = loop.time(), self._server.cpu()
+        stolen = _stolen()
         times: list[float] = []
+        worked: list[float] = []
 
         async def talk(phone: Phone, after: float) -> None:
             await asyncio.sleep(after)
             while loop.time() < began + seconds and not phone.closed:
-                said = loop.time()
+                said, before = loop.time(), self._server.worked()
                 try:
                     await scenarios.one_turn(phone)
                 except TimeoutError:
                     self.failures += 1
                 times.append(loop.time() - said)
+                worked.append(self._server.worked() - before)
                 await asyncio.sleep(PAUSE_S)
 
         share = PAUSE_S / len(self._phones)
         await asyncio.gather(*(talk(phone, number * share) for number, phone in enumerate(self._phones)))
         load = (self._server.cpu() - cpu) / (loop.time() - began)
         worst = round(max(times, default=float("nan")) * 1000, 3)
+        taken = (_stolen() - stolen) / (loop.time() - began) / (os.cpu_count() or 1)
         return {
             **scenarios.milliseconds(times),
             "max_ms": worst,
+            "server_worked_p99_ms": scenarios.milliseconds(worked)["p99_ms"],
             "turns": len(times),
             "server_load": round(load, 3),
+            "stolen": round(taken, 3),
         }
 
 
@@ -202,6 +211,11 @@ class _Lives:
             for port in ports - _remote_ports(self._server) - set(self._lived):
                 self._lived[port] = loop.time() - self._began
             await asyncio.sleep(0.5)
+
+
+def _stolen() -> float:
+    """Give the seconds that the host has taken of all cores so far."""
+    return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def _remote_ports(server: Process) -> set[int]:

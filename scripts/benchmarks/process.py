@@ -155,6 +155,10 @@ class Process:
             total += (int(fields[11]) + int(fields[12])) / _TICKS
         return total
 
+    def worked(self) -> float:
+        """Seconds that the process's first thread was on a core so far; exact, where `cpu` counts ticks."""
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
     def rss(self) -> float:
         """Resident memory of the whole tree, in KB."""
         total = 0.0

@@ -19,7 +19,8 @@ from websockets.protocol import State
 from conductor.events.codec import BINARY_MARK
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.server.socket import Socket
+from conductor.server.slices import Slices
+from conductor.server.socket import Socket, sharing
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone
 from tests.server.wires import WAIT, until
@@ -55,7 +56,7 @@ async def connected() -> AsyncIterator[Ends]:
         await over.wait()
 
     options: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": 0.2}
-    async with serve(handle, "127.0.0.1", 0, create_connection=Socket, **options) as server:
+    async with serve(handle, "127.0.0.1", 0, create_connection=sharing(Slices()), **options) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         client = await connect(
             f"ws://127.0.0.1:{port}", proxy=None, max_queue=1, max_size=None, ping_interval=None

@@ -1,9 +1,14 @@
-"""Dear work goes through one at a time, in order, and in between everybody else goes on."""
+"""Dear work goes through little by little, in order, and in between everybody else goes on."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
+import pytest
+
+from conductor.server.slices import AT_ONCE, Slices
 from conductor.server.turnstile import Turnstile
 
 
@@ -57,3 +62,75 @@ async def test_one_that_is_cut_off_holds_up_nobody() -> None:
     assert entered == [0, 1, 3, 4]
     await passes(3)
     await asyncio.wait_for(turnstile.enter(), 5)
+
+
+@pytest.mark.parametrize("weight", [1.0, 8.0])
+async def test_a_turnstile_that_rests_pauses_for_as_long_as_the_work_took(
+    monkeypatch: pytest.MonkeyPatch, weight: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    pauses: list[float] = []
+
+    def call_later(pause: float, then: Callable[[], None]) -> None:
+        pauses.append(pause)
+        loop.call_soon(then)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    worked = 0.0
+    turnstile, entered = Turnstile(rests=True, clock=lambda: worked), list[int]()
+
+    async def come(number: int) -> None:
+        nonlocal worked
+        await turnstile.enter(weight)
+        entered.append(number)
+        worked += number
+
+    tasks = [asyncio.create_task(come(number)) for number in range(4)]
+    await asyncio.wait(tasks)
+    await passes(6)
+    assert entered == [0, 1, 2, 3]
+    assert pauses == [0.0, weight, 2 * weight, 3 * weight]
+
+
+async def test_nobody_enters_while_a_turnstile_rests() -> None:
+    worked = 0.0
+    turnstile = Turnstile(rests=True, clock=lambda: worked)
+    await turnstile.enter()
+    worked = 3_600.0
+    await passes(2)
+    second = asyncio.create_task(turnstile.enter())
+    await passes(20)
+    assert not second.done()
+    second.cancel()
+
+
+async def test_slices_of_many_connections_are_parsed_a_few_in_each_pass_and_in_order() -> None:
+    slices, parsed = Slices(), list[int]()
+
+    def parse(number: int) -> None:
+        parsed.append(number % 10)
+        if number < 30:
+            slices.add(partial(parse, number + 10))  # there is more of it
+
+    for number in range(10):
+        slices.add(partial(parse, number))
+    while len(parsed) < 40:
+        before = len(parsed)
+        await passes(1)
+        assert 0 < len(parsed) - before <= AT_ONCE or not before
+    assert parsed == list(range(10)) * 4
+
+
+async def test_a_connection_that_cannot_be_parsed_holds_up_nobody() -> None:
+    slices, parsed = Slices(), list[int]()
+    loop = asyncio.get_running_loop()
+    raised: list[object] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+
+    def fails() -> None:
+        raise ValueError("cannot be parsed")
+
+    slices.add(fails)
+    slices.add(lambda: parsed.append(1))
+    await passes(4)
+    assert parsed == [1] and len(raised) == 1
