@@ -21,7 +21,7 @@ from benchmarks.nodes import Node
 from benchmarks.process import DidNotStart
 
 EVERY_S = 0.01
-ANSWER_S = 0.2
+ANSWER_S = 1.0
 
 
 class StandIn:
@@ -42,6 +42,11 @@ class StandIn:
     def address(self) -> tuple[str, int]:
         assert self._server is not None
         return "127.0.0.1", self._server.sockets[0].getsockname()[1]
+
+    def drain(self) -> None:
+        """Take no more connections, as a server does that is about to stop."""
+        assert self._server is not None
+        self._server.close()
 
     def die(self) -> None:
         """Lose the port and all connections, as a killed process would."""
@@ -150,6 +155,15 @@ async def test_a_node_that_does_not_answer_loses_its_connections() -> None:
         assert await clients["a"].echo("still there?") == ""
         assert await clients["b"].echo("still there") == "still there"
         assert await (await connect()).hello() == "b"
+
+
+async def test_a_node_that_drains_keeps_the_connections_that_it_has() -> None:
+    async with balanced("a", "b") as (balancer, nodes, connect):
+        clients = {await client.hello(): client for client in (await connect(), await connect())}
+        nodes["a"].drain()
+        await balancer.wait_ready(1, WAIT)
+        assert await clients["a"].echo("still there") == "still there"
+        assert [await (await connect()).hello() for _ in range(2)] == ["b", "b"]
 
 
 async def test_a_node_that_died_loses_its_connections_and_new_ones_go_elsewhere_at_once() -> None:
