@@ -8,10 +8,10 @@ from collections.abc import Awaitable
 import msgspec
 import structlog
 
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.open_question import OpenQuestion
 from conductor.conversation.questions import NOTHING_HEARD, Heard, Questions
 from conductor.errors import Duplicate, Fenced, StoreError
-from conductor.events.envelope import IdSource
 from conductor.events.server import ApprovalResolved, append_message, set_state
 from conductor.stores.base import RememberInbound
 from conductor.tools.approvals import Scope, denied, not_answered
@@ -22,8 +22,6 @@ log = structlog.get_logger(__name__)
 MAX_UNCLEAR = 2
 MAX_PRESENTATIONS = 5
 """Item 0 there: so often an unclear answer, or a prompt that was not heard, is asked again."""
-
-_call_ids = IdSource("call")
 
 
 class Hearing:
@@ -44,7 +42,7 @@ class Hearing:
             return False
         self._stop_waiting_to_ask_again()
         answer = judge(text, focus.question)
-        heard = Heard([RememberInbound(event_id)], [append_message(_call_ids(), "user", text)])
+        heard = Heard([RememberInbound(event_id)], [append_message(new_call_id(), "user", text)])
         if answer.kind == "other":
             return False
         if focus.by_card:
@@ -130,7 +128,7 @@ class Hearing:
             return False
         shown = self._questions.outbox.was_written(focus.approval.approval_id)
         if len(standing) > 1 or not shown:
-            idle = set_state(_call_ids(), "idle")
+            idle = set_state(new_call_id(), "idle")
             await self._questions.commit(heard.operations, [*heard.events, idle])
             return True
         if focus.approval.risk == "high":
@@ -216,7 +214,7 @@ class Hearing:
         if focus.approval.presentations == 0 or unheard:
             await questions.commit([], questions.voice.present(focus))
         elif new:
-            await questions.commit([], [set_state(_call_ids(), "idle")])
+            await questions.commit([], [set_state(new_call_id(), "idle")])
 
     def _prompted(self, speak_id: str) -> OpenQuestion | None:
         """Find the question that stands and whose prompt is this speech."""

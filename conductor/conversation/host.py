@@ -11,6 +11,7 @@ from conductor.conversation.batch import Batch
 from conductor.conversation.delivery import Delivery
 from conductor.conversation.device_calls import CancelReason, DeviceCalls
 from conductor.conversation.heard import Speech
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import SPEECH, TURN, encode
 from conductor.conversation.partials import Partials, Reply
@@ -19,7 +20,6 @@ from conductor.conversation.questions import Questions
 from conductor.conversation.round import Round
 from conductor.conversation.services import Services
 from conductor.conversation.speeches import Speeches, memo_of
-from conductor.events.envelope import IdSource
 from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
@@ -44,8 +44,6 @@ _CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_
 
 ENDED: Mapping[str, Callable[[], str]] = {TURN: str}
 """There is no turn any more."""
-
-new_call_id = IdSource("call")
 
 
 class Host:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import structlog
 
-from conductor.conversation.host import new_call_id
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.memos import PROFILE, WAITING
 from conductor.conversation.parts import Parts
 from conductor.conversation.sentences import MESSAGES, agent_news

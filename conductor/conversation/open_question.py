@@ -10,17 +10,15 @@ import msgspec
 
 from conductor.conversation.batch import Batch
 from conductor.conversation.heard import Speech
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.memos import PromptMemo, decode, encode
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.speeches import Speeches
-from conductor.events.envelope import IdSource
 from conductor.events.server import ApprovalRequest, ServerEvent, append_message, set_state, speak
 from conductor.tools.approvals import Approval
 from conductor.tools.executor import Asked
 from conductor.tools.spoken import Question
 from conductor.tools.spoken_prompt import Reason, prompt
-
-_call_ids = IdSource("call")
 
 
 @dataclass(slots=True)
@@ -82,15 +80,19 @@ class Voice:
         question.by_card = False
         question.approval = msgspec.structs.replace(approval, presented=False, presentations=attempt)
         text = prompt(question.question, 1 + approval.unclear)
-        self._append_id, self._speak_id, self._approval_id = _call_ids(), _call_ids(), approval.approval_id
+        self._append_id, self._speak_id, self._approval_id = (
+            new_call_id(),
+            new_call_id(),
+            approval.approval_id,
+        )
         self.interrupted = False
         # A speech of no turn's, at no place of the log: its interruption cuts nothing and stops nothing.
         self._speeches.add(Speech(self._speak_id, "", -1, text, text))
         return [
             append_message(self._append_id, "assistant", text),
-            set_state(_call_ids(), "speaking"),
+            set_state(new_call_id(), "speaking"),
             speak(self._speak_id, text),
-            set_state(_call_ids(), "idle"),
+            set_state(new_call_id(), "idle"),
         ]
 
     def kept(self) -> str:

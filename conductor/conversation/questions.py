@@ -15,6 +15,7 @@ import structlog
 
 from conductor.conversation.batch import Batch, Decided
 from conductor.conversation.grants import Grants
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.ledger import Ledger
 from conductor.conversation.memos import DECIDED, PROMPT, DecidedMemo, decode, encode
 from conductor.conversation.open_question import OpenQuestion, Voice
@@ -61,7 +62,6 @@ _NONE: Mapping[str, Outcome] = {}
 
 _approval_ids = IdSource("appr")
 _batch_ids = IdSource("batch")
-_call_ids = IdSource("call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,14 @@ class Heard:
 
 
 NOTHING_HEARD = Heard()
+
+
+@dataclass(slots=True)
+class _Closed:
+    """What became of a question, and by which connection its client was told of it, if it was here."""
+
+    outcome: Outcome
+    told_by: Transport | None = None
 
 
 @dataclass(slots=True)
@@ -98,8 +106,7 @@ class Questions:
     untold: list[tuple[str, Outcome]] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
-    _closed: OrderedDict[str, Outcome] = field(default_factory=OrderedDict)
-    _told_by: dict[str, Transport | None] = field(default_factory=dict)
+    _closed: OrderedDict[str, _Closed] = field(default_factory=OrderedDict)
 
     @property
     def open(self) -> bool:
@@ -144,15 +151,15 @@ class Questions:
         return batch
 
     def _kept(self, decided: Mapping[str, Outcome]) -> str:
-        last = [*self._closed.items(), *decided.items()][-MAX_KEPT:]
-        return encode(DecidedMemo(dict(last)))
+        closed = [(key, one.outcome) for key, one in self._closed.items()]
+        return encode(DecidedMemo(dict([*closed, *decided.items()][-MAX_KEPT:])))
 
     def recall(self) -> None:
         """Know what was decided in another process, for decisions that are said again."""
         memo = decode(self.ledger.state.fields.get(DECIDED), DecidedMemo)
         if memo is not None:
             known = [(key, cast(Outcome, outcome)) for key, outcome in memo.outcomes.items()]
-            self._closed.update(known)
+            self._closed.update((key, _Closed(outcome)) for key, outcome in known)
             self.untold = known  # the other process may not have been heard
 
     def restore(self, standing: Sequence[tuple[Asked, Approval]]) -> Batch | None:
@@ -383,7 +390,7 @@ class Questions:
         approval_id = question.approval.approval_id
         events = [*heard.events, *self._resolved(question, outcome)]
         if not question.by_card:
-            events.append(set_state(_call_ids(), "thinking"))
+            events.append(set_state(new_call_id(), "thinking"))
         events += calls
         following = next((one for key, one in self.standing.items() if key != approval_id), None)
         if following is not None and not following.by_card:
@@ -421,10 +428,9 @@ class Questions:
         self.take_card_back(question)
         if question.by_card and self.outbox.transport is None:
             self.untold = [*self.untold, (approval.approval_id, outcome)][-MAX_CLOSED:]
-        self._closed[approval.approval_id] = outcome
-        self._told_by[approval.approval_id] = self.outbox.transport
+        self._closed[approval.approval_id] = _Closed(outcome, self.outbox.transport)
         if len(self._closed) > MAX_CLOSED:
-            self._told_by.pop(self._closed.popitem(last=False)[0], None)
+            self._closed.popitem(last=False)
         spec = question.asked.ready.spec
         took = asyncio.get_running_loop().time() - question.since
         self.figures.decided(spec.name, spec.source, outcome, took)
@@ -463,15 +469,15 @@ class Questions:
         return [ApprovalResolved(question.approval.approval_id, outcome)]
 
     def _too_late(self, approval_id: str, decision: str) -> ApprovalResolved:
-        outcome = self._closed.get(approval_id)
-        if outcome in ("expired", "superseded"):
-            return ApprovalResolved(approval_id, outcome, "The question does not stand any more.")
-        told = approval_id in self._told_by and self._told_by[approval_id] is self.outbox.transport
-        if outcome is not None and outcome == _OUTCOMES.get(decision) and not told:
+        closed, client = self._closed.get(approval_id), self.outbox.transport
+        if closed is not None and closed.outcome in ("expired", "superseded"):
+            return ApprovalResolved(approval_id, closed.outcome, "The question does not stand any more.")
+        told = closed is not None and client is not None and closed.told_by is client
+        if closed is not None and closed.outcome == _OUTCOMES.get(decision) and not told:
             # What came of it may have been lost with the connection, and is said once more.
-            self._told_by[approval_id] = self.outbox.transport
-            return ApprovalResolved(approval_id, outcome, "This was decided already.")
-        known = outcome is not None or approval_id in self.deciding
+            closed.told_by = client
+            return ApprovalResolved(approval_id, closed.outcome, "This was decided already.")
+        known = closed is not None or approval_id in self.deciding
         if not known and self.ledger.epoch > 1:  # another process may have closed it, and not have told
             return ApprovalResolved(approval_id, "superseded", "The question does not stand any more.")
         message = "This was decided already." if known else "There is no such question."

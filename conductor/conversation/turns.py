@@ -10,7 +10,8 @@ import structlog
 
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
-from conductor.conversation.host import ENDED, Host, new_call_id, speech_events, spoken_memo, turn_memo
+from conductor.conversation.host import ENDED, Host, speech_events, spoken_memo, turn_memo
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.memos import LATE, TURN, WAITING, TurnMemo, decode
 from conductor.conversation.questions import FIELD as APPROVALS
 from conductor.conversation.recovery import Recovered, unfinished

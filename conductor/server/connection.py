@@ -8,6 +8,7 @@ from math import ceil
 import structlog
 from websockets.exceptions import ConnectionClosed
 
+from conductor.conversation.ids import new_call_id
 from conductor.conversation.session import SUPERSEDED, Session
 from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError
@@ -39,7 +40,6 @@ REJOIN_S = 0.5
 """Between two tries to bind to a session anew, while the store is away."""
 
 _event_ids = IdSource("evt")
-_call_ids = IdSource("call")
 
 
 class Connection:
@@ -305,7 +305,7 @@ class Connection:
 
     def _say_idle(self, session_id: str) -> None:
         """Say ``idle`` without a session: there is none, since the store is away."""
-        self.send(Frame(encode_event(_event_ids(), session_id, set_state(_call_ids(), "idle"))))
+        self.send(Frame(encode_event(_event_ids(), session_id, set_state(new_call_id(), "idle"))))
 
     def _send_error(
         self,
