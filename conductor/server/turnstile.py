@@ -7,6 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+MOST_S = 0.05
+"""No pause is longer: what takes so long is done once, as an import is."""
+
 
 class Turnstile:
     """One may enter in each pass of the event loop, in the order of arrival; between them all others go on.
@@ -42,7 +45,7 @@ class Turnstile:
     def _pass(self) -> None:
         """Go on after the one who has entered: whoever waited for that has had its time by then."""
         if self._rests:
-            pause = (self._clock() - self._entered_at) * self._weight
+            pause = min((self._clock() - self._entered_at) * self._weight, MOST_S)
             asyncio.get_running_loop().call_later(pause, self._next)
         else:
             self._next()

@@ -39,7 +39,7 @@ from conductor.tools.rules import Rule
 from tests.stores.contract import outbound
 from tests.stores.redis_server import RedisServer
 
-WAIT = 5.0
+WAIT = 15.0
 SAID = "Remind me of 日本\x9b2J\u202e."
 FILE = Path("data/conductor.db")
 

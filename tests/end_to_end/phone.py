@@ -12,7 +12,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-WAIT = 5.0
+WAIT = 15.0
 """Every wait of a test is bounded by this, in seconds."""
 
 Event = dict[str, Any]

@@ -10,7 +10,7 @@ from conductor.errors import StoreUnavailable
 from conductor.stores.base import Claim, Operation, SessionKey
 from conductor.stores.memory import MemoryStore
 
-WAIT = 5.0
+WAIT = 15.0
 """Every wait of a test is bounded by this, in seconds."""
 
 
