@@ -44,10 +44,10 @@ class TokenBucket:
     def reserve(self, now: float, tokens: float = 1.0) -> float:
         """Take tokens at once; returns in how many seconds they are there, which is to be waited for.
 
-        Whoever reserves first has them first, however many wait.
+        Whoever reserves first has them first, however many wait. The debt is a burst at most.
         """
         wait = self.wait(now, tokens)
-        self._tokens -= min(tokens, self._burst)
+        self._tokens = max(self._tokens - min(tokens, self._burst), -self._burst)
         return wait
 
     def used(self, now: float) -> float:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import structlog
 
 from conductor.conversation.ids import new_call_id
-from conductor.conversation.memos import PROFILE, WAITING
+from conductor.conversation.memos import PROFILE, WAITING, WaitingMemo, decode
 from conductor.conversation.parts import Parts
 from conductor.conversation.sentences import MESSAGES, agent_news
 from conductor.conversation.transport import Transport
@@ -78,7 +78,7 @@ class Intake:
             return reception
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self._session_id)
-            if inbound.id in self._ledger.state.seen:  # else its commit is under way, and may fail
+            if self._is_recorded(inbound.id):  # else its commit is under way, and may fail
                 self._acknowledge(inbound, transport)
         except Fenced:
             # Whoever owns the session now speaks for it; this one says nothing.
@@ -115,6 +115,13 @@ class Intake:
             case _:
                 await self._take_extension(inbound, transport)
         return "ordinary"
+
+    def _is_recorded(self, event_id: str) -> bool:
+        state = self._ledger.state
+        waiting = decode(state.fields.get(WAITING), WaitingMemo)
+        return event_id in state.seen or any(
+            one.event_id == event_id for one in (waiting.transcripts if waiting is not None else ())
+        )
 
     def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
         """Let a client that keeps what it has said until it is recorded forget this."""
@@ -169,12 +176,12 @@ class Intake:
             self._outbox.send(self._delivery.frame(idle))
 
     async def probe(self) -> None:
-        """Find out whether a client that is back still says what it was saying: events wait for that."""
-        call_id = new_call_id()
+        """Find out which replayed calls a client that is back had handled: others wait for their answers."""
+        call_id, state = new_call_id(), self._outbox.state_sent
         self._outbox.let_pass(call_id)
         try:
-            await self._ledger.commit([], [set_state(call_id, "speaking")])
-        except StoreError as error:  # they wait until the speech has had its time
+            await self._ledger.commit([], [set_state(call_id, state or "thinking")])
+        except StoreError as error:  # they are waited for until their time is over
             log.debug("not asked", session=self._session_id, error=type(error).__name__)
 
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:

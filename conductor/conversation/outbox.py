@@ -12,9 +12,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
 
 from conductor.conversation.transport import Frame, Transport
 from conductor.events.envelope import made_before
+from conductor.events.server import ConversationState
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
@@ -60,6 +64,8 @@ class Outbox:
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
         self._probe = ""
+        self._probed: list[Entry] = []
+        self._last_state: OutboundRecord | None = None
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -109,6 +115,7 @@ class Outbox:
             limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
         entry = Entry(record, limit)
         entry.frame.written = sent
+        self._note_state(record)
         self._entries[record.event_id] = entry
         if record.kind != "final":
             self._by_call[record.call_id] = entry
@@ -139,6 +146,7 @@ class Outbox:
             self._put_probe(record, limit)
             return
         entry = Entry(record, limit)
+        self._note_state(record)
         if record.kind == "approval" and record.call_id in self._by_call:
             self._remove(self._by_call[record.call_id])  # a card takes the place of the one before
         self._entries[record.event_id] = entry
@@ -150,14 +158,39 @@ class Outbox:
         elif record.kind == "call":
             self._join_lane(entry)
 
+    def _note_state(self, record: OutboundRecord) -> None:
+        if record.kind == "state":
+            self._last_state = record
+
     def _put_probe(self, record: OutboundRecord, limit: float) -> None:
-        if not self.stalled:
+        self._probed = self._unsure()
+        if not self._probed:
             self._gone.append(record.event_id)
             return
         entry = Entry(record, limit)
         self._entries[record.event_id] = self._by_call[record.call_id] = entry
         self._entries.move_to_end(record.event_id, last=False)  # it is older than what waits
         self._write(entry)
+
+    def _unsure(self) -> list[Entry]:
+        """List what was replayed and is waited for: a client that knew it does not answer again."""
+        held = {id(one) for one in self._held}
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.replayed and entry.record.kind in _UI_CALLS and id(entry) not in held
+        ]
+
+    def _pass_probed(self) -> None:
+        """Know that the client is done with what was replayed."""
+        for entry in self._probed:
+            if entry.record.event_id not in self._entries:
+                continue
+            if entry.record.kind != "speak":
+                self._remove(entry)
+            elif entry is self._speaking:
+                self._lose(entry)
+        self._probed = []
 
     def send(self, frame: Frame) -> None:
         """Send what need not arrive: it keeps its place in the order, and is lost with the connection."""
@@ -203,8 +236,8 @@ class Outbox:
         if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
         self._remove(entry)
-        if call_id == self._probe and self._speaking is not None and self._speaking.replayed:
-            self._lose(self._speaking)  # the client has passed it, and will not answer again
+        if call_id == self._probe:
+            self._pass_probed()
         self._settle()
         return entry.record
 
@@ -244,14 +277,24 @@ class Outbox:
     # -- what the session does
 
     @property
-    def stalled(self) -> bool:
-        """Whether events wait for the end of a speech that the client may have said before it came back."""
-        return bool(self._held) and self._speaking is not None and self._speaking.replayed
+    def unsure(self) -> bool:
+        """Whether calls wait for the answer to one that the client may have had before it came back."""
+        return bool(self._unsure())
+
+    @property
+    def state_sent(self) -> ConversationState | None:
+        """The state that the client was last told, of those that are known here."""
+        if self._held and self._speaking is not None:
+            return "speaking"  # any later one waits
+        if self._last_state is None:
+            return None
+        call = msgspec.json.decode(self._last_state.frame)
+        return cast(ConversationState, msgspec.json.decode(call["payload"]["arguments"])["state"])
 
     def let_pass(self, call_id: str) -> None:
-        """Send this call, when it is put, past those that wait while this is stalled.
+        """Send this call, when it is put, past those that wait.
 
-        Its answer says that the client is done with what came before.
+        Its answer says that the client is done with all that was replayed before it.
         """
         self._probe = call_id
 

@@ -144,7 +144,7 @@ class Session:
             self._outbox.attach(transport, states=not reopens)
             if prompting and not self._questions.voice.is_being_said:
                 self._hearing.prompt_lost()
-            if self._outbox.stalled and not transport.resumes:
+            if self._outbox.unsure and self.busy and not transport.resumes:
                 self._parts.tasks.spawn(self._intake.probe())
         if reopens:
             # A transcript that was lost with the old socket has left the app waiting for this.

@@ -7,6 +7,7 @@ from math import ceil
 
 import structlog
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 
 from conductor.conversation.ids import new_call_id
 from conductor.conversation.session import SUPERSEDED, Session
@@ -31,8 +32,10 @@ UNBOUND = "unknown"
 
 DEAR_BYTES = 2_048
 """A frame of this size may take a millisecond, with the tools that it declares."""
-LARGE_FRAME = 3.0
+DECLARATION = 3.0
 """Nobody waits for tools that are declared later, so that a quarter of the core is enough for them."""
+LATE_S = 0.5
+"""An event that had to wait for so long may be that of a client that has gone."""
 FIRST_TURN = 8.0
 """A turn is so much dearer than its first step, which is what is seen of it when it begins."""
 POLICY_VIOLATION = 1008
@@ -82,6 +85,7 @@ class Connection:
         finally:
             if self._ping is not None:
                 self._ping.cancel()
+            self._pace.close()
             writer.cancel()
             if self._rejoining is not None:
                 self._rejoining.cancel()
@@ -114,6 +118,11 @@ class Connection:
         """Begin to close, after what is queued."""
         self._writer.close(code, reason)
 
+    def _rejoin_alone(self, session: Session) -> None:
+        """Be served again, unless the client has come by another connection meanwhile."""
+        if session.transport is None:
+            session.rejoin(self)
+
     def abort(self, why: str) -> None:
         """Cut the connection; the session survives."""
         self._writer.abort(why)
@@ -142,7 +151,7 @@ class Connection:
         try:
             while await self.is_alive():
                 try:
-                    (await self._bind(self._session_id)).rejoin(self)
+                    self._rejoin_alone(await self._bind(self._session_id))
                     return
                 except StoreError:
                     await asyncio.sleep(REJOIN_S)
@@ -168,7 +177,7 @@ class Connection:
                 return
             await self._hub.trust.wait()
             if len(frame) >= DEAR_BYTES:
-                await self._hub.newcomers.enter(LARGE_FRAME if self._heard else 1.0)
+                await self._hub.turnstile.enter()
             await self._take(frame)
 
     def _warn_of_flood(self, wait: float) -> None:
@@ -219,13 +228,16 @@ class Connection:
         starts_turn = isinstance(
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
+        claims = starts_turn or isinstance(event, client.SessionStart)
+        came_at = self._now()
         if self._bound_to is None or (starts_turn and self._is_untried):
             await self._hub.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
+        elif isinstance(event, client.SessionUpdate) and inbound.size >= DEAR_BYTES:
+            await self._hub.newcomers.enter(DECLARATION)
         elif starts_turn:
             await self._hub.turnstile.enter()
-        claims = starts_turn or isinstance(event, client.SessionStart)
-        if self._bound_to is None and self._opened_at < self._hub.thawed_at and not await self.is_alive():
-            return  # it said so before this process stood still, and may be at another one since
+        if self._session is None and not await self._may_bind(event, came_at):
+            return
         if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
             return  # parked: another process serves the session
         delivered = await self._deliver(inbound, starts_turn=starts_turn)
@@ -260,12 +272,19 @@ class Connection:
             if not (new or starts_turn):
                 return True  # parked: another connection serves the session
             if stale and not starts_turn:
-                session.rejoin(self)
+                self._rejoin_alone(session)
             elif new or await self.is_alive():
                 session.attach(self, resumed=self._resumed and not starts_turn)
         if await session.receive(inbound, self) == "refused":
             self._pace.refused()
         return self._session is session
+
+    async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
+        """Whether to take a session for an event: its client may have gone to another process since."""
+        if isinstance(event, client.SessionStart) and self._socket.state is not State.OPEN:
+            return False  # nobody would hear the answer
+        late = self._now() - came_at > LATE_S or self._opened_at < self._hub.thawed_at
+        return not late or await self.is_alive()
 
     @property
     def _is_untried(self) -> bool:

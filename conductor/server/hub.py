@@ -8,21 +8,18 @@ from typing import Protocol
 
 import structlog
 
-from conductor.bounds import TokenBucket
 from conductor.conversation.duel import delay_s
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable
+from conductor.server.pace import Rush
 from conductor.server.thaw import Thaw
 from conductor.server.turnstile import Turnstile
 from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)
 
-RUSH_PER_SECOND = 500
-RUSH_AT_ONCE = 1_000
-"""Events of long bursts that a node takes, for all connections together: a thirtieth of a core."""
 BUSY_RECHECK_S = 1.0
 """How long a session whose grace is over waits for its running turn before it is asked again."""
 VERIFIED_AT_ONCE = 32
@@ -66,7 +63,7 @@ class Hub:
         self._thaw = Thaw(self.mistrust) if services.store.suspends else None
         self.turnstile = Turnstile()
         self.newcomers = Turnstile(rests=True)
-        self.rush = TokenBucket(RUSH_PER_SECOND, RUSH_AT_ONCE, asyncio.get_running_loop().time())
+        self.rush = Rush()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -141,9 +138,10 @@ class Hub:
     def mistrust(self) -> None:
         """Say and take nothing until it is known which sessions are still this process's."""
         self.thawed_at = asyncio.get_running_loop().time()
-        if self.trust.is_set():
-            self.trust.clear()
-            self._verifying = asyncio.create_task(self._verify_all())
+        self.trust.clear()
+        if self._verifying is not None:
+            self._verifying.cancel()  # what it has found out is old
+        self._verifying = asyncio.create_task(self._verify_all())
 
     async def _verify_all(self) -> None:
         at_once = asyncio.Semaphore(VERIFIED_AT_ONCE)
@@ -159,10 +157,10 @@ class Hub:
         log.warning("the process stood still", sessions=len(sessions))
         try:
             async with asyncio.timeout(VERIFY_S):
-                await asyncio.gather(*(verify(session) for session in sessions))
+                await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
         except TimeoutError:
             log.warning("sessions not verified in time")
-        finally:
+        if self._verifying is asyncio.current_task():
             self.trust.set()
 
     async def close(self) -> None:
@@ -171,6 +169,7 @@ class Hub:
             self._thaw.close()
         if self._verifying is not None:
             self._verifying.cancel()
+        self.trust.set()  # nothing can be said any more
         places, self._places = self._places, {}
         for place in places.values():
             if place.timer is not None:
@@ -212,8 +211,8 @@ class Hub:
 
         Raises `StoreUnavailable` if there is none.
         """
-        place, asked = self._places[key], set[Peer]()
-        while not asked >= place.connections:
+        place, asked = self._places.get(key), set[Peer]()
+        while place is not None and not asked >= place.connections:
             asked = set(place.connections)
             if any(await asyncio.gather(*(connection.is_alive() for connection in asked))):
                 return

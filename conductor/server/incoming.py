@@ -13,7 +13,8 @@ from conductor.server.socket import Socket
 ALIVE_S = 3.0
 """How long a client may take to answer a ping before it may take its session back."""
 READ_AHEAD = 64
-"""Frames that may stand before its answer."""
+READ_AHEAD_BYTES = 262_144
+"""What may stand before its answer."""
 
 
 class Incoming:
@@ -22,12 +23,17 @@ class Incoming:
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._ahead: deque[bytes] = deque()
+        self._ahead_bytes = 0
         self._reading = asyncio.Lock()
 
     async def next(self) -> bytes:
         """Give the next frame. Raises `ConnectionClosed`."""
         async with self._reading:
-            return self._ahead.popleft() if self._ahead else await self._socket.recv(decode=False)
+            if not self._ahead:
+                return await self._socket.recv(decode=False)
+            frame = self._ahead.popleft()
+            self._ahead_bytes -= len(frame)
+            return frame
 
     async def is_alive(self) -> bool:
         """Tell whether the client answers a ping.
@@ -38,12 +44,16 @@ class Incoming:
         try:
             async with asyncio.timeout(ALIVE_S):
                 pong = asyncio.ensure_future(await self._socket.ping())
-                while not pong.done() and len(self._ahead) < READ_AHEAD:
+                while not pong.done() and self._may_read_ahead:
                     await self._read_ahead(pong)
                 await pong
         except (TimeoutError, ConnectionClosed):
             return False
         return True
+
+    @property
+    def _may_read_ahead(self) -> bool:
+        return len(self._ahead) < READ_AHEAD and self._ahead_bytes < READ_AHEAD_BYTES
 
     async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
         """Take a frame that stands before the pong: while too many wait, nothing is read."""
@@ -59,4 +69,6 @@ class Incoming:
 
     async def _keep_next(self) -> None:
         async with self._reading:
-            self._ahead.append(await self._socket.recv(decode=False))
+            data = await self._socket.recv(decode=False)
+            self._ahead.append(data)
+            self._ahead_bytes += len(data)

@@ -7,16 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-MOST_S = 0.05
-"""No pause is longer: what takes so long is done once, as an import is."""
+STEP_S = 0.003
+"""More than this of what was done in a pass was others' work, or is done only once, as an import is."""
 
 
 class Turnstile:
     """One may enter in each pass of the event loop, in the order of arrival; between them all others go on.
 
-    With ``rests`` there is a pause after each, as long as what was done since it entered times its
-    ``weight``: at a weight of 1 such work takes half of the core at most. Nothing is slower by it where there
-    is no crowd, and nothing is lost in one.
+    With ``rests`` there is a pause after each, as long as what it did, about, times its ``weight``: at a
+    weight of 1 such work takes half of the core at most. Nothing is slower by it where there is no crowd, and
+    nothing is lost in one.
     """
 
     def __init__(self, *, rests: bool = False, clock: Callable[[], float] = time.thread_time) -> None:
@@ -45,7 +45,7 @@ class Turnstile:
     def _pass(self) -> None:
         """Go on after the one who has entered: whoever waited for that has had its time by then."""
         if self._rests:
-            pause = min((self._clock() - self._entered_at) * self._weight, MOST_S)
+            pause = min(self._clock() - self._entered_at, STEP_S) * self._weight
             asyncio.get_running_loop().call_later(pause, self._next)
         else:
             self._next()

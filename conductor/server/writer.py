@@ -88,8 +88,8 @@ class Writer:
 
     async def _write_queue(self) -> None:
         queue = self._queue
-        await self._may_write.wait()
         while queue:
+            await self._may_write.wait()
             frames = [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))]
             frames = [frame for frame in frames if not frame.withdrawn]
             for frame in frames:

@@ -365,3 +365,22 @@ async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile(
     gone.answer.set()
     assert (await first)[0] is (await second)[0]
     await hub.close()
+
+
+async def test_a_claim_that_had_to_wait_while_the_hub_was_closed_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(duel, "FREE", 0)
+    monkeypatch.setattr(duel, "_FIRST_S", 0.001)
+    store = WiredStore()
+    hub = make_hub(store)
+    store.release_gate.clear()
+    binding = asyncio.create_task(bind(hub, Wire()))
+    await store.releasing.wait()
+    closing = asyncio.create_task(hub.close())
+    await asyncio.sleep(0)
+    store.release_gate.set()
+    with pytest.raises(StoreUnavailable):
+        await binding
+    await closing
+    assert store.claims == 1

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 import structlog
+from websockets.protocol import State
 
 from conductor.conversation import duel
+from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
 from conductor.server import incoming
 from conductor.stores import sqlite_writer
+from conductor.stores.base import Claim, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import (
     KEY,
+    LosesReplies,
     Replies,
     Shelf,
     calm,
@@ -28,13 +32,24 @@ from tests.server.nodes import (
     kept,
     moves,
     node,
+    session_of,
     still_open,
     told,
     two_nodes,
+    words,
 )
 from tests.server.wires import until
 
 LONG = 600.0
+
+
+def looks(request: ModelRequest) -> Script:
+    """Look an agent up on the device."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        return [TextDelta("It runs.")]
+    return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
+
 
 # -- in the middle of a turn
 
@@ -62,13 +77,7 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
 
 
 async def test_a_call_of_the_device_is_answered_by_whatever_node(shelf: Shelf) -> None:
-    def replies(request: ModelRequest) -> Script:
-        last = request.messages[-1]
-        if isinstance(last, ToolResult):
-            return [TextDelta("It runs.")]
-        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
-
-    async with two_nodes(shelf, replies, replies) as (a, b):
+    async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
             await phone.say("how is it?")
             asked = await phone.until(is_call("agent.status"))
@@ -96,6 +105,64 @@ async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(s
             await phone.result(asked["payload"]["callId"], '"heron"')
             await phone.idle()
             assert phone.finals() == ["It said True."]
+
+
+def follow_up(request: ModelRequest) -> Script:
+    """Have an agent go on if that is asked for, which may not be done twice; chat about all else."""
+    if isinstance(request.messages[-1], ToolResult):
+        return [TextDelta("It is unknown.")]
+    if words(request)[-1] == "go on":
+        return [ToolCall("c-1", "agent.followup", '{"id":"a","prompt":"go on"}')]
+    return [TextDelta("It is a long story.")]
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.parametrize("lost", ["the result", "all answers", "the end of a speech"])
+async def test_a_call_whose_result_was_lost_is_given_up_in_its_own_time(
+    shelf: Shelf, elsewhere: bool, lost: str
+) -> None:
+    """An app that knows what is replayed does not answer again, and that is not waited for."""
+    slow = {"ui_timeout": 600.0, "speech_timeout": 600.0, "tool_timeout": 0.2}
+    async with two_nodes(shelf, follow_up, follow_up, mode="queue", **slow) as (a, b):
+        silent_about = {"the result": "", "all answers": ("convo.", "tts."), "the end of a speech": "tts."}
+        phone = a.phone(
+            acknowledge=lambda name: not (lost != "the result" and name.startswith(silent_about[lost]))
+        )
+        async with phone:
+            if lost == "the end of a speech":
+                await phone.say("tell me a story")
+            await phone.say("go on")
+            await phone.until(is_call("agent.followup"))
+            phone.acknowledge = lambda _: True
+            await phone.cut()
+            phone.url = (b if elsewhere else a).url
+            await phone.open()
+            final = await phone.until(lambda e: e["payload"].get("text") == "It is unknown.")
+            await phone.until(is_call("tts.speak"), since=phone.log.index(final))
+            await phone.idle(since=phone.log.index(final))
+            assert len(phone.runs) == 1
+
+
+async def test_a_queued_transcript_that_is_repeated_is_acknowledged_again(shelf: Shelf) -> None:
+    hold = asyncio.Event()
+    slow: Replies = lambda request: [hold, TextDelta("Well.")]  # noqa: E731
+    async with two_nodes(shelf, slow, mode="queue") as (a, _):
+        async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            await phone.say("one")
+            await phone.until(is_call("convo.appendMessage"))
+
+            def acknowledged(event: Event) -> bool:
+                return event["type"] == "event.ack" and "t-2" in event["payload"]["eventIds"]
+
+            await phone.say("two", id="t-2")
+            await phone.until(acknowledged)
+            since = len(phone.log)
+            await phone.cut()
+            await phone.open()
+            await phone.say("two", id="t-2")
+            await phone.until(acknowledged, since=since)
+            hold.set()
+            await until(lambda: len(phone.finals()) == 2)
 
 
 # -- back again
@@ -276,7 +343,9 @@ async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
     monkeypatch.setattr(incoming, "ALIVE_S", 0.2)
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
-            await dead.ask("one")
+            await dead.say("one")  # which takes the session back, and that opens its microphone at once
+            await dead.until(lambda e: e["type"] == "assistant.speech.final")
+            await calm(a)
             await phone.ask("two")
             assert dead._socket is not None
             await calm(b)
@@ -378,13 +447,7 @@ def copied(source: Path, target: Path) -> None:
 async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_would_answer(
     shelf: Shelf,
 ) -> None:
-    def replies(request: ModelRequest) -> Script:
-        last = request.messages[-1]
-        if isinstance(last, ToolResult):
-            return [TextDelta("It runs.")]
-        return [ToolCall("c-1", "agent.status", '{"id":"a"}')]
-
-    async with two_nodes(shelf, replies, replies) as (a, b):
+    async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
             await phone.say("how is it?")
             asked = await phone.until(is_call("agent.status"))
@@ -398,3 +461,62 @@ async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_w
             await comes(phone)
             assert phone.finals() == ["It runs."]
             assert len(phone.runs) == 2 and {name for name, _ in phone.runs} == {"agent.status"}
+
+
+@pytest.mark.parametrize("capabilities", [[], ["resume"]])
+async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_comes(
+    shelf: Shelf, capabilities: list[str]
+) -> None:
+    async with two_nodes(shelf) as (a, b):
+        crowd = a.listener.hub.newcomers
+        crowd._taken = True
+        old = a.phone(start_fields={"capabilities": capabilities})
+        await old.open(start=False)
+        await old.start()
+        await until(lambda: len(crowd._waiting) == 1)
+        await old.cut()
+        async with b.phone(start_fields={"capabilities": capabilities}) as phone:
+            await phone.ask("one")
+            await calm(b)
+            (connection,) = a.listener._connections
+            await until(lambda: connection._socket.state is not State.OPEN)
+            crowd._next()
+            await until(lambda: not a.listener.connections)
+            since = len(phone.log)
+            await phone.ask("two")
+            assert phone.finals(since) == ["You said one, two."] and not len(a.listener.hub)
+
+
+class NoClaims(LosesReplies):
+    """A store that gives no session while it is away; ``refused`` is set once it has not."""
+
+    def __init__(self, inner: SessionStore) -> None:
+        super().__init__(inner)
+        self.refused = asyncio.Event()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        if self.away:
+            self.refused.set()
+            raise StoreUnavailable("The store is away.")
+        return await super().claim(key)
+
+
+async def test_an_old_connection_that_binds_anew_leaves_the_session_to_a_newer_one(file_shelf: Shelf) -> None:
+    store = NoClaims(file_shelf.make())
+    resumes = {"capabilities": ["resume"]}
+    async with node(store, echo) as served:
+        async with served.phone(start_fields=resumes) as old:
+            await old.ask("one")
+            await calm(served)
+            (connection,) = served.listener._connections
+            store.away = True
+            session_of(served)._ledger._lose(stale=True)
+            await asyncio.wait_for(store.refused.wait(), WAIT)  # it tries again in a while
+            store.away = False
+            async with served.phone(start_fields=resumes) as new:
+                rejoining = connection._rejoining
+                assert rejoining is not None
+                await asyncio.wait_for(asyncio.shield(rejoining), WAIT)
+                since = len(new.log)
+                await new.ask("two")
+                assert new.finals(since) == ["You said one, two."] and new.close_code is None

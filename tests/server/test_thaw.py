@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 import structlog
 from websockets.asyncio.client import ClientConnection
 
+from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.server import incoming, thaw
+from conductor.server.socket import Socket
 from conductor.server.thaw import STILL_S, TICK_S, Thaw
+from conductor.server.writer import MAX_BATCH, Writer
+from conductor.settings import Limits
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.nodes import Node, Shelf, calm, comes, still_open, told, two_nodes
 from tests.server.wires import until
@@ -162,3 +167,46 @@ async def test_a_first_event_from_before_takes_the_session_only_for_a_client_tha
             since = len(new.log)
             await new.ask("two")
             assert new.finals(since) == ["You said one, two."] and not len(a.listener.hub)
+
+
+async def test_a_node_that_stands_still_again_verifies_again(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            await calm(a)
+            hub = a.listener.hub
+            (session,) = hub.sessions
+            async with session._ledger._lock:
+                hub.mistrust()
+                await asyncio.sleep(0)
+                first = hub._verifying
+                hub.mistrust()
+                assert first is not None
+                await asyncio.wait([first])
+                assert not hub.trust.is_set(), "what was found out before is old"
+            await hub.trust.wait()
+
+
+async def test_what_waits_to_be_written_is_held_as_well() -> None:
+    room, trust = asyncio.Event(), asyncio.Event()
+    sent: list[bytes] = []
+
+    class Full:
+        async def send_texts(self, texts: Iterable[bytes], seconds: float) -> None:
+            sent.extend(texts)
+            await room.wait()
+
+    trust.set()
+    writer = Writer(cast(Socket, Full()), Limits(), trust, "s-1")
+    writing = asyncio.create_task(writer.run())
+    for number in range(MAX_BATCH + 1):
+        writer.send(Frame(b"%d" % number))
+    await until(lambda: len(sent) == MAX_BATCH)
+    trust.clear()
+    room.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(sent) == MAX_BATCH
+    trust.set()
+    await until(lambda: len(sent) == MAX_BATCH + 1)
+    writing.cancel()
