@@ -177,10 +177,10 @@ class Intake:
 
     async def probe(self) -> None:
         """Find out which replayed calls a client that is back had handled: others wait for their answers."""
-        call_id, state = new_call_id(), self._outbox.state_sent
-        self._outbox.let_pass(call_id)
+        call_id = new_call_id()
+        state = self._outbox.let_pass(call_id)
         try:
-            await self._ledger.commit([], [set_state(call_id, state or "thinking")])
+            await self._ledger.commit([], [set_state(call_id, state)])
         except StoreError as error:  # they are waited for until their time is over
             log.debug("not asked", session=self._session_id, error=type(error).__name__)
 

@@ -64,6 +64,7 @@ class Outbox:
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
         self._probe = ""
+        self._probe_state: ConversationState = "thinking"
         self._probed: list[Entry] = []
         self._last_state: OutboundRecord | None = None
         self._quiet = asyncio.Event()
@@ -164,8 +165,8 @@ class Outbox:
 
     def _put_probe(self, record: OutboundRecord, limit: float) -> None:
         self._probed = self._unsure()
-        if not self._probed:
-            self._gone.append(record.event_id)
+        if not self._probed or self._transport is None or self._state_sent() != self._probe_state:
+            self._gone.append(record.event_id)  # there is a newer state, which does as well
             return
         entry = Entry(record, limit)
         self._entries[record.event_id] = self._by_call[record.call_id] = entry
@@ -281,22 +282,22 @@ class Outbox:
         """Whether calls wait for the answer to one that the client may have had before it came back."""
         return bool(self._unsure())
 
-    @property
-    def state_sent(self) -> ConversationState | None:
-        """The state that the client was last told, of those that are known here."""
+    def _state_sent(self) -> ConversationState:
+        """Give the state that the client was last told, as far as is known."""
         if self._held and self._speaking is not None:
             return "speaking"  # any later one waits
         if self._last_state is None:
-            return None
+            return "thinking"
         call = msgspec.json.decode(self._last_state.frame)
         return cast(ConversationState, msgspec.json.decode(call["payload"]["arguments"])["state"])
 
-    def let_pass(self, call_id: str) -> None:
-        """Send this call, when it is put, past those that wait.
+    def let_pass(self, call_id: str) -> ConversationState:
+        """Send this call, when it is put, past those that wait; gives the state that it is to set again.
 
         Its answer says that the client is done with all that was replayed before it.
         """
-        self._probe = call_id
+        self._probe, self._probe_state = call_id, self._state_sent()
+        return self._probe_state
 
     def withdraw(self, call_id: str) -> bool:
         """Take back a call that was not written yet; False if it was, or is not here."""
