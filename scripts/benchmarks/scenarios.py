@@ -55,6 +55,20 @@ class Talking:
         self.turns: list[float] = []
         self.errors = 0
         self._busy = 0
+        self._resting: list[Phone] | None = None
+        self._rested = asyncio.Event()
+
+    async def rest(self) -> None:
+        """Let no turn begin, and wait until those that run have ended."""
+        self._resting = []
+        self._rested.clear()
+        await asyncio.wait_for(self._rested.wait(), 60)
+
+    def go_on(self) -> None:
+        """Talk again."""
+        resting, self._resting = self._resting or [], None
+        for phone in resting:
+            phone.say("go")
 
     async def run(self, warm_up: float, seconds: float, server: Process) -> Figures:
         """Talk; returns CPU per turn, share of a core, turns a second and the time of a turn."""
@@ -86,6 +100,10 @@ class Talking:
             phone.on_idle = lambda _: None
             if not self._busy:
                 self._stopped.set()
+        elif self._resting is not None:
+            self._resting.append(phone)
+            if len(self._resting) == self._busy:
+                self._rested.set()
         else:
             phone.say("go")
 

@@ -22,6 +22,8 @@ from tests.stand_ins.anthropic_service import AnthropicService
 SETTLED_S = 180.0
 """What is compared with the end is taken after so long, when pools and histories are full, or at a third."""
 EVERY_S = 30.0
+REST_S = 6.0
+"""How long nobody talks for it: speeches end, and what was acknowledged is recorded."""
 GROWTH = 1.1
 """Resident memory may be so many times what it was: allocators move a little."""
 SLACK_KB = 3_000
@@ -104,7 +106,7 @@ class _Soak:
         phones = await scenarios.connected(self._server, count, "soak")
         talking = scenarios.Talking(phones)
         figures, _ = await asyncio.gather(
-            talking.run(1.0, self._seconds, self._server), self._sample_until_end(phones)
+            talking.run(1.0, self._seconds + REST_S, self._server), self._sample_until_end(phones, talking)
         )
         self.notes["talk"] = figures
         print(figures, flush=True)
@@ -143,12 +145,19 @@ class _Soak:
             phone.abort()
         return faults
 
-    async def _sample_until_end(self, phones: Sequence[Phone]) -> None:
+    async def _sample_until_end(
+        self, phones: Sequence[Phone], talking: scenarios.Talking | None = None
+    ) -> None:
+        """Take samples; for the two that are compared nobody talks, or their turns would be compared."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         times = {self._settled, self._seconds, *(n * EVERY_S for n in range(1, int(self._seconds / EVERY_S)))}
         for when in sorted(times):
             await asyncio.sleep(max(0.0, began + when - loop.time()))
+            compared = talking if when in (self._settled, self._seconds) else None
+            if compared is not None:
+                await compared.rest()
+                await asyncio.sleep(REST_S / 2)
             sample = {
                 "s": round(when),
                 "rss_mb": round(self._server.rss() / 1024, 1),
@@ -159,6 +168,8 @@ class _Soak:
             }
             self.samples.append(sample)
             print(json.dumps(sample), flush=True)
+            if compared is not None:
+                compared.go_on()
 
     async def _look_inside(self) -> dict[str, Any]:
         before = self._size()
