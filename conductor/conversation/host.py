@@ -19,7 +19,7 @@ from conductor.conversation.profile import Profile
 from conductor.conversation.questions import Questions
 from conductor.conversation.round import Round
 from conductor.conversation.services import Services
-from conductor.conversation.speeches import Speeches, memo_of
+from conductor.conversation.speeches import Speeches
 from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
@@ -160,7 +160,9 @@ class Host:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         turn.figures.answered = message.text or turn.figures.answered
-        memos = ({TURN: lambda: turn_memo(turn)} if prepared is not None else {**ENDED}) | spoken_memo(speech)
+        memos = ({TURN: lambda: turn_memo(turn)} if prepared is not None else {**ENDED}) | self.spoken_memo(
+            speech
+        )
         end = turn.end if prepared is None else None
         await self.ledger.commit(operations, events, turn.id, memos=memos, then=end)
         self.speeches.add(speech)
@@ -175,6 +177,10 @@ class Host:
             return None
         position = self.ledger.state.log_end
         return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
+
+    def spoken_memo(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
+        """Make the memo of the speeches with this one, if there is one."""
+        return {} if speech is None else {SPEECH: lambda: self.speeches.kept(speech)}
 
     def show(self, reply: Reply) -> None:
         """Show the live text of a reply."""
@@ -220,11 +226,6 @@ class Host:
 def turn_memo(turn: Turn | None) -> str:
     """Write down what another process would have to know of a turn."""
     return "" if turn is None or turn.over else encode(turn.memo())
-
-
-def spoken_memo(speech: Speech | None) -> dict[str, Callable[[], str]]:
-    """Make the memo of a speech, if there is one."""
-    return {} if speech is None else {SPEECH: lambda: memo_of(speech)}
 
 
 def speech_events(speech: Speech | None) -> list[ServerEvent]:

@@ -102,13 +102,19 @@ class ProfileMemo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpeechMemo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last speech: an interruption cuts its message, which stands at ``position`` of the log."""
+    """A speech: an interruption cuts its message, which stands at ``position`` of the log."""
 
     call_id: str
     turn_id: str
     position: int
     spoken: str
     actions: tuple[str, ...] = ()
+
+
+class SpeechesMemo(msgspec.Struct, frozen=True):
+    """The speeches that are not over, and the last one, oldest first."""
+
+    speeches: tuple[SpeechMemo, ...]
 
 
 class PromptMemo(msgspec.Struct, frozen=True):

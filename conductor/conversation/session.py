@@ -85,7 +85,7 @@ class Session:
                 self._outbox.restore(record, limit, sent=record.event_id not in unsent)
             else:
                 self._outbox.drop(record.event_id)
-        self._parts.speeches.restore(state.fields.get(SPEECH), self._text_at)
+        self._parts.speeches.restore(state.fields.get(SPEECH), self._text_at, self._outbox.is_outstanding)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
         for record in outbound.values():

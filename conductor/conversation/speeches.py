@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from conductor.conversation.heard import Speech, heard_text
-from conductor.conversation.memos import SpeechMemo, decode, encode
+from conductor.conversation.memos import SpeechesMemo, SpeechMemo, decode, encode
 from conductor.stores.base import Amendment, AppendLog, Operation
 
 _MAX_SPEECHES = 64
 """More are not under way; the oldest are such as were interrupted and never answered for."""
+_MAX_KEPT = 4
+"""So many are told to the next process: more seldom wait for each other, and each commit writes them."""
 
 
 class Speeches:
@@ -33,10 +35,23 @@ class Speeches:
         if len(self._speeches) > _MAX_SPEECHES:
             self._speeches.popitem(last=False)
 
-    def restore(self, kept: str | None, text_at: Callable[[int], str]) -> None:
-        """Know the last speech of another process; ``text_at`` gives the log's text at a position."""
-        memo = decode(kept, SpeechMemo)
-        if memo is not None:
+    def kept(self, last: Speech) -> str:
+        """Write down what another process may hear an interruption of; ``last`` is about to be added."""
+        under_way = [one for one in self._speeches.values() if one.over_at is None and one.position >= 0]
+        return encode(SpeechesMemo(tuple(_memo_of(one) for one in [*under_way, last][-_MAX_KEPT:])))
+
+    def restore(
+        self, kept: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
+    ) -> None:
+        """Know the speeches of another process; ``text_at`` gives the log's text at a position.
+
+        The last one may have been over for a moment only; those before it count while they are outstanding.
+        """
+        memos = decode(kept, SpeechesMemo)
+        speeches = memos.speeches if memos is not None else ()
+        for memo in speeches:
+            if memo is not speeches[-1] and not is_outstanding(memo.call_id):
+                continue
             text = text_at(memo.position)
             self._speeches[memo.call_id] = Speech(
                 memo.call_id, memo.turn_id, memo.position, text, memo.spoken, memo.actions
@@ -71,6 +86,5 @@ class Speeches:
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
 
 
-def memo_of(speech: Speech) -> str:
-    """Write a speech down, for whoever hears of its interruption."""
-    return encode(SpeechMemo(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions))
+def _memo_of(speech: Speech) -> SpeechMemo:
+    return SpeechMemo(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions)

@@ -10,7 +10,7 @@ import structlog
 
 from conductor.conversation.heard import Speech
 from conductor.conversation.history import cut_point
-from conductor.conversation.host import ENDED, Host, speech_events, spoken_memo, turn_memo
+from conductor.conversation.host import ENDED, Host, speech_events, turn_memo
 from conductor.conversation.ids import new_call_id
 from conductor.conversation.memos import LATE, TURN, WAITING, TurnMemo, decode
 from conductor.conversation.questions import FIELD as APPROVALS
@@ -370,7 +370,7 @@ class Turns:
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
         try:
-            memos = {**ENDED, **spoken_memo(speech)}
+            memos = {**ENDED, **self._host.spoken_memo(speech)}
             await self._ledger.commit(operations, events, turn.id, memos=memos, then=turn.end)
             self.speeches.add(speech)
         except Fenced:

@@ -12,6 +12,7 @@ import structlog
 from websockets.protocol import State
 
 from conductor.conversation import duel
+from conductor.conversation.heard import CUT_HERE
 from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -105,6 +106,34 @@ async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(s
             await phone.result(asked["payload"]["callId"], '"heron"')
             await phone.idle()
             assert phone.finals() == ["It said True."]
+
+
+async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_heard(shelf: Shelf) -> None:
+    said = [[TextDelta("One and two.")], [TextDelta("Three and four.")]]
+    async with two_nodes(shelf, said, mode="queue") as (a, b):
+        async with a.phone(acknowledge=lambda name: name != "tts.speak") as phone:
+            for words_said in ("one", "two"):
+                since = len(phone.log)
+                await phone.say(words_said)
+                await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            await a.listener.hub.sessions[0].turns_ended()
+            phone._seen.clear()  # it was relaunched
+            phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
+            since = len(phone.log)
+            await phone.cut()
+            phone.url = b.url
+            await phone.open()
+            await phone.until(is_call("tts.speak"), since=since)
+            await phone.interrupt(spokenText="One")
+            await until(lambda: len(phone.spoken(since)) == 2)
+            await phone.interrupt(spokenText="Three")
+
+            def answers() -> list[str]:
+                return [one.text for one in session_of(b).messages if isinstance(one, AssistantMessage)]
+
+            await until(lambda: answers()[1] != "Three and four.")
+            assert answers() == [f"One {CUT_HERE}", f"Three {CUT_HERE}"]
+            assert phone.spoken(since) == ["One and two.", "Three and four."]
 
 
 def follow_up(request: ModelRequest) -> Script:
