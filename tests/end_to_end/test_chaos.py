@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(150)
 TWO_PER_STEP = 2 * len(STEPS)
 
 
-PATIENCE_S = 45.0
+PATIENCE_S = 25.0
 
 
 @pytest.fixture(scope="module")
