@@ -115,6 +115,7 @@ class Ledger:
             if self.lost and task.cancelled():
                 # The session is closed, not whoever waits for it.
                 raise Fenced("Another claim owns this session.") from None
+            task.add_done_callback(_hear)
             raise
 
     async def _verify(self) -> None:
@@ -205,3 +206,9 @@ class Ledger:
                 pass
         except TimeoutError:
             log.warning("a commit takes long", session=self.key.session_id)
+
+
+def _hear(task: asyncio.Task[None]) -> None:
+    """Know what came of work that nobody waits for any more: whoever comes next finds out."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("not recorded", error=type(task.exception()).__name__)

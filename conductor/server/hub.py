@@ -252,5 +252,7 @@ class Hub:
             async with asyncio.timeout(self._services.limits.close_timeout):
                 session = await place.session
             await session.close()
+        except StoreError as error:
+            log.debug("session not opened, or not released", error=type(error).__name__)
         except Exception:
             log.exception("session not closed")
