@@ -257,7 +257,7 @@ def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text
     check_schema(schema)
     started = time.process_time()
     checked = validate(ToolSpec("t", "", schema), text)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 10  # of a second on a fast machine; without bounds it is minutes
     assert isinstance(checked, ToolOutcome)
     assert str(checked.error_message).endswith(ENDING)
 
