@@ -95,4 +95,4 @@ def test_a_search_takes_no_longer_than_its_cost_foretells(pattern: str) -> None:
     for text in ("a" * length + "!", "ab" * (length // 2) + "!"):
         started = time.process_time()
         compiled.regex.search(text)
-        assert time.process_time() - started < 0.5, (pattern, length)
+        assert time.process_time() - started < 5, (pattern, length)

@@ -267,7 +267,7 @@ def test_items_that_differ_in_type_are_compared_in_linear_time() -> None:
     items: list[Any] = [value for i in range(5_000) for value in (i, f"{i}")]
     started = time.process_time()
     accepted(spec, msgspec.json.encode({"v": items}).decode())
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 10
 
 
 JSON = st.recursive(
