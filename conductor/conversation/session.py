@@ -167,10 +167,6 @@ class Session:
             self._turns.lay_down()
         self._outbox.expect_no_acknowledgements()
 
-    async def turns_ended(self) -> None:
-        """Wait until no turn is running or waiting."""
-        await self._turns.settled()
-
     async def settled(self) -> None:
         """Wait until no turn is running, and the client has answered every call or had its time.
 

@@ -118,11 +118,6 @@ class Connection:
         """Begin to close, after what is queued."""
         self._writer.close(code, reason)
 
-    def _rejoin_alone(self, session: Session) -> None:
-        """Be served again, unless the client has come by another connection meanwhile."""
-        if session.transport is None:
-            session.rejoin(self)
-
     def abort(self, why: str) -> None:
         """Cut the connection; the session survives."""
         self._writer.abort(why)
@@ -157,6 +152,11 @@ class Connection:
                     await asyncio.sleep(REJOIN_S)
         except Exception:
             log.exception("session not bound again", session=self._session_id)
+
+    def _rejoin_alone(self, session: Session) -> None:
+        """Be served again, unless the client has come by another connection meanwhile."""
+        if session.transport is None:
+            session.rejoin(self)
 
     def _arm_ping(self) -> None:
         self._ping = asyncio.get_running_loop().call_later(self._limits.ping_interval, self._send_ping)

@@ -49,7 +49,7 @@ class Hub:
 
     ``trust`` is cleared while it is not known whether the sessions are still this process's: it stood still,
     last at ``thawed_at``, in the loop's time. Nothing is to be taken or said then. ``turnstile`` is for what
-    starts work, ``newcomers`` for what clients send who were not here before, and for large frames.
+    starts work, ``newcomers`` for what clients say who were not here before, and for later declarations.
     """
 
     def __init__(self, services: Services) -> None:
@@ -169,7 +169,6 @@ class Hub:
             self._thaw.close()
         if self._verifying is not None:
             self._verifying.cancel()
-        self.trust.set()  # nothing can be said any more
         places, self._places = self._places, {}
         for place in places.values():
             if place.timer is not None:
@@ -177,6 +176,7 @@ class Hub:
         await asyncio.gather(*(self._close(place) for place in places.values()))
         if self._closing:
             await asyncio.wait(self._closing)
+        self.trust.set()  # no session is left to say anything
 
     def _make_room(self) -> None:
         """End the oldest session that nobody is connected to, if there are too many."""

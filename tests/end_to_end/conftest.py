@@ -36,7 +36,7 @@ class Served:
         """Wait until no session has a turn running."""
         async with asyncio.timeout(WAIT):
             for session in self.listener.hub.sessions:
-                await session.turns_ended()
+                await session._turns.settled()
 
     async def empty(self) -> None:
         """Wait until the server has noticed that every connection is gone."""

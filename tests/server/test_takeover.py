@@ -116,7 +116,7 @@ async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_h
                 since = len(phone.log)
                 await phone.say(words_said)
                 await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
-            await a.listener.hub.sessions[0].turns_ended()
+            await a.listener.hub.sessions[0]._turns.settled()
             phone._seen.clear()  # it was relaunched
             phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
             since = len(phone.log)
