@@ -7,6 +7,9 @@ from collections.abc import Collection, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+STILL_S = 0.5
+"""A timer that goes off so late means more than a long piece of work: the process stood still."""
+
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 

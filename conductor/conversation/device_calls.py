@@ -191,6 +191,7 @@ class DeviceCalls:
         executor = self._profile.executor
         outcome = stamped(outcome, 0.0, record.notes)
         result = executor.settle(call_id, outcome, untrusted=record.untrusted)
+        self._outbox.extend(call_id)  # it has come: its time must not be over before it is recorded
         try:
             await self._ledger.commit([FinishCall(call_id, result)])
         except Duplicate:

@@ -7,15 +7,14 @@ wait for it; and a second ``tts.speak`` is held, with all that follows it, until
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
 
+from conductor.conversation.lane import Entry, Lane
 from conductor.conversation.transport import Frame, Transport
 from conductor.events.envelope import made_before
 from conductor.events.server import ConversationState
@@ -29,19 +28,6 @@ _LEFT_S = 1.0
 """A call that comes from another process is waited for at least so long: its client has only just come."""
 _SIGNS_OF_SILENCE = 4
 """A turn's UI calls before its speech: none acknowledged means that this client acknowledges none."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """An unacknowledged event. ``limit`` is its time limit in seconds once it is at the lane's head."""
-
-    record: OutboundRecord
-    limit: float
-    frame: Frame = field(init=False)
-    replayed: bool = False
-
-    def __post_init__(self) -> None:
-        self.frame = Frame(bytes(self.record.frame))
 
 
 class Outbox:
@@ -58,17 +44,13 @@ class Outbox:
         self._by_call: dict[str, Entry] = {}
         self._held: deque[Entry | Frame] = deque()
         self._speaking: Entry | None = None
-        self._lane: OrderedDict[str, Entry] = OrderedDict()
-        self._head: Entry | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._lane = Lane(self._expire)
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
         self._probe = ""
         self._probe_state: ConversationState = "thinking"
         self._probed: list[Entry] = []
         self._last_state: OutboundRecord | None = None
-        self._quiet = asyncio.Event()
-        self._quiet.set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,8 +72,7 @@ class Outbox:
 
     async def quiet(self) -> None:
         """Wait until nothing is outstanding: every call was answered, or its time is over."""
-        while self._lane:
-            await self._quiet.wait()
+        await self._lane.quiet()
 
     @property
     def gone(self) -> bool:
@@ -121,7 +102,7 @@ class Outbox:
         if record.kind != "final":
             self._by_call[record.call_id] = entry
         if record.kind == "call":
-            self._join_lane(entry)
+            self._lane.join(entry)
 
     def drop(self, event_id: str) -> None:
         """Have the next commit forget an event that is not here."""
@@ -157,7 +138,7 @@ class Outbox:
         if self._transport is not None:
             self._offer(entry)
         elif record.kind == "call":
-            self._join_lane(entry)
+            self._lane.join(entry)
 
     def _note_state(self, record: OutboundRecord) -> None:
         if record.kind == "state":
@@ -250,11 +231,11 @@ class Outbox:
                     self._lose(entry)
         elif self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
-            for entry in list(self._lane.values()):
+            for entry in self._lane.entries:
                 if entry.record.kind == "speak":
                     self._lose(entry)
                 elif entry.record.kind != "call":
-                    self._leave_lane(entry)
+                    self._lane.leave(entry)
             self._settle()
 
     def extend(self, call_id: str) -> bool:
@@ -262,10 +243,12 @@ class Outbox:
         entry = self._by_call.get(call_id)
         if entry is None or entry.record.kind != "call":
             return False
-        if self._head is entry and self._timer is not None:
-            self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_later(entry.limit, self._expire, entry)
+        self._lane.restart(entry)
         return True
+
+    def stood_still(self) -> None:
+        """Let the time of what is waited for begin anew: nothing was heard while this process stood still."""
+        self._lane.restart()
 
     def end_speech(self, call_id: str) -> None:
         """Count a speech as over before its answer, and never say it again: it was interrupted."""
@@ -350,9 +333,7 @@ class Outbox:
         self._held.clear()
         self._speaking = None
         # The lane is made anew, in the order of the events; what was abandoned still comes first.
-        self._lane = OrderedDict(
-            (key, entry) for key, entry in self._lane.items() if key not in self._entries
-        )
+        self._lane.retain(lambda event_id: event_id not in self._entries)
         latest = next((e for e in reversed(self._entries.values()) if e.record.kind == "state"), None)
         for entry in list(self._entries.values()):
             kind = entry.record.kind
@@ -367,7 +348,7 @@ class Outbox:
                 and entry.frame.written
                 and not transport.resumes
             ):
-                self._join_lane(entry)
+                self._lane.join(entry)
             else:
                 self._offer(entry)
         self._settle()
@@ -379,17 +360,16 @@ class Outbox:
         self._speaking = None
         for entry in list(self._entries.values()):
             if entry.record.kind == "call":
-                self._join_lane(entry)
+                self._lane.join(entry)
             else:
-                self._leave_lane(entry)
+                self._lane.leave(entry)
         self._settle()
 
     def close(self) -> None:
         """Stop the clock."""
         self._transport = None
-        self._lane.clear()
         self._held.clear()
-        self._watch_head()
+        self._lane.clear()
 
     # -- inside
 
@@ -421,7 +401,7 @@ class Outbox:
                 if earlier.record.kind == "speak":
                     self._lose(earlier)
         if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
-            self._join_lane(entry)
+            self._lane.join(entry)
             if kind == "speak":
                 self._speaking = entry
         self._transport.send(entry.frame)
@@ -439,7 +419,7 @@ class Outbox:
             else:
                 self._held.popleft()
                 self._transport.send(first)
-        self._watch_head()
+        self._lane.watch()
 
     def _evict(self) -> None:
         """Forget the oldest interface events of a client that acknowledges nothing."""
@@ -458,7 +438,7 @@ class Outbox:
             self._by_call.pop(entry.record.call_id, None)
         if self._entries.pop(entry.record.event_id, None) is not None:
             self._gone.append(entry.record.event_id)
-        self._leave_lane(entry)
+        self._lane.leave(entry)
         if self._speaking is entry:
             self._speaking = None
 
@@ -468,38 +448,13 @@ class Outbox:
         self._remove(entry)
         self._on_expired(entry.record)
 
-    def _join_lane(self, entry: Entry) -> None:
-        if entry.record.event_id not in self._lane:
-            self._lane[entry.record.event_id] = entry
-            self._watch_head()
-
-    def _leave_lane(self, entry: Entry) -> None:
-        self._lane.pop(entry.record.event_id, None)
-        if self._head is entry:
-            self._watch_head()
-
-    def _watch_head(self) -> None:
-        head = next(iter(self._lane.values()), None)
-        if head is self._head:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._head = head
-        if head is None:
-            self._quiet.set()
-        else:
-            self._quiet.clear()
-            self._timer = asyncio.get_running_loop().call_later(head.limit, self._expire, head)
-
     def _expire(self, entry: Entry) -> None:
         record = entry.record
-        self._timer = None
         if record.kind in ("call", "speak"):
             abandoned = record.event_id not in self._entries
             self._remove(entry)
             if not abandoned:
                 self._on_expired(record)
         else:
-            self._leave_lane(entry)
+            self._lane.leave(entry)
         self._settle()

@@ -114,6 +114,10 @@ class Session:
         self._on_lost(stale)  # first: it asks who was served
         self._outbox.mute()
 
+    def stood_still(self) -> None:
+        """Know that this process heard nothing for a while: clients are given time anew."""
+        self._outbox.stood_still()
+
     @property
     def messages(self) -> Sequence[Message]:
         """The history."""

@@ -60,7 +60,7 @@ class Hub:
         self.trust.set()
         self.thawed_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
-        self._thaw = Thaw(self.mistrust) if services.store.suspends else None
+        self._thaw = Thaw(self._stood_still)
         self.turnstile = Turnstile()
         self.newcomers = Turnstile(rests=True)
         self.rush = Rush()
@@ -135,6 +135,12 @@ class Hub:
             del self._places[key]
             place.session.cancel()  # a claim that nobody waits for would only fence others
 
+    def _stood_still(self) -> None:
+        for session in self.sessions:
+            session.stood_still()
+        if self._services.store.suspends:
+            self.mistrust()
+
     def mistrust(self) -> None:
         """Say and take nothing until it is known which sessions are still this process's."""
         self.thawed_at = asyncio.get_running_loop().time()
@@ -165,8 +171,7 @@ class Hub:
 
     async def close(self) -> None:
         """End every session."""
-        if self._thaw is not None:
-            self._thaw.close()
+        self._thaw.close()
         if self._verifying is not None:
             self._verifying.cancel()
         places, self._places = self._places, {}

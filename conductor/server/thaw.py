@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from conductor.bounds import STILL_S
+
 TICK_S = 0.25
-STILL_S = 0.5
-"""A tick that is so late means more than a long piece of work."""
 
 
 class Thaw:

@@ -37,6 +37,9 @@ _LOOK_S = 1.0
 _POLLS_S = (0.0005, 0.004)
 """SQLite's own waiting grows to 100 ms, in which a busy neighbour commits a dozen times."""
 
+_PATIENCE_S = 0.2
+"""Work whose time was over before it came to be written, since this process stood still, is tried so long."""
+
 _REASONS: dict[Failure, str] = {
     "locked": "Another process keeps the session store locked.",
     "full": "The session store's disk is full.",
@@ -212,7 +215,8 @@ class Writer:
             log.warning("session store not erased from its log", error=str(error))
 
     def _begin(self, deadline: float) -> sqlite3.Connection:
-        """Begin a transaction, waiting for other processes until then."""
+        """Begin a transaction, waiting for other processes until then, and for a few of theirs anyway."""
+        deadline = max(deadline, time.monotonic() + _PATIENCE_S)
         while True:
             try:
                 connection = self._ready()

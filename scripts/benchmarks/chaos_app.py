@@ -93,8 +93,13 @@ class App:
         elif kind == "assistant.speech.final" and done_job_of(payload["text"]) is not None:
             self._injector.at("final received", self.name)
         elif kind == "error":
-            self._book.figures[f"error {payload['code']}"] += 1
-            self._refused = True
+            self._take_error(payload["code"], payload.get("eventId"))
+
+    def _take_error(self, code: str, event_id: str | None) -> None:
+        self._book.figures[f"error {code}"] += 1
+        self._refused = True
+        if code == "store_unavailable" and event_id is None and self._job is not None:
+            self._book.store_failed(self._job)
 
     def _answer(self, call_id: str) -> bool:
         result = {"callId": call_id, "result": '{"done":true}', "error": None}
@@ -119,7 +124,7 @@ class App:
             job.answered = True
         elif text in _APOLOGIES:
             if self._job is not None:
-                self._book.apologised(self._job)
+                self._book.apologised(self._job, text)
         elif job_of_round(text) is None and text != NOTED:
             self._take_prompt(text)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from benchmarks.chaos_jobs import Asked
+from conductor.conversation.sentences import FAILURES
 
 Column = Literal[
     "lost", "doubled", "shown twice", "unknown?", "stuck", "gave up", "history", "zombie", "untrue"
@@ -22,6 +23,8 @@ CLAIMS, CLAIMS_S = 6, 30.0
 """More claims of a session in so many seconds are delayed: two clients may fight for it."""
 IN_FLIGHT_S = 6.0
 """A connection that ends so soon after a result was sent on it may have taken the result with it."""
+STORE_AWAY_S = 12.0
+"""A node may be frozen for 3 s, with the lock of a file that it shares; two commits then wait 2 s each."""
 
 
 @dataclass(eq=False)
@@ -115,6 +118,7 @@ class Book:
         self._repeated: set[int] = set()
         self._zombies: list[tuple[Person, Row, str, str]] = []
         self._last_job = 1000
+        self._store_away_at = float("-inf")
 
     # -- jobs
 
@@ -186,8 +190,25 @@ class Book:
                 found.append(took)
         return sorted(found)
 
-    def apologised(self, job: Job) -> None:
+    def store_away(self) -> None:
+        """Note a fault that may take the store away from every node, for a while."""
+        self._store_away_at = _now()
+
+    def store_failed(self, job: Job) -> None:
+        """Note that a job that was taken has ended: the store was away for too long."""
+        if job.apologised or not job.acknowledged:
+            return
+        job.apologised = True
+        self.figures["apologies for the store"] += 1
+        if _now() - self._store_away_at > STORE_AWAY_S:
+            self.blame(job.person, "gave up", f"job {job.number}: the store was not away")
+
+    def apologised(self, job: Job, text: str) -> None:
         """Note that a job ended with an apology: that takes two faults, since the model is run twice."""
+        if FAILURES["store_unavailable"] in text:
+            self.store_failed(job)
+        if job.apologised:
+            return
         job.apologised = True
         lost = sum(1 for at in job.person.losses if at > job.said_at)
         self.figures[f"apologies after {min(lost, 3)}{'+' if lost > 2 else ''} lost connections"] += 1

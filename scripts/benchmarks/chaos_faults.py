@@ -218,6 +218,7 @@ class Injector:
             return
         async with self._store_down:
             await self._redis.kill()
+            self._book.store_away()
             self._book.faults["store kill", "anywhere"] += 1
             for person in self.persons.values():
                 self._book.hit(person, ("store kill", "anywhere"))
@@ -245,6 +246,8 @@ class Injector:
         node = await self._one_of_several()
         node.freeze()
         self._note(("freeze", "anywhere"), node, None)
+        if self._redis is None:
+            self._book.store_away()  # it may have the lock of the file
         await asyncio.sleep(0.01)  # what it had written comes through
         links = sorted(self._switch.links_of(node), key=lambda link: link.name)
         leaving = [link for number, link in enumerate(links) if number == 0 or self._chance.random() < 0.6]

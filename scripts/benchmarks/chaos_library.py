@@ -149,6 +149,8 @@ class LibraryClient:
                 self._injector.at("final received", self.name)
             case ErrorEvent():
                 self._book.figures[f"error {event.code}"] += 1
+                if event.code == "store_unavailable" and event.event_id is None and self._job is not None:
+                    self._book.store_failed(self._job)
         if self._resuming:
             self._resuming = False
             link = self._switch.latest.get(self.name)
@@ -170,7 +172,7 @@ class LibraryClient:
         elif number is not None and '"user"' in text:
             job.acknowledged = True
         elif any(apology in text for apology in _APOLOGIES):
-            self._book.apologised(job)
+            self._book.apologised(job, text)
 
     # -- the person
 

@@ -585,7 +585,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
         "open calls": len(session._ledger.state.calls),
         "the lane": len(session._outbox._lane),
         "held events": len(session._outbox._held),
-        "timers": int(session._outbox._timer is not None),
+        "timers": int(session._outbox._lane.ticking),
         "transcripts": session._turns.waiting.transcripts,
     }
     return {name: number for name, number in counts.items() if number}

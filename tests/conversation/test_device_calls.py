@@ -303,6 +303,45 @@ def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
     run(scenario())
 
 
+def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+        one.app.say("go")
+        call_id = await device_call(one)
+        await later(29)
+        store.hold = asyncio.Event()
+        failures = iter([StoreUnavailable("away")])
+        store.fail = lambda operations: next(failures, None)
+        one.app.result(call_id, "heron")
+        await later(2)
+        store.hold.set()  # it fails, and who waits for it records it
+        await one.quiet()
+        (result,) = results(one)
+        assert (result["success"], result["data"]) == (True, "heron")
+        assert loose_ends(one.session) == {}
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_call_has_its_time_anew_when_the_process_stood_still() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
+        one.app.say("go")
+        call_id = await device_call(one)
+        await later(20)
+        one.session.stood_still()
+        await later(20)
+        one.app.result(call_id, "heron")
+        await one.quiet()
+        (result,) = results(one)
+        assert (result["success"], result["data"]) == (True, "heron")
+        await one.close()
+
+    run(scenario())
+
+
 def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
     async def scenario() -> None:
         store = SlowStore()

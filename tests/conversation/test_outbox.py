@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.conversation.delivery import CallTerms, Delivery
-from conductor.conversation.outbox import Entry, Outbox
+from conductor.conversation.lane import Entry
+from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
 from conductor.events.server import append_message, set_state, speak
 from conductor.settings import Limits
@@ -109,7 +110,7 @@ class Bench:
         """Whether nothing is kept, nothing held, and no clock running."""
         outbox = self.outbox
         kept = (outbox._entries, outbox._by_call, outbox._lane, outbox._held)
-        return not any(kept) and outbox._timer is None and outbox._head is None and not outbox.speaking
+        return not any(kept) and not outbox._lane.ticking and not outbox.speaking
 
 
 def test_events_are_sent_in_order_and_acknowledged_one_by_one() -> None:
@@ -385,7 +386,7 @@ def test_closing_stops_the_clock() -> None:
         bench.outbox.close()
         await later(100)
         assert bench.expired == []
-        assert bench.outbox._timer is None
+        assert not bench.outbox._lane.ticking
 
     run(scenario())
 
@@ -791,7 +792,7 @@ class Walk:
     def check(self) -> None:
         outbox, wire = self.bench.outbox, self.phone.wire
         assert len(outbox) <= 40 + len(self.calls)
-        assert (outbox._timer is None) == (not outbox._lane)
+        assert outbox._lane.ticking == bool(outbox._lane)
         assert len({call_id for call_id, _ in self.bench.expired}) == len(self.bench.expired)
         if wire is None:
             assert not outbox._held
@@ -851,7 +852,7 @@ class Asking(Walk):
     def check(self) -> None:
         super().check()
         outbox = self.bench.outbox
-        waiting = [entry.record.kind for entry in outbox._lane.values()]
+        waiting = [entry.record.kind for entry in outbox._lane.entries]
         assert "approval" not in waiting, "a question stands in the lane"
         assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
         if self.phone.wire is not None:

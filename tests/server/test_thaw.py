@@ -11,11 +11,13 @@ import pytest
 import structlog
 from websockets.asyncio.client import ClientConnection
 
+from conductor.bounds import STILL_S
+from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.server import incoming, thaw
 from conductor.server.socket import Socket
-from conductor.server.thaw import STILL_S, TICK_S, Thaw
+from conductor.server.thaw import TICK_S, Thaw
 from conductor.server.writer import MAX_BATCH, Writer
 from conductor.settings import Limits
 from tests.end_to_end.phone import Phone, is_call
@@ -164,6 +166,19 @@ async def test_a_first_event_from_before_takes_the_session_only_for_a_client_tha
             since = len(new.log)
             await new.ask("two")
             assert new.finals(since) == ["You said one, two."] and not len(a.listener.hub)
+
+
+async def test_sessions_are_told_that_the_process_stood_still(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Session] = []
+    monkeypatch.setattr(Session, "stood_still", lambda session: told.append(session))
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            a.listener.hub._thaw._on_thaw()
+            assert told == a.listener.hub.sessions != []
+            assert not a.listener.hub.trust.is_set()
 
 
 async def test_a_node_that_stands_still_again_verifies_again(shelf: Shelf) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -176,6 +177,33 @@ async def test_what_waits_is_written_in_one_transaction(path: Path, store: Sqlit
         await asyncio.sleep(0)
     await asyncio.gather(*commits)
     assert store.groups - before <= 2 and all(claim.revision == 1 for claim in mine)
+
+
+async def test_work_whose_time_is_over_when_its_turn_comes_is_tried_a_few_times(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is for all that waited in a process that stood still."""
+    async with opened(path, busy_timeout=0.0) as store:
+        claim = await store.claim(KEY)
+        assert store._writer is not None
+        polled = threading.Event()
+        wait = store._writer._pause.wait
+        with locked(path) as holder:
+
+            def poll(seconds: float | None = None) -> bool:
+                if not polled.is_set():
+                    polled.set()
+                    released.wait(5)
+                return wait(seconds)
+
+            released = threading.Event()
+            monkeypatch.setattr(store._writer._pause, "wait", poll)
+            commit = asyncio.ensure_future(store.commit(claim, "commit-1", []))
+            assert await asyncio.to_thread(polled.wait, 5)
+            holder.execute("ROLLBACK")
+            released.set()
+            await commit
+        assert claim.revision == 1
 
 
 async def test_each_commit_of_a_group_has_its_own_outcome(path: Path, store: SqliteStore) -> None:

@@ -1,0 +1,118 @@
+"""The calls that a client handles one after the other: only the first of them has a running clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from conductor.bounds import STILL_S
+from conductor.conversation.transport import Frame
+from conductor.stores.base import OutboundRecord
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An unacknowledged event. ``limit`` is its time limit in seconds once it is at the lane's head."""
+
+    record: OutboundRecord
+    limit: float
+    frame: Frame = field(init=False)
+    replayed: bool = False
+
+    def __post_init__(self) -> None:
+        self.frame = Frame(bytes(self.record.frame))
+
+
+class Lane:
+    """Entries in order. ``on_expired`` is given the first of them when its time is over; it has it leave.
+
+    A clock that goes off far too late belongs to a process that stood still, and has heard nothing of what
+    was said to it meanwhile: it begins anew.
+    """
+
+    def __init__(self, on_expired: Callable[[Entry], None]) -> None:
+        self._on_expired = on_expired
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._head: Entry | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, event_id: str) -> bool:
+        return event_id in self._entries
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries, in order."""
+        return list(self._entries.values())
+
+    @property
+    def ticking(self) -> bool:
+        """Whether a clock is running."""
+        return self._timer is not None
+
+    async def quiet(self) -> None:
+        """Wait until there is no entry."""
+        while self._entries:
+            await self._quiet.wait()
+
+    def join(self, entry: Entry) -> None:
+        """Add an entry at the end, unless it is there."""
+        if entry.record.event_id not in self._entries:
+            self._entries[entry.record.event_id] = entry
+            self.watch()
+
+    def leave(self, entry: Entry) -> None:
+        """Take an entry out, if it is there."""
+        self._entries.pop(entry.record.event_id, None)
+        if self._head is entry:
+            self.watch()
+
+    def retain(self, keeps: Callable[[str], bool]) -> None:
+        """Take out all but some, by their event ids; the first one's clock goes on until `watch`."""
+        self._entries = OrderedDict((key, one) for key, one in self._entries.items() if keeps(key))
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._entries.clear()
+        self.watch()
+
+    def watch(self) -> None:
+        """Let the clock run for whichever entry is the first now."""
+        head = next(iter(self._entries.values()), None)
+        if head is self._head:
+            return
+        self._head = head
+        self._stop()
+        if head is None:
+            self._quiet.set()
+        else:
+            self._quiet.clear()
+            self._start(head)
+
+    def restart(self, entry: Entry | None = None) -> None:
+        """Let the first one's time begin anew: if it is ``entry``, where that is given."""
+        if self._head is not None and self._timer is not None and entry in (None, self._head):
+            self._stop()
+            self._start(self._head)
+
+    def _start(self, entry: Entry) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + entry.limit, self._expire, entry, loop.time() + entry.limit)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self, entry: Entry, due: float) -> None:
+        if asyncio.get_running_loop().time() - due > STILL_S:
+            self._start(entry)
+            return
+        self._timer = None
+        self._on_expired(entry)

@@ -1,0 +1,81 @@
+"""The clock of the calls that a client handles one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from conductor.bounds import STILL_S
+from conductor.conversation.lane import Entry, Lane
+from tests.conversation.helpers import VirtualLoop, later, run
+from tests.conversation.test_outbox import make_record
+
+LIMIT = 30.0
+
+
+def stand_still(seconds: float) -> None:
+    """Let time pass in which the process does nothing."""
+    cast(VirtualLoop, asyncio.get_running_loop()).clock.now += seconds
+
+
+class Watch:
+    """A lane, and when each of its entries expired, counted from the start."""
+
+    def __init__(self, entries: int) -> None:
+        self.began = asyncio.get_running_loop().time()
+        self.expired: list[str] = []
+        self.after: list[float] = []
+        self.lane = Lane(self._expire)
+        self.entries = [Entry(make_record(number, "call"), LIMIT) for number in range(entries)]
+        for entry in self.entries:
+            self.lane.join(entry)
+
+    def _expire(self, entry: Entry) -> None:
+        self.expired.append(entry.record.event_id)
+        self.after.append(asyncio.get_running_loop().time() - self.began)
+        self.lane.leave(entry)
+
+
+def test_each_entry_has_its_time_from_when_it_is_the_first() -> None:
+    async def scenario() -> None:
+        watch = Watch(3)
+        await later(10)
+        watch.lane.leave(watch.entries[1])
+        await watch.lane.quiet()
+        assert watch.expired == ["e0", "e2"] and watch.after == pytest.approx([30, 60])
+        assert not watch.lane.ticking
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("still", "expires"), [(20 + STILL_S + 0.1, 60 + STILL_S + 0.1), (20 + STILL_S - 0.1, 30 + STILL_S - 0.1)]
+)
+def test_a_clock_that_goes_off_far_too_late_begins_anew(still: float, expires: float) -> None:
+    async def scenario() -> None:
+        watch = Watch(1)
+        await later(10)
+        stand_still(still)
+        await watch.lane.quiet()
+        assert watch.expired == ["e0"] and watch.after == pytest.approx([expires])
+
+    run(scenario())
+
+
+def test_a_clock_begins_anew_only_for_the_first() -> None:
+    async def scenario() -> None:
+        watch = Watch(2)
+        await later(10)
+        watch.lane.restart(watch.entries[1])
+        await later(10)
+        watch.lane.restart(watch.entries[0])
+        await later(10)
+        watch.lane.restart()
+        await watch.lane.quiet()
+        watch.lane.restart()
+        assert watch.expired == ["e0", "e1"] and watch.after == pytest.approx([60, 90])
+        assert not watch.lane.ticking
+
+    run(scenario())
