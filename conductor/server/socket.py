@@ -19,6 +19,10 @@ MAX_SLICE_BYTES = 65_536
 SLICE_FRAMES = 32
 MAX_UNSENT_BYTES = 1_048_576
 """The library answers each ping at once; a peer that takes so little of it does not read."""
+PIECES = 32
+"""So many reads in a row that bring no whole message are a message in crumbs: it is read more seldom then."""
+CRUMBS_S = 0.1
+"""How long crumbs are left to gather: ten reads a second cost little, however small the pieces are."""
 WIRE_FRAMES_PER_SECOND = 500
 WIRE_FRAMES_BURST = 4_000
 """Frames of any kind, fragments and pings too: 1 MiB in pieces of 1 KiB is a thousand of them."""
@@ -39,6 +43,8 @@ class Socket(ServerConnection):
     _slice = SLICE_BYTES
     _feeding = False
     _incomplete: asyncio.TimerHandle | None = None
+    _pieces = 0
+    _gathering: asyncio.TimerHandle | None = None
     _slices: Slices
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -51,11 +57,20 @@ class Socket(ServerConnection):
     def data_received(self, data: bytes) -> None:
         """Take bytes, a slice at a time: whoever sends nothing but tiny frames must not hold the loop."""
         if not self._backlog and len(data) <= SLICE_BYTES:
+            self._pieces += 1
             self._parse(data)
+            if self._pieces > PIECES and self._gathering is None and not self.transport.is_closing():
+                self.transport.pause_reading()
+                self._gathering = self.loop.call_later(CRUMBS_S, self._gathered)
             return
         self._backlog += data
         self.transport.pause_reading()
         self._continue()
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if not self.recv_messages.paused:
+            self._continue()
 
     def eof_received(self) -> None:
         """Take the end of what the peer sends, after all that came before it."""
@@ -104,11 +119,15 @@ class Socket(ServerConnection):
                 event = Frame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
             if event.opcode is Opcode.TEXT or event.opcode is Opcode.CONT:
                 self._watch(event.fin)
+                if event.fin:
+                    self._pieces = 0
         super().process_event(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that it is gone."""
         self._watch(complete=True)
+        if self._gathering is not None:
+            self._gathering.cancel()
         self._backlog.clear()
         super().connection_lost(exc)
 

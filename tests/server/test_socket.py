@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from socket import IPPROTO_TCP, TCP_NODELAY
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from websockets.protocol import State
 from conductor.events.codec import BINARY_MARK
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
+from conductor.server import socket
 from conductor.server.slices import Slices
 from conductor.server.socket import Socket, sharing
 from tests.end_to_end.conftest import serving
@@ -215,14 +217,65 @@ async def test_what_is_sent_in_one_frame_needs_no_time() -> None:
 async def test_frames_of_any_kind_without_end_lose_their_connection_and_hold_nobody() -> None:
     provider = ScriptedProvider(lambda _: [TextDelta("Quick.")])
     async with serving(provider) as served, served.phone("s-2") as other, served.phone() as phone:
-        socket = phone._socket
-        assert socket is not None
+        assert phone._socket is not None
         frames = Frame(Opcode.PING, b"").serialize(mask=True) * 20_000
-        socket.transport.write(frames)
+        phone._socket.transport.write(frames)
         await other.ask("hi")
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         await other.ask("hi again")
         assert other.finals() == ["Quick."] * 2
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["fragments", "bytes of a frame"])
+async def test_crumbs_of_a_message_are_left_to_gather(monkeypatch: pytest.MonkeyPatch, framed: bool) -> None:
+    monkeypatch.setattr(socket, "CRUMBS_S", 0.02)
+    async with connected() as ends:
+        reads = 0
+        receive = ends.server.data_received
+
+        def count(data: bytes) -> None:
+            nonlocal reads
+            reads += 1
+            receive(data)
+
+        monkeypatch.setattr(ends.server, "data_received", count)
+        ends.server.transport.set_protocol(ends.server)
+        text = b"x" * 400
+        if framed:
+            crumbs = [
+                Frame(Opcode.CONT if n else Opcode.TEXT, b"x", n == 399).serialize(mask=True)
+                for n in range(400)
+            ]
+        else:
+            crumbs = [bytes((byte,)) for byte in Frame(Opcode.TEXT, text).serialize(mask=True)]
+        taken = asyncio.create_task(ends.taken())
+        raw = ends.client.transport.get_extra_info("socket").dup()
+        with raw:
+            raw.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            for crumb in crumbs:
+                raw.send(crumb)
+                await asyncio.sleep(0)
+        assert await taken == text
+        assert socket.PIECES < reads < 100, "read as they came at first, and then together"
+        before = reads
+        for number in range(100):
+            await ends.client.send(str(number))
+            assert await ends.taken() == str(number).encode()
+        assert reads - before == 100 and ends.server._gathering is None, "what is whole is read at once"
+
+
+async def test_a_connection_that_ends_while_crumbs_gather_leaves_no_timer() -> None:
+    async with connected() as ends:
+        taken = asyncio.create_task(ends.taken())
+        fragment(ends.client, b"x", first=True, fin=False)
+        while ends.server._gathering is None:
+            fragment(ends.client, b"x", first=False, fin=False)
+            await asyncio.sleep(0)
+        timer = ends.server._gathering
+        ends.server.transport.abort()
+        with pytest.raises(ConnectionClosed):
+            await taken
+        assert timer.cancelled()
 
 
 async def test_a_message_of_many_bytes_in_small_pieces_is_taken() -> None:
