@@ -16,9 +16,12 @@ AT_ONCE = 40
 """So many are taken as they come, more than a phone that reconnects says; the rest share the node's rush."""
 CALM_S = 0.04
 """Who floods has the next event ready when one is taken; who has nothing to say for so long does not."""
-RUSH_PER_SECOND = 500
-RUSH_AT_ONCE = 1_000
+RUSH_PER_SECOND = 200
+RUSH_AT_ONCE = 400
 """Events of long bursts that a node takes, for all connections together: a twentieth of a core."""
+DECLARATIONS_PER_SECOND = 1 / 3
+DECLARATIONS_AT_ONCE = 10
+"""Long lists of tools that one client declares: it may move through an app, but not for ever."""
 CROWD = 50
 """So many may flood before all of them are given longer: each has less of the rush then."""
 REFUSED_COST = 20
@@ -41,6 +44,7 @@ class Pace:
         self._rush = rush
         self._on_flood = on_flood
         self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, _now())
+        self._declarations = TokenBucket(DECLARATIONS_PER_SECOND, DECLARATIONS_AT_ONCE, _now())
         self._flooding_since: float | None = None
         self._taken_at = 0.0
 
@@ -69,6 +73,10 @@ class Pace:
         await asyncio.sleep(wait)
         self._taken_at = _now()
         return True
+
+    async def admit_declaration(self) -> None:
+        """Wait until another long list of tools may be taken."""
+        await asyncio.sleep(self._declarations.reserve(_now()))
 
     def expected(self, size: int) -> None:
         """Do not count an event of so many bytes: the server had asked for it."""

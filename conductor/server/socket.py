@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable
 
 from websockets.asyncio.server import ServerConnection
@@ -17,12 +18,17 @@ SLICE_BYTES = 512
 MAX_SLICE_BYTES = 65_536
 """How much of one connection is parsed before others have their turn; more where the frames are large."""
 SLICE_FRAMES = 32
+PING_SPREAD = 0.75
+"""Pings of clients that have come at once, as after a restart, are spread over so much of the interval."""
 MAX_UNSENT_BYTES = 1_048_576
 """The library answers each ping at once; a peer that takes so little of it does not read."""
 PIECES = 32
 """So many reads in a row that bring no whole message are a message in crumbs: it is read more seldom then."""
-CRUMBS_S = 0.1
-"""How long crumbs are left to gather: ten reads a second cost little, however small the pieces are."""
+CRUMBS_S = 0.2
+"""How long crumbs are left to gather: five reads a second cost little, however small the pieces are."""
+MAX_CRUMBS = 256
+CRUMB_BYTES = 16
+"""After so many fragments that are smaller than this on average, only so many bytes are parsed at a time."""
 WIRE_FRAMES_PER_SECOND = 500
 WIRE_FRAMES_BURST = 4_000
 """Frames of any kind, fragments and pings too: 1 MiB in pieces of 1 KiB is a thousand of them."""
@@ -44,28 +50,41 @@ class Socket(ServerConnection):
     _feeding = False
     _incomplete: asyncio.TimerHandle | None = None
     _pieces = 0
+    _fragments = 0
+    _fragment_bytes = 0
     _gathering: asyncio.TimerHandle | None = None
     _slices: Slices
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. What is not parsed yet belongs to this class, so it decides when the transport reads."""
         super().connection_made(transport)
+        if self.ping_interval is not None:
+            self.ping_interval *= random.uniform(PING_SPREAD, 1.0)
         self._backlog = bytearray()
         self.recv_messages.pause = self.transport.pause_reading
         self.recv_messages.resume = self._continue
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, a slice at a time: whoever sends nothing but tiny frames must not hold the loop."""
-        if not self._backlog and len(data) <= SLICE_BYTES:
+        if not self._backlog and len(data) <= SLICE_BYTES and not self._is_shredded:
             self._pieces += 1
             self._parse(data)
-            if self._pieces > PIECES and self._gathering is None and not self.transport.is_closing():
-                self.transport.pause_reading()
-                self._gathering = self.loop.call_later(CRUMBS_S, self._gathered)
+            if self._pieces > PIECES:
+                self._gather()
             return
         self._backlog += data
         self.transport.pause_reading()
         self._continue()
+
+    @property
+    def _is_shredded(self) -> bool:
+        return self._fragments > MAX_CRUMBS and self._fragment_bytes < self._fragments * CRUMB_BYTES
+
+    def _gather(self) -> None:
+        """Read and parse nothing for a while."""
+        if self._gathering is None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._gathering = self.loop.call_later(CRUMBS_S, self._gathered)
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -80,6 +99,8 @@ class Socket(ServerConnection):
 
     def _continue(self) -> None:
         """Go on with what is not parsed yet, after everybody else had a turn."""
+        if self._gathering is not None:
+            return
         if self._backlog:
             if not self._feeding:
                 self._feeding = True
@@ -92,9 +113,12 @@ class Socket(ServerConnection):
         if self.transport.is_closing() or self.recv_messages.paused:
             return
         before = self._frame_count
-        data = bytes(self._backlog[: self._slice])
-        del self._backlog[: self._slice]
+        size = CRUMB_BYTES if self._is_shredded else self._slice
+        data = bytes(self._backlog[:size])
+        del self._backlog[:size]
         self._parse(data)
+        if self._is_shredded:
+            self._gather()
         if self._frame_count - before > SLICE_FRAMES:
             self._slice = max(self._slice // 2, SLICE_BYTES)
         else:
@@ -106,21 +130,23 @@ class Socket(ServerConnection):
         if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.transport.abort()
         elif not self.transport.is_closing():
+            before = self._frame_count
             super().data_received(data)
+            if self._is_over_rate(self._frame_count - before):
+                self.transport.abort()
 
     def process_event(self, event: Event) -> None:
         """Take one frame. A binary message is to be answered, not to close the connection."""
         if isinstance(event, Frame):
             self._frame_count += 1
-            if self._over_rate():
-                self.transport.abort()
-                return
             if event.opcode is Opcode.BINARY:
                 event = Frame(Opcode.TEXT, BINARY_MARK + event.data, event.fin)
             if event.opcode is Opcode.TEXT or event.opcode is Opcode.CONT:
                 self._watch(event.fin)
+                self._fragments += 1
+                self._fragment_bytes += len(event.data)
                 if event.fin:
-                    self._pieces = 0
+                    self._pieces = self._fragments = self._fragment_bytes = 0
         super().process_event(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,11 +172,11 @@ class Socket(ServerConnection):
             async with asyncio.timeout(seconds):
                 await self.drain()
 
-    def _over_rate(self) -> bool:
+    def _is_over_rate(self, frames: int) -> bool:
         now = self.loop.time()
         if self._frames is None:
             self._frames = TokenBucket(WIRE_FRAMES_PER_SECOND, WIRE_FRAMES_BURST, now)
-        return self._frames.take(now) > 0
+        return self._frames.take(now, frames) > 0
 
     def _watch(self, complete: bool) -> None:
         """Give a message in fragments its time."""

@@ -1,9 +1,9 @@
 """Talkers beside hostile peers: what the talkers notice, what the server holds, and how long the peers last.
 
 The server has one core, everything else the other. The peers are a process of their own that only runs
-when the talkers and the model's stand-in have nothing to do, yet on the same core, with the same caches. So
-the talkers are measured three times: alone, beside another process of that kind that only burns
-time, and beside the peers. What the third adds to the second is the server's doing, if the machine is quiet.
+when the talkers and the model's stand-in have nothing to do, yet on the same core, with the same caches.
+Throughout, a process of that kind burns what is left of each core: a virtual core that sleeps is woken late
+by its host, which would be most of what is measured, and more of it the less there is to do.
 
 Where others use the machine as well, the time that the server itself worked during a turn tells more: for
 the talker's events, and for all those that came before them. ``stolen`` is what the host took of each core.
@@ -15,16 +15,17 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
 from benchmarks.peers import KINDS
 from benchmarks.phone import Phone
-from benchmarks.process import Process, conductor, pin_load
+from benchmarks.process import SERVER_CORE, Process, conductor, pin_load
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -38,14 +39,15 @@ COUNTS = {
     "burdens": 5,
 }
 PAUSE_S = 1.0
-"""Between two turns of a talker: fifty of them take about a third of a core."""
+"""The mean between two turns of a talker: fifty of them take about half of a core."""
+SEED = 20261121
 TURN_S = 30.0
 SETTLE_S = 5.0
 BURN = """
-import os, time
+import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-end = time.monotonic() + 60
-while time.monotonic() < end:
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
     pass
 """
 
@@ -82,15 +84,16 @@ def main(arguments: Sequence[str]) -> int:
 async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int]) -> dict[str, Any]:
     pinned = pin_load()
     figures: dict[str, Any] = {"peers": counts, "cores": os.cpu_count(), "pinned": pinned, "talkers": talkers}
-    async with AnthropicService(api_keys=None, keep_requests=0) as service:
+    async with AnthropicService(api_keys=None, keep_requests=0) as service, AsyncExitStack() as burning:
         service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
+        for core in sorted(os.sched_getaffinity(0) | ({int(SERVER_CORE)} if pinned else set())):
+            burner = [sys.executable, "-c", BURN, str(core), str(os.getpid())]
+            await burning.enter_async_context(_process(burner))
         async with conductor(service.base_url, pinned=pinned) as server:
             phones = await scenarios.connected(server, talkers, "talker")
             talk = _Talk(phones, server)
             await talk.measure(3.0)  # imports and pools
             figures["alone"] = await talk.measure(alone)
-            async with _process([sys.executable, "-c", BURN]):
-                figures["beside_a_burner"] = await talk.measure(alone)
             base = server.rss()
             lives = _Lives(server)
             command = [
@@ -131,6 +134,7 @@ class _Talk:
     async def measure(self, seconds: float) -> scenarios.Figures:
         """Talk for so long; returns the times of turns and the server's share of a core."""
         loop = asyncio.get_running_loop()
+        chance = random.Random(SEED)  # they fall into step if they all pause for as long
         began, cpu = loop.time(), self._server.cpu()
         stolen = _stolen()
         times: list[float] = []
@@ -146,10 +150,9 @@ class _Talk:
                     self.failures += 1
                 times.append(loop.time() - said)
                 worked.append(self._server.worked() - before)
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))
 
-        share = PAUSE_S / len(self._phones)
-        await asyncio.gather(*(talk(phone, number * share) for number, phone in enumerate(self._phones)))
+        await asyncio.gather(*(talk(phone, chance.uniform(0, 2 * PAUSE_S)) for phone in self._phones))
         load = (self._server.cpu() - cpu) / (loop.time() - began)
         worst = round(max(times, default=float("nan")) * 1000, 3)
         taken = (_stolen() - stolen) / (loop.time() - began) / (os.cpu_count() or 1)
@@ -230,7 +233,7 @@ def _remote_ports(server: Process) -> set[int]:
 
 @asynccontextmanager
 async def _process(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a process on the load's core for the time of the block."""
+    """Run a process for the time of the block, on the load's core unless it chooses another."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,

@@ -264,6 +264,33 @@ async def test_crumbs_of_a_message_are_left_to_gather(monkeypatch: pytest.Monkey
         assert reads - before == 100 and ends.server._gathering is None, "what is whole is read at once"
 
 
+async def test_a_message_that_is_shredded_is_parsed_a_crumb_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "CRUMBS_S", 0.001)
+    async with connected() as ends:
+        taken = asyncio.create_task(ends.taken())
+        whole = 2 * socket.MAX_CRUMBS
+        ends.client.protocol.send_text(b"x", False)
+        for _ in range(whole - 2):
+            ends.client.protocol.send_continuation(b"x", False)
+        ends.client.protocol.send_continuation(b"x", True)
+        ends.client.protocol.send_text(b"after")
+        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
+        counts: list[int] = []
+        parse = ends.server._parse
+
+        def count(data: bytes) -> None:
+            parse(data)
+            counts.append(len(data))
+
+        monkeypatch.setattr(ends.server, "_parse", count)
+        assert await taken == b"x" * whole
+        assert await ends.taken() == b"after"
+        assert counts.count(socket.CRUMB_BYTES) > socket.MAX_CRUMBS / 3, "two fragments or so at a time"
+        assert not ends.server._is_shredded and ends.server._gathering is None
+
+
 async def test_a_connection_that_ends_while_crumbs_gather_leaves_no_timer() -> None:
     async with connected() as ends:
         taken = asyncio.create_task(ends.taken())
