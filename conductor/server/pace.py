@@ -16,9 +16,9 @@ AT_ONCE = 40
 """So many are taken as they come, more than a phone that reconnects says; the rest share the node's rush."""
 CALM_S = 0.04
 """Who floods has the next event ready when one is taken; who has nothing to say for so long does not."""
-RUSH_PER_SECOND = 200
-RUSH_AT_ONCE = 400
-"""Events of long bursts that a node takes, for all connections together: a twentieth of a core."""
+RUSH_PER_SECOND = 400
+RUSH_AT_ONCE = 1_000
+"""Events of long bursts that a node takes, for all connections together: a tenth of a core."""
 DECLARATIONS_PER_SECOND = 1 / 3
 DECLARATIONS_AT_ONCE = 10
 """Long lists of tools that one client declares: it may move through an app, but not for ever."""

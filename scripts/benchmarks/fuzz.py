@@ -26,8 +26,8 @@ LARGE_LIMIT_S = 0.15
 """The same for the handmade ones, which are as large and as dear as can be, and count as 51 frames."""
 LARGE = 1_040_000
 PHONES = 50
-FRAMES_PER_SECOND = 40.0
-"""Of one phone: below the server's limit of 50, so that no phone is taken for a flood."""
+FRAMES_PER_SECOND = 20.0
+"""Of one phone: below the server's limit of 50, for which a refused transcript counts as twenty."""
 FRAME_BYTES = 20_480
 """A frame counts once more against the server's limit for each so many bytes."""
 ANSWER_S = 30.0
