@@ -37,8 +37,7 @@ class Lane:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._head: Entry | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._quiet: asyncio.Event | None = None  # made for who waits for it: it is large
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,6 +58,8 @@ class Lane:
     async def quiet(self) -> None:
         """Wait until there is no entry."""
         while self._entries:
+            if self._quiet is None:
+                self._quiet = asyncio.Event()
             await self._quiet.wait()
 
     def join(self, entry: Entry) -> None:
@@ -89,11 +90,11 @@ class Lane:
             return
         self._head = head
         self._stop()
-        if head is None:
-            self._quiet.set()
-        else:
-            self._quiet.clear()
+        if head is not None:
             self._start(head)
+        elif self._quiet is not None:
+            self._quiet.set()
+            self._quiet = None
 
     def restart(self, entry: Entry | None = None) -> None:
         """Let the first one's time begin anew: if it is ``entry``, where that is given."""

@@ -8,7 +8,7 @@ wait for it; and a second ``tts.speak`` is held, with all that follows it, until
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -42,7 +42,7 @@ class Outbox:
         self._transport: Transport | None = None
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._by_call: dict[str, Entry] = {}
-        self._held: deque[Entry | Frame] = deque()
+        self._held: list[Entry | Frame] = []
         self._speaking: Entry | None = None
         self._lane = Lane(self._expire)
         self._client_acknowledges: bool | None = None
@@ -413,11 +413,11 @@ class Outbox:
             if isinstance(first, Entry):
                 if first.record.kind == "speak" and self._speaking not in (None, first):
                     break
-                self._held.popleft()
+                self._held.pop(0)
                 if not first.frame.withdrawn and first.record.event_id in self._entries:
                     self._write(first)
             else:
-                self._held.popleft()
+                self._held.pop(0)
                 self._transport.send(first)
         self._lane.watch()
 

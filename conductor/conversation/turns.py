@@ -73,8 +73,7 @@ class Turns:
         self._on_news = on_news
         self._runner: asyncio.Task[None] | None = None
         self._beginning: str | None = None
-        self._begun = asyncio.Event()
-        self._begun.set()
+        self._begun: asyncio.Event | None = None
         self._closed = False
         self._lays_down = False
         self._no_news_until = 0.0
@@ -130,13 +129,13 @@ class Turns:
         """Answer a transcript, now or after the running turn; False if too many wait already."""
         if not (self.busy or self.waiting.transcripts or self._lays_down):
             self._beginning = event_id
-            self._begun.clear()
+            self._begun = begun = asyncio.Event()
             try:
                 await self._withdraw_speeches()
                 turn = await self._begin("transcript", UserMessage(text), event_id)
             finally:
-                self._beginning = None
-                self._begun.set()
+                self._beginning = self._begun = None
+                begun.set()
             self._runner = self._tasks.spawn(self._run_turns(turn))
             return True
         if not self.waiting.add_transcript(Transcript(text, event_id)):
@@ -187,10 +186,15 @@ class Turns:
     def _has_news(self, now: float) -> bool:
         return self._device.wants_turn or self.waiting.has_news(now)
 
+    async def _first_step(self) -> None:
+        """Wait until a turn that is about to begin has begun."""
+        if self._begun is not None:
+            await self._begun.wait()
+
     async def settled(self) -> None:
         """Wait until no turn is running or waiting."""
         while self.busy:
-            await self._begun.wait()
+            await self._first_step()
             if self._runner is not None:
                 await asyncio.wait([self._runner])
 
@@ -202,7 +206,7 @@ class Turns:
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
-        await self._begun.wait()
+        await self._first_step()
         if self._runner is None:
             return
         if self._ledger.durable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -39,8 +38,9 @@ class Waiting:
 
     def __init__(self, max_transcripts: int, max_news: int) -> None:
         self._max_transcripts = max_transcripts
-        self._transcripts: deque[Transcript] = deque()
-        self._news: deque[News] = deque(maxlen=max_news)
+        self._max_news = max_news
+        self._transcripts: list[Transcript] = []
+        self._news: list[News] = []
 
     def add_transcript(self, transcript: Transcript) -> bool:
         """Queue a transcript; False where there are too many."""
@@ -57,6 +57,7 @@ class Waiting:
         """Queue news; the oldest gives way."""
         if all(news.text != other.text for other in self._news):
             self._news.append(news)
+            del self._news[: -self._max_news]
 
     @property
     def transcripts(self) -> int:
@@ -108,6 +109,7 @@ class Waiting:
         transcripts = [Transcript(one.text, one.event_id) for one in memo.transcripts]
         self._transcripts.extend(one for one in transcripts if one.event_id not in begun)
         self._news.extend(News(one.text, loop_time(one.expires_ms)) for one in memo.news)
+        del self._news[: -self._max_news]
 
     def drop_news(self, told: Sequence[News]) -> None:
         """Forget news: a turn tells it."""

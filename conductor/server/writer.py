@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 import structlog
 from websockets.exceptions import ConnectionClosed
@@ -26,7 +25,7 @@ class Writer:
         self._socket = socket
         self._limits = limits
         self._may_write = may_write
-        self._queue: deque[Frame] = deque()
+        self._queue: list[Frame] = []  # an empty deque has 600 bytes
         self._wake = asyncio.Event()
         self._close: tuple[int, str] | None = None
         self._cut = False
@@ -90,8 +89,8 @@ class Writer:
         queue = self._queue
         while queue:
             await self._may_write.wait()
-            frames = [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))]
-            frames = [frame for frame in frames if not frame.withdrawn]
+            frames = [frame for frame in queue[:MAX_BATCH] if not frame.withdrawn]
+            del queue[:MAX_BATCH]
             for frame in frames:
                 frame.written = True
             await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)

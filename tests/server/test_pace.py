@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from conductor.models.scripted import ScriptedProvider
-from conductor.server import pace as pace_module
 from conductor.server.connection import DEAR_BYTES
 from conductor.server.pace import DECLARATIONS_AT_ONCE, DECLARATIONS_PER_SECOND, Pace, Rush
 from conductor.settings import Limits
@@ -30,23 +29,28 @@ def test_long_lists_of_tools_are_taken_at_once_at_first_and_then_at_a_steady_rat
     run(scenario())
 
 
-async def test_a_client_that_declares_long_lists_all_the_time_has_to_wait(
+async def test_long_lists_that_are_declared_later_are_slowed_down_and_short_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace_module, "DECLARATIONS_AT_ONCE", 1)
-    monkeypatch.setattr(pace_module, "DECLARATIONS_PER_SECOND", 0.001)
+    admitted, waits = asyncio.Event(), asyncio.Event()
+
+    async def admit(pace: Pace) -> None:
+        waits.set()
+        await admitted.wait()
+
+    monkeypatch.setattr(Pace, "admit_declaration", admit)
     many = [{"name": f"lamp.{number}", "description": "x" * 100} for number in range(DEAR_BYTES // 100)]
     async with serving(ScriptedProvider([])) as served:
-        async with served.phone(start_fields={"capabilities": ["tools"]}) as phone:
-            for _ in range(2):
-                await phone.send("session.update", {"tools": many[:1]})
-            await phone.send("session.update", {"tools": many})
-            await phone.send("session.update", {"tools": many})
+        async with served.phone(start_fields={"capabilities": ["tools"], "tools": many}) as phone:
 
             def answered() -> int:
                 return [event["type"] for event in phone.log].count("tools.changed")
 
-            await phone.until(lambda _: answered() == 3)
-            assert phone._socket is not None
-            await asyncio.wait_for(await phone._socket.ping(), WAIT)
-            assert answered() == 3, "the short ones and the first long one"
+            await phone.send("session.update", {"tools": many[:1]})
+            await phone.until(lambda _: answered() == 1)
+            assert not waits.is_set()
+            await phone.send("session.update", {"tools": many})
+            await asyncio.wait_for(waits.wait(), WAIT)
+            assert answered() == 1
+            admitted.set()
+            await phone.until(lambda _: answered() == 2)
