@@ -24,7 +24,7 @@ PING_SPREAD = 0.75
 MAX_UNSENT_BYTES = 1_048_576
 """The library answers each ping at once; a peer that takes so little of it does not read."""
 PIECES = 32
-"""So many reads in a row that bring no whole message are a message in crumbs: it is read more seldom then."""
+"""A message that has not come whole after so many reads comes in crumbs: it is read more seldom then."""
 CRUMBS_S = 0.2
 """How long crumbs are left to gather: five reads a second cost little, however small the pieces are."""
 MAX_CRUMBS = 256
@@ -87,10 +87,11 @@ class Socket(ServerConnection):
     def data_received(self, data: bytes) -> None:
         """Take bytes, a slice at a time: whoever sends nothing but tiny frames must not hold the loop."""
         if not self._backlog and len(data) <= SLICE_BYTES and not self._is_shredded:
-            self._pieces += 1
             self._parse(data)
-            if self._pieces > PIECES:
-                self._gather()
+            if self._incomplete is not None or self.protocol.reader.buffer:
+                self._pieces += 1
+                if self._pieces > PIECES:
+                    self._gather()
             return
         self._backlog += data
         self.transport.pause_reading()

@@ -264,6 +264,13 @@ async def test_crumbs_of_a_message_are_left_to_gather(monkeypatch: pytest.Monkey
         assert reads - before == 100 and ends.server._gathering is None, "what is whole is read at once"
 
 
+async def test_a_client_that_only_answers_pings_sends_no_crumbs() -> None:
+    async with connected() as ends:
+        for _ in range(2 * socket.PIECES):
+            await asyncio.wait_for(await ends.server.ping(), WAIT)
+        assert ends.server._pieces == 0 and ends.server._gathering is None
+
+
 async def test_a_message_that_is_shredded_is_parsed_a_crumb_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
