@@ -29,7 +29,7 @@ class Lane:
     """Entries in order. ``on_expired`` is given the first of them when its time is over; it has it leave.
 
     A clock that goes off far too late belongs to a process that stood still, and has heard nothing of what
-    was said to it meanwhile: it begins anew.
+    was said to it meanwhile: it goes on for as long as it was late.
     """
 
     def __init__(self, on_expired: Callable[[Entry], None]) -> None:
@@ -91,29 +91,37 @@ class Lane:
         self._head = head
         self._stop()
         if head is not None:
-            self._start(head)
+            self._start(head, head.limit)
         elif self._quiet is not None:
             self._quiet.set()
             self._quiet = None
 
-    def restart(self, entry: Entry | None = None) -> None:
-        """Let the first one's time begin anew: if it is ``entry``, where that is given."""
-        if self._head is not None and self._timer is not None and entry in (None, self._head):
+    def restart(self, entry: Entry) -> None:
+        """Let an entry's time begin anew, if it is the first."""
+        if self._head is entry and self._timer is not None:
             self._stop()
-            self._start(self._head)
+            self._start(entry, entry.limit)
 
-    def _start(self, entry: Entry) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(loop.time() + entry.limit, self._expire, entry, loop.time() + entry.limit)
+    def postpone(self, seconds: float) -> None:
+        """Give the first entry so much more time, or its limit if that is less."""
+        if self._head is not None and self._timer is not None:
+            left = self._timer.when() - asyncio.get_running_loop().time()
+            self._stop()
+            self._start(self._head, left + min(seconds, self._head.limit))
+
+    def _start(self, entry: Entry, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, entry)
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expire(self, entry: Entry, due: float) -> None:
-        if asyncio.get_running_loop().time() - due > STILL_S:
-            self._start(entry)
+    def _expire(self, entry: Entry) -> None:
+        assert self._timer is not None
+        late = asyncio.get_running_loop().time() - self._timer.when()
+        if late > STILL_S:
+            self._start(entry, min(late, entry.limit))
             return
         self._timer = None
         self._on_expired(entry)

@@ -246,9 +246,9 @@ class Outbox:
         self._lane.restart(entry)
         return True
 
-    def stood_still(self) -> None:
-        """Let the time of what is waited for begin anew: nothing was heard while this process stood still."""
-        self._lane.restart()
+    def stood_still(self, seconds: float) -> None:
+        """Give what is waited for more time: nothing was heard while this process stood still."""
+        self._lane.postpone(seconds)
 
     def end_speech(self, call_id: str) -> None:
         """Count a speech as over before its answer, and never say it again: it was interrupted."""

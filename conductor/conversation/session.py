@@ -114,9 +114,9 @@ class Session:
         self._on_lost(stale)  # first: it asks who was served
         self._outbox.mute()
 
-    def stood_still(self) -> None:
-        """Know that this process heard nothing for a while: clients are given time anew."""
-        self._outbox.stood_still()
+    def stood_still(self, seconds: float) -> None:
+        """Know that this process heard nothing for so long: clients are given as much more time."""
+        self._outbox.stood_still(seconds)
 
     @property
     def messages(self) -> Sequence[Message]:

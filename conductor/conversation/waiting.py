@@ -57,7 +57,7 @@ class Waiting:
         """Queue news; the oldest gives way."""
         if all(news.text != other.text for other in self._news):
             self._news.append(news)
-            del self._news[: -self._max_news]
+            del self._news[: max(0, len(self._news) - self._max_news)]
 
     @property
     def transcripts(self) -> int:
@@ -109,7 +109,7 @@ class Waiting:
         transcripts = [Transcript(one.text, one.event_id) for one in memo.transcripts]
         self._transcripts.extend(one for one in transcripts if one.event_id not in begun)
         self._news.extend(News(one.text, loop_time(one.expires_ms)) for one in memo.news)
-        del self._news[: -self._max_news]
+        del self._news[: max(0, len(self._news) - self._max_news)]
 
     def drop_news(self, told: Sequence[News]) -> None:
         """Forget news: a turn tells it."""

@@ -21,7 +21,7 @@ from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.hub import Hub
 from conductor.server.incoming import Incoming
 from conductor.server.pace import Pace
-from conductor.server.socket import PING_SPREAD, Socket
+from conductor.server.socket import PING_LEAST, Socket
 from conductor.server.writer import Writer
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
@@ -33,8 +33,8 @@ UNBOUND = "unknown"
 
 DEAR_BYTES = 2_048
 """A frame of this size may take a millisecond, with the tools that it declares."""
-DECLARATION = 19.0
-"""Nobody waits for tools that are declared later: a twentieth of the core is enough for them."""
+DECLARATION = 9.0
+"""Nobody waits for tools that are declared later: a tenth of the core is enough for them."""
 LATE_S = 0.5
 """An event that had to wait for so long may be that of a client that has gone."""
 FIRST_TURN = 8.0
@@ -74,7 +74,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the connection until it ends."""
         writer = asyncio.create_task(self._writer.run())
-        self._arm_ping(random.uniform(PING_SPREAD, 1.0))
+        self._arm_ping(random.uniform(PING_LEAST, 1.0))
         try:
             await self._read()
             await asyncio.wait([writer], timeout=self._limits.send_timeout)
@@ -235,8 +235,7 @@ class Connection:
         if self._bound_to is None or (starts_turn and self._is_untried):
             await self._hub.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
         elif isinstance(event, client.SessionUpdate) and inbound.size >= DEAR_BYTES:
-            await self._pace.admit_declaration()
-            await self._hub.newcomers.enter(DECLARATION)
+            await self._hub.declarations.enter(DECLARATION)
         elif starts_turn:
             await self._hub.turnstile.enter()
         if self._session is None and not await self._may_bind(event, came_at):

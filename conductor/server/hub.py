@@ -49,7 +49,8 @@ class Hub:
 
     ``trust`` is cleared while it is not known whether the sessions are still this process's: it stood still,
     last at ``thawed_at``, in the loop's time. Nothing is to be taken or said then. ``turnstile`` is for what
-    starts work, ``newcomers`` for what clients say who were not here before, and for later declarations.
+    starts work, ``newcomers`` for what clients say who were not here before, ``declarations`` for tools
+    that are declared later.
     """
 
     def __init__(self, services: Services) -> None:
@@ -63,6 +64,7 @@ class Hub:
         self._thaw = Thaw(self._stood_still)
         self.turnstile = Turnstile()
         self.newcomers = Turnstile(rests=True)
+        self.declarations = Turnstile(rests=True)
         self.rush = Rush()
 
     def __len__(self) -> int:
@@ -135,9 +137,9 @@ class Hub:
             del self._places[key]
             place.session.cancel()  # a claim that nobody waits for would only fence others
 
-    def _stood_still(self) -> None:
+    def _stood_still(self, seconds: float) -> None:
         for session in self.sessions:
-            session.stood_still()
+            session.stood_still(seconds)
         if self._services.store.suspends:
             self.mistrust()
 

@@ -19,9 +19,6 @@ CALM_S = 0.04
 RUSH_PER_SECOND = 400
 RUSH_AT_ONCE = 1_000
 """Events of long bursts that a node takes, for all connections together: a tenth of a core."""
-DECLARATIONS_PER_SECOND = 1 / 3
-DECLARATIONS_AT_ONCE = 10
-"""Long lists of tools that one client declares: it may move through an app, but not for ever."""
 CROWD = 50
 """So many may flood before all of them are given longer: each has less of the rush then."""
 REFUSED_COST = 20
@@ -44,7 +41,6 @@ class Pace:
         self._rush = rush
         self._on_flood = on_flood
         self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, _now())
-        self._declarations = TokenBucket(DECLARATIONS_PER_SECOND, DECLARATIONS_AT_ONCE, _now())
         self._flooding_since: float | None = None
         self._taken_at = 0.0
 
@@ -73,10 +69,6 @@ class Pace:
         await asyncio.sleep(wait)
         self._taken_at = _now()
         return True
-
-    async def admit_declaration(self) -> None:
-        """Wait until another long list of tools may be taken."""
-        await asyncio.sleep(self._declarations.reserve(_now()))
 
     def expected(self, size: int) -> None:
         """Do not count an event of so many bytes: the server had asked for it."""

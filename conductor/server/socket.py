@@ -19,17 +19,18 @@ SLICE_BYTES = 512
 MAX_SLICE_BYTES = 65_536
 """How much of one connection is parsed before others have their turn; more where the frames are large."""
 SLICE_FRAMES = 32
-PING_SPREAD = 0.75
-"""Pings of clients that have come at once, as after a restart, are spread over so much of the interval."""
+PING_LEAST = 0.75
+"""The least share of the interval between two pings: clients that came at once are not pinged at once."""
 MAX_UNSENT_BYTES = 1_048_576
 """The library answers each ping at once; a peer that takes so little of it does not read."""
 PIECES = 32
-"""A message that has not come whole after so many reads comes in crumbs: it is read more seldom then."""
+"""After so many small reads that left a message or a frame incomplete, it is read more seldom."""
 CRUMBS_S = 0.2
 """How long crumbs are left to gather: five reads a second cost little, however small the pieces are."""
 MAX_CRUMBS = 256
+"""So many fragments, if they are smaller than `CRUMB_BYTES` on average, make a message a shredded one."""
 CRUMB_BYTES = 16
-"""After so many fragments that are smaller than this on average, only so many bytes are parsed at a time."""
+"""So much of a shredded message is parsed at once, and nothing for `CRUMBS_S` after it."""
 WIRE_FRAMES_PER_SECOND = 500
 WIRE_FRAMES_BURST = 4_000
 """Frames of any kind, fragments and pings too: 1 MiB in pieces of 1 KiB is a thousand of them."""
@@ -44,6 +45,7 @@ class Socket(ServerConnection):
 
     # Slots: with more than 30 attributes in its dict each connection would have 1.3 KB more.
     __slots__ = (
+        "_advanced",
         "_backlog",
         "_feeding",
         "_fragment_bytes",
@@ -65,6 +67,7 @@ class Socket(ServerConnection):
         self.subject = ""
         self.client_address = ""
         self.message_timeout = 30.0
+        self._advanced = True
         self._backlog = bytearray()
         self._frames: TokenBucket | None = None
         self._frame_count = 0
@@ -80,7 +83,7 @@ class Socket(ServerConnection):
         """Begin. What is not parsed yet belongs to this class, so it decides when the transport reads."""
         super().connection_made(transport)
         if self.ping_interval is not None:
-            self.ping_interval *= random.uniform(PING_SPREAD, 1.0)
+            self.ping_interval *= random.uniform(PING_LEAST, 1.0)
         self.recv_messages.pause = self.transport.pause_reading
         self.recv_messages.resume = self._continue
 
@@ -99,7 +102,12 @@ class Socket(ServerConnection):
 
     @property
     def _is_shredded(self) -> bool:
-        return self._fragments > MAX_CRUMBS and self._fragment_bytes < self._fragments * CRUMB_BYTES
+        """Whether only crumbs come; a large frame among them is taken as any other."""
+        return (
+            self._advanced
+            and self._fragments > MAX_CRUMBS
+            and self._fragment_bytes < self._fragments * CRUMB_BYTES
+        )
 
     def _gather(self) -> None:
         """Read and parse nothing for a while."""
@@ -133,16 +141,18 @@ class Socket(ServerConnection):
         self._feeding = False
         if self.transport.is_closing() or self.recv_messages.paused:
             return
-        before = self._frame_count
-        size = CRUMB_BYTES if self._is_shredded else self._slice
+        before, shredded = self._frame_count, self._is_shredded
+        size = CRUMB_BYTES if shredded else self._slice
         data = bytes(self._backlog[:size])
         del self._backlog[:size]
         self._parse(data)
+        frames = self._frame_count - before
+        self._advanced = frames > 0
         if self._is_shredded:
             self._gather()
-        if self._frame_count - before > SLICE_FRAMES:
+        elif frames > SLICE_FRAMES:
             self._slice = max(self._slice // 2, SLICE_BYTES)
-        else:
+        elif not shredded:
             self._slice = min(self._slice * 2, MAX_SLICE_BYTES)
         if not self.recv_messages.paused:
             self._continue()
@@ -175,6 +185,7 @@ class Socket(ServerConnection):
         self._watch(complete=True)
         if self._gathering is not None:
             self._gathering.cancel()
+            self._gathering = None
         self._backlog.clear()
         super().connection_lost(exc)
 
@@ -197,7 +208,7 @@ class Socket(ServerConnection):
         now = self.loop.time()
         if self._frames is None:
             self._frames = TokenBucket(WIRE_FRAMES_PER_SECOND, WIRE_FRAMES_BURST, now)
-        return self._frames.take(now, frames) > 0
+        return frames > WIRE_FRAMES_BURST or self._frames.take(now, frames) > 0
 
     def _watch(self, complete: bool) -> None:
         """Give a message in fragments its time."""

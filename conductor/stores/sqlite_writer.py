@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from conductor.bounds import STILL_S
 from conductor.errors import ConductorError, SettingsError, StoreError, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.stores.sqlite_group import Commit, Delete, Outcome, Sweep, TakeOver, Work, run
@@ -87,6 +88,7 @@ class Writer:
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._look_at = 0.0
+        self._tried_at = 0.0
         self._pause = threading.Event()
         self._sweep_at = time.monotonic() + limits.sweep_every
         self._failing = False
@@ -215,9 +217,12 @@ class Writer:
             log.warning("session store not erased from its log", error=str(error))
 
     def _begin(self, deadline: float) -> sqlite3.Connection:
-        """Begin a transaction, waiting for other processes until then, and for a few of theirs anyway."""
-        deadline = max(deadline, time.monotonic() + _PATIENCE_S)
+        """Begin a transaction, waiting for other processes; for a little more if this one stood still."""
+        now = time.monotonic()
+        if now - self._tried_at > STILL_S:
+            deadline = max(deadline, now + _PATIENCE_S)
         while True:
+            self._tried_at = time.monotonic()
             try:
                 connection = self._ready()
                 connection.execute("BEGIN IMMEDIATE")

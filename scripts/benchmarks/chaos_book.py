@@ -207,6 +207,7 @@ class Book:
         """Note that a job ended with an apology: that takes two faults, since the model is run twice."""
         if FAILURES["store_unavailable"] in text:
             self.store_failed(job)
+            return
         if job.apologised:
             return
         job.apologised = True

@@ -224,6 +224,7 @@ class Injector:
                 self._book.hit(person, ("store kill", "anywhere"))
             await asyncio.sleep(self._chance.uniform(0, 0.3))
             await self._redis.start()
+            self._book.store_away()
             await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:

@@ -325,13 +325,13 @@ def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> No
     run(scenario())
 
 
-def test_a_call_has_its_time_anew_when_the_process_stood_still() -> None:
+def test_a_call_has_more_time_when_the_process_stood_still() -> None:
     async def scenario() -> None:
         one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
         one.app.say("go")
         call_id = await device_call(one)
         await later(20)
-        one.session.stood_still()
+        one.session.stood_still(15)
         await later(20)
         one.app.result(call_id, "heron")
         await one.quiet()

@@ -51,9 +51,14 @@ def test_each_entry_has_its_time_from_when_it_is_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("still", "expires"), [(20 + STILL_S + 0.1, 60 + STILL_S + 0.1), (20 + STILL_S - 0.1, 30 + STILL_S - 0.1)]
+    ("still", "expires"),
+    [
+        (20 + STILL_S - 0.1, 30 + STILL_S - 0.1),  # it was a long piece of work
+        (20 + 2.0, 30 + 2.0 + 2.0),
+        (20 + 90.0, 30 + 90.0 + LIMIT),
+    ],
 )
-def test_a_clock_that_goes_off_far_too_late_begins_anew(still: float, expires: float) -> None:
+def test_a_clock_that_goes_off_far_too_late_goes_on(still: float, expires: float) -> None:
     async def scenario() -> None:
         watch = Watch(1)
         await later(10)
@@ -64,7 +69,21 @@ def test_a_clock_that_goes_off_far_too_late_begins_anew(still: float, expires: f
     run(scenario())
 
 
-def test_a_clock_begins_anew_only_for_the_first() -> None:
+def test_a_process_that_stands_still_again_and_again_lets_calls_expire() -> None:
+    async def scenario() -> None:
+        watch = Watch(1)
+        active = 0.0
+        while not watch.expired:
+            stand_still(2.0)
+            watch.lane.postpone(2.0)
+            await later(1.0)
+            active += 1.0
+        assert active == pytest.approx(LIMIT, abs=1.0)
+
+    run(scenario())
+
+
+def test_only_the_first_has_more_time() -> None:
     async def scenario() -> None:
         watch = Watch(2)
         await later(10)
@@ -72,10 +91,10 @@ def test_a_clock_begins_anew_only_for_the_first() -> None:
         await later(10)
         watch.lane.restart(watch.entries[0])
         await later(10)
-        watch.lane.restart()
+        watch.lane.postpone(5)
         await watch.lane.quiet()
-        watch.lane.restart()
-        assert watch.expired == ["e0", "e1"] and watch.after == pytest.approx([60, 90])
+        watch.lane.postpone(5)
+        assert watch.expired == ["e0", "e1"] and watch.after == pytest.approx([55, 85])
         assert not watch.lane.ticking
 
     run(scenario())

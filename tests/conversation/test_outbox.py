@@ -110,7 +110,9 @@ class Bench:
         """Whether nothing is kept, nothing held, and no clock running."""
         outbox = self.outbox
         kept = (outbox._entries, outbox._by_call, outbox._lane, outbox._held)
-        return not any(kept) and not outbox._lane.ticking and not outbox.speaking
+        return (
+            not any(kept) and outbox._lane._head is None and not outbox._lane.ticking and not outbox.speaking
+        )
 
 
 def test_events_are_sent_in_order_and_acknowledged_one_by_one() -> None:

@@ -56,7 +56,7 @@ async def test_a_tick_that_comes_far_too_late_is_told_once(
         ticks += 1
         return ticks * thaw.TICK_S + (late if ticks >= 3 else 0)
 
-    watch = Thaw(lambda: told.append(late), clock)
+    watch = Thaw(told.append, clock)
     await until(lambda: ticks > 6)
     watch.close()
     assert len(told) == calls and TICK_S < STILL_S
@@ -70,7 +70,7 @@ async def test_a_closed_watch_ticks_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         ticks.append(0.0)
         return 0.0
 
-    watch = Thaw(lambda: None, clock)
+    watch = Thaw(lambda seconds: None, clock)
     await until(lambda: len(ticks) > 2)
     watch.close()
     assert watch._timer.cancelled()
@@ -171,13 +171,13 @@ async def test_a_first_event_from_before_takes_the_session_only_for_a_client_tha
 async def test_sessions_are_told_that_the_process_stood_still(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Session] = []
-    monkeypatch.setattr(Session, "stood_still", lambda session: told.append(session))
+    told: list[tuple[Session, float]] = []
+    monkeypatch.setattr(Session, "stood_still", lambda session, seconds: told.append((session, seconds)))
     async with two_nodes(shelf) as (a, _):
         async with a.phone() as phone:
             await phone.ask("one")
-            a.listener.hub._thaw._on_thaw()
-            assert told == a.listener.hub.sessions != []
+            a.listener.hub._thaw._on_thaw(2.0)
+            assert told == [(session, 2.0) for session in a.listener.hub.sessions] != []
             assert not a.listener.hub.trust.is_set()
 
 
