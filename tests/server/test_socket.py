@@ -298,6 +298,36 @@ async def test_a_message_that_is_shredded_is_parsed_a_crumb_at_a_time(
         assert not ends.server._is_shredded and ends.server._gathering is None
 
 
+async def test_a_large_frame_among_crumbs_is_taken_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "CRUMBS_S", 0.001)
+    async with connected() as ends:
+        taken = asyncio.create_task(ends.taken())
+        ends.client.protocol.send_text(b"x", False)
+        for _ in range(socket.MAX_CRUMBS + 20):
+            ends.client.protocol.send_continuation(b"x", False)
+        ends.client.protocol.send_continuation(BIG, True)
+        parsed = 0
+        parse = ends.server._parse
+
+        def count(data: bytes) -> None:
+            nonlocal parsed
+            parsed += 1
+            parse(data)
+
+        monkeypatch.setattr(ends.server, "_parse", count)
+        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
+        assert len(await taken) == len(BIG) + socket.MAX_CRUMBS + 21
+        assert parsed < 200 < len(BIG) / socket.CRUMB_BYTES
+
+
+async def test_more_frames_at_once_than_any_burst_are_too_many() -> None:
+    async with connected() as ends:
+        assert not ends.server._is_over_rate(socket.WIRE_FRAMES_BURST)
+        assert ends.server._is_over_rate(1)
+    async with connected() as ends:
+        assert ends.server._is_over_rate(socket.WIRE_FRAMES_BURST + 1)
+
+
 async def test_a_connection_that_ends_while_crumbs_gather_leaves_no_timer() -> None:
     async with connected() as ends:
         taken = asyncio.create_task(ends.taken())
