@@ -11,6 +11,9 @@ from conductor.bounds import STILL_S
 from conductor.conversation.transport import Frame
 from conductor.stores.base import OutboundRecord
 
+_UNREAD_S = 1.0
+"""What came while the process stood still is still to be read."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -103,11 +106,11 @@ class Lane:
             self._start(entry, entry.limit)
 
     def postpone(self, seconds: float) -> None:
-        """Give the first entry so much more time, or its limit if that is less."""
+        """Give the first entry so much more time, its limit at most, and enough to read what has come."""
         if self._head is not None and self._timer is not None:
             left = self._timer.when() - asyncio.get_running_loop().time()
             self._stop()
-            self._start(self._head, left + min(seconds, self._head.limit))
+            self._start(self._head, max(_UNREAD_S, left + min(seconds, self._head.limit)))
 
     def _start(self, entry: Entry, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, entry)
@@ -121,7 +124,7 @@ class Lane:
         assert self._timer is not None
         late = asyncio.get_running_loop().time() - self._timer.when()
         if late > STILL_S:
-            self._start(entry, min(late, entry.limit))
+            self._start(entry, max(_UNREAD_S, min(late, entry.limit)))
             return
         self._timer = None
         self._on_expired(entry)

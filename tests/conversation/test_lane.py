@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from conductor.bounds import STILL_S
-from conductor.conversation.lane import Entry, Lane
+from conductor.conversation.lane import _UNREAD_S, Entry, Lane
 from tests.conversation.helpers import VirtualLoop, later, run
 from tests.conversation.test_outbox import make_record
 
@@ -69,6 +69,18 @@ def test_a_clock_that_goes_off_far_too_late_goes_on(still: float, expires: float
     run(scenario())
 
 
+def test_what_came_in_the_meantime_is_waited_for() -> None:
+    async def scenario() -> None:
+        watch = Watch(1)
+        await later(29.5)
+        stand_still(0.6)
+        watch.lane.postpone(0.1)
+        await watch.lane.quiet()
+        assert watch.after == pytest.approx([30.1 + _UNREAD_S])
+
+    run(scenario())
+
+
 def test_a_process_that_stands_still_again_and_again_lets_calls_expire() -> None:
     async def scenario() -> None:
         watch = Watch(1)
@@ -78,7 +90,7 @@ def test_a_process_that_stands_still_again_and_again_lets_calls_expire() -> None
             watch.lane.postpone(2.0)
             await later(1.0)
             active += 1.0
-        assert active == pytest.approx(LIMIT, abs=1.0)
+        assert active == pytest.approx(LIMIT, abs=2.0)
 
     run(scenario())
 
