@@ -40,6 +40,7 @@ class Lane:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._head: Entry | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._quiet: asyncio.Event | None = None  # made for who waits for it: it is large
 
     def __len__(self) -> int:
@@ -108,12 +109,14 @@ class Lane:
     def postpone(self, seconds: float) -> None:
         """Give the first entry so much more time, its limit at most, and enough to read what has come."""
         if self._head is not None and self._timer is not None:
-            left = self._timer.when() - asyncio.get_running_loop().time()
+            left = self._due - asyncio.get_running_loop().time()
             self._stop()
             self._start(self._head, max(_UNREAD_S, left + min(seconds, self._head.limit)))
 
     def _start(self, entry: Entry, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, entry)
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + seconds  # uvloop's handles cannot always tell
+        self._timer = loop.call_later(seconds, self._expire, entry)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -121,8 +124,7 @@ class Lane:
             self._timer = None
 
     def _expire(self, entry: Entry) -> None:
-        assert self._timer is not None
-        late = asyncio.get_running_loop().time() - self._timer.when()
+        late = asyncio.get_running_loop().time() - self._due
         if late > STILL_S:
             self._start(entry, max(_UNREAD_S, min(late, entry.limit)))
             return

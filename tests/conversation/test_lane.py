@@ -6,6 +6,7 @@ import asyncio
 from typing import cast
 
 import pytest
+import uvloop
 
 from conductor.bounds import STILL_S
 from conductor.conversation.lane import _UNREAD_S, Entry, Lane
@@ -110,3 +111,24 @@ def test_only_the_first_has_more_time() -> None:
         assert not watch.lane.ticking
 
     run(scenario())
+
+
+def test_an_entry_without_time_expires_and_may_be_given_some_in_uvloop_too() -> None:
+    async def scenario() -> None:
+        expired: list[Entry] = []
+
+        def expire(entry: Entry) -> None:
+            expired.append(entry)
+            lane.leave(entry)
+
+        lane = Lane(expire)
+        first, second = Entry(make_record(1, "call"), 0.0), Entry(make_record(2, "call"), 0.0)
+        lane.join(first)
+        await lane.quiet()
+        lane.join(second)
+        lane.postpone(LIMIT)
+        await asyncio.sleep(0)
+        assert expired == [first] and lane.ticking
+        lane.clear()
+
+    uvloop.run(scenario())
