@@ -23,7 +23,10 @@ WANTED = ("Session", "Turn", "Connection", "Socket", "Claim", "Outbox", "Frame")
 
 
 def observe(file: Path) -> None:
-    """Count the tasks, the objects of our classes and all objects."""
+    """Count the tasks, the objects of our classes, and all objects but for those of histories.
+
+    A history is cut by several turns at once, so that what all of them hold swings with where each stands.
+    """
     gc.collect()
     objects = gc.get_objects()
     ours = Counter(
@@ -31,7 +34,8 @@ def observe(file: Path) -> None:
         for kind in map(type, objects)
         if str(getattr(kind, "__module__", "")).partition(".")[0] == "conductor"
     )
-    found = {"tasks": len(asyncio.all_tasks()), "objects": len(objects)}
+    answers = ours["AssistantMessage"]  # each with the tuple of its calls; other messages are not counted
+    found = {"tasks": len(asyncio.all_tasks()), "objects": len(objects) - 2 * answers, "answers": answers}
     found.update({name: ours[name] for name in WANTED if ours[name]})
     with file.open("a") as lines:
         lines.write(json.dumps(found) + "\n")
