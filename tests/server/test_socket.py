@@ -264,6 +264,26 @@ async def test_crumbs_of_a_message_are_left_to_gather(monkeypatch: pytest.Monkey
         assert reads - before == 100 and ends.server._gathering is None, "what is whole is read at once"
 
 
+@pytest.mark.parametrize("gathered_first", [True, False])
+async def test_crumbs_that_nobody_takes_at_first_are_read_on_when_somebody_does(
+    monkeypatch: pytest.MonkeyPatch, gathered_first: bool
+) -> None:
+    """Two reasons not to read, of which either may end first."""
+    monkeypatch.setattr(socket, "CRUMBS_S", 0.01 if gathered_first else 0.2)
+    monkeypatch.setattr(socket, "PIECES", 4)
+    async with connected() as ends:
+        whole = 200
+        fragment(ends.client, b"x", first=True, fin=False)
+        for number in range(1, whole):
+            fragment(ends.client, b"x", first=False, fin=number == whole - 1)
+            if ends.server._gathering is None:
+                await asyncio.sleep(0)
+        await until(lambda: ends.server.recv_messages.paused)
+        if gathered_first:
+            await until(lambda: ends.server._gathering is None)
+        assert await ends.taken() == b"x" * whole
+
+
 async def test_a_client_that_only_answers_pings_sends_no_crumbs() -> None:
     async with connected() as ends:
         for _ in range(2 * socket.PIECES):
