@@ -92,8 +92,21 @@ class App:
                 self._interrupt()
         elif kind == "assistant.speech.final" and done_job_of(payload["text"]) is not None:
             self._injector.at("final received", self.name)
+        elif kind == "session.started":
+            self._take_start(payload["resumed"])
         elif kind == "error":
             self._take_error(payload["code"], payload.get("eventId"))
+
+    def _take_start(self, resumed: bool) -> None:
+        """See that nobody has recorded what was said: no microphone is opened, so the person says it again.
+
+        It is a known limit, which README names, and is counted.
+        """
+        job = self._job
+        if not resumed and job is not None and not job.acknowledged and self._line.connections > 1:
+            self._book.figures["new sessions of which nobody knew"] += 1
+            self._idle = True
+            self._idles += 1
 
     def _take_error(self, code: str, event_id: str | None) -> None:
         self._book.figures[f"error {code}"] += 1
