@@ -35,6 +35,8 @@ from conductor.tools.shorten import shorten
 
 log = structlog.get_logger(__name__)
 
+APOLOGY_RETRY_S = 1.0
+"""Between two tries to record that a turn failed, while the store is away and so is the client."""
 NEWS_RETRY_S = 5.0
 """How long news waits after the session could not go on."""
 
@@ -373,18 +375,24 @@ class Turns:
         events += speech_events(speech)
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
-        try:
-            memos = {**ENDED, **self._host.spoken_memo(speech)}
-            await self._ledger.commit(operations, events, turn.id, memos=memos, then=turn.end)
-            self.speeches.add(speech)
-        except Fenced:
-            raise
-        except StoreError:
-            # Nothing that must arrive may leave without a commit; these two need not.
-            turn.end()
-            self._ledger.changed(TURN)
-            self._host.show_at_once(error)
-            self._host.show_at_once(set_state(new_call_id(), "idle"))
+        memos = {**ENDED, **self._host.spoken_memo(speech)}
+        while True:
+            try:
+                await self._ledger.commit(operations, events, turn.id, memos=memos, then=turn.end)
+            except Fenced:
+                raise
+            except StoreError:
+                if self._delivery.outbox.transport is not None:
+                    break
+                await asyncio.sleep(APOLOGY_RETRY_S)  # nobody is there to be told otherwise
+            else:
+                self.speeches.add(speech)
+                return
+        # Nothing that must arrive may leave without a commit; these two need not.
+        turn.end()
+        self._ledger.changed(TURN)
+        self._host.show_at_once(error)
+        self._host.show_at_once(set_state(new_call_id(), "idle"))
 
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
         figures = turn.figures

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from conductor.conversation.heard import HEARD_NOTHING
+from conductor.conversation.sentences import FAILURES
 from conductor.errors import Fenced, ModelError, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
@@ -175,6 +176,40 @@ def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_sam
         one.app.say("two", "event-2")  # as the person, or the app, does after the error
         await one.quiet()
         assert users(one.session.messages) == ["one", "two"]
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("comes_back", ["after the store", "before the store"])
+def test_a_client_that_was_away_with_the_store_is_told_that_its_turn_failed(comes_back: str) -> None:
+    async def scenario() -> None:
+        hold = asyncio.Event()
+        store = SlowStore()
+        one = await stage(make_services([[hold, TextDelta("One.")], [TextDelta("Two.")]], store=store))
+        one.app.say("one")
+        await steps(10)
+        store.fail = lambda operations: StoreUnavailable("away")
+        assert one.app.line is not None
+        one.app.line.hang_up()
+        hold.set()
+        await later(10)
+        assert one.session.busy
+        if comes_back == "after the store":
+            store.fail = lambda operations: None
+            await later(2)
+            one.app.connect(one.session)
+            await one.quiet()
+            assert one.app.finals() == [FAILURES["store_unavailable"]]
+        else:
+            one.app.connect(one.session)
+            await later(2)
+            assert one.app.errors() == ["store_unavailable"]
+            store.fail = lambda operations: None
+            await one.quiet()
+        one.app.say("two")
+        await one.quiet()
+        assert one.app.finals()[-1] == "Two."
         await one.close()
 
     run(scenario())
