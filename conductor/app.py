@@ -5,83 +5,118 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
+import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from conductor.conversation.lasting import LastingGrants
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation.grants import LastingGrants
+from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
+from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
 from conductor.models.registry import make_provider
 from conductor.prompts import load_system_prompt
-from conductor.server.admin import make_admin
-from conductor.server.auth import Authenticator
+from conductor.rate_limit import DailyBudget
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
-from conductor.server.worker import Worker
+from conductor.server.stats import make_admin
+from conductor.server.workers import Worker
 from conductor.settings import Settings
+from conductor.stores.health import HealthCheckedStore
+from conductor.stores.redis_url import RedisAddress
 from conductor.stores.registry import make_store
-from conductor.stores.watched import WatchedStore
 from conductor.tools.builtin import BuiltinToolset, standard_tools
-from conductor.tools.catalog import load_catalog
+from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.permissions import GateOptions
-from conductor.tools.policies import load as load_policies
-from conductor.tools.policies import policies_path
+from conductor.tools.policies import REREAD_S, PolicyFile, lint, lint_allowed, policies_path
 from conductor.tools.redaction import Redactor
+from conductor.tools.rules import Rule
 
 log = structlog.get_logger(__name__)
 
+# Thresholds of the three gc generations, in new objects and in collections of the generation below. A turn's
+# objects are mostly freed by reference counts, so the collector may run seldom.
 GC_THRESHOLDS = (10_000, 20, 50)
-"""Objects until a collection of the youngest, and how many of those until one of the next and of all."""
 
 
 def make_services(settings: Settings, provider: ModelProvider | None = None) -> Services:
-    """Put together what all sessions share; ``provider`` stands in for the settings' one.
+    """Make the services that all sessions share; ``provider`` replaces the settings' one.
 
     Raises `SettingsError`.
     """
-    if settings.policies_file is not None and not settings.policies_file.exists():
-        raise SettingsError(f"POLICIES_FILE names {settings.policies_file}, which is not there.")
-    policies = load_policies(policies_path(settings))
-    store = WatchedStore(make_store(settings))
+    roots = file_roots(settings)
+    policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
+    store = HealthCheckedStore(make_store(settings))
     return Services(
         store=store,
         provider=provider or make_provider(settings),
-        toolsets=[BuiltinToolset(standard_tools(file_roots=file_roots(settings)))],
+        toolsets=[BuiltinToolset(standard_tools(file_roots=roots))],
         catalog=load_catalog(settings.device_tools_file),
         system_prompt=load_system_prompt(settings.system_prompt_file),
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
         failures=FAILURES if settings.speak_errors else {},
-        rules=policies.gate_rules,
+        rules=policies.rules,
+        policies=policies,
         gate_options=GateOptions.of(settings),
         redactor=Redactor(secrets(settings), paths=settings.redact_paths),
         lasting_grants=LastingGrants(store),
+        budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
     )
 
 
 def file_roots(settings: Settings) -> list[Path]:
-    """Give the folders that file tools may use. Raises `SettingsError` for one that is none."""
-    roots = [Path(name).expanduser() for name in settings.file_roots]
+    """Return the directories that file tools may use.
+
+    Raises `SettingsError` for a path that is no directory, and for one that holds the server's own files: a
+    file tool could read the tokens there, or write the rules.
+    """
+    roots = [Path(os.path.expanduser(name)) for name in settings.file_roots]
     for root in roots:
-        if not root.is_dir():
+        if not os.path.isdir(root):
             raise SettingsError(f"FILE_ROOTS names {root}, which is no folder.")
+        for what, path in _own_files(settings):
+            if path is not None and _holds(root, path):
+                raise SettingsError(
+                    f"FILE_ROOTS names {root}, which holds {what} ({path}): name a folder that does not."
+                )
     return roots
 
 
+def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
+    yield "its settings", ENV_FILE
+    yield "the operator's rules", policies_path(settings)
+    yield "the sessions", settings.store_path if settings.store_kind == "sqlite" else settings.data_dir
+    yield "the system prompt", settings.system_prompt_file
+    yield "the catalog of tools", settings.device_tools_file
+    yield "the server's code", Path(__file__).parent
+
+
+def _holds(root: Path, path: Path) -> bool:
+    # Compares inodes of the parents, so that another case, spelling or link makes no difference. The
+    # place of a link and its target both count. It does not see a directory that is mounted twice.
+    for spelling in {os.path.abspath(path), os.path.realpath(path)}:
+        for folder in (Path(spelling), *Path(spelling).parents):
+            with suppress(OSError):  # it does not exist yet, or may not be read
+                if os.path.samefile(folder, root):
+                    return True
+    return False
+
+
 def secrets(settings: Settings) -> list[str]:
-    """List the secrets that the process knows, so that no tool's output shows one to anybody."""
+    """List the secrets in the settings, for redaction of tool results."""
     known = [settings.anthropic_api_key, settings.admin_token]
     given = [secret.get_secret_value() for secret in known if secret is not None]
-    password = urlsplit(settings.store_url).password
-    return [*settings.auth_tokens, *given, *([unquote(password)] if password else [])]
+    stored = RedisAddress.parse(settings.store_url).secrets if settings.store_kind == "redis" else []
+    return [*settings.auth_tokens, *given, *stored]
 
 
 @asynccontextmanager
@@ -91,9 +126,9 @@ async def running(
     when_warm: Callable[[], None] = lambda: None,
     worker: Worker | None = None,
 ) -> AsyncIterator[Listener]:
-    """Run a server for the time of the block; ``when_warm`` is called once all is loaded.
+    """Run a server during the block; ``when_warm`` is called when the model provider is loaded.
 
-    ``worker`` is this process's part where several are one server. Raises `SettingsError`.
+    ``worker`` is this process, if it is one of several. Raises `SettingsError`.
     """
     services = services or make_services(settings)
     store = services.store
@@ -104,7 +139,7 @@ async def running(
         make_admin(settings),
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
-        lambda: not isinstance(store, WatchedStore) or store.available,
+        lambda: not isinstance(store, HealthCheckedStore) or store.available,
     )
     try:
         await store.open()
@@ -112,7 +147,7 @@ async def running(
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
     try:
         await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
-        # The port is open at once; a large SDK is imported meanwhile.
+        # Listen first: importing a large SDK takes seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
         try:
             yield listener
@@ -129,16 +164,15 @@ async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> No
     try:
         await provider.start()
     except Exception:
-        # The first request tries again, and then the user is told.
+        # The first request tries again, and reports the error to the client.
         log.exception("model provider not ready", provider=provider.name)
     when_warm()
 
 
 def settle_memory() -> None:
-    """Keep the garbage collector from looking through all that was imported, again and again.
+    """Exempt all imported objects from garbage collection, and collect less often.
 
-    Each time that took a tenth of a second, in which nobody was served. What a turn leaves is mostly freed
-    without the collector, so it may also run less often.
+    A full collection blocked the event loop for a tenth of a second.
     """
     gc.collect()
     gc.freeze()
@@ -146,17 +180,17 @@ def settle_memory() -> None:
 
 
 def check_exposure(settings: Settings, *, insecure: bool) -> None:
-    """Refuse to listen to strangers without tokens, unless the user insists."""
+    """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
     if settings.auth_tokens or insecure or is_loopback(settings.host):
         return
     raise SettingsError(
-        f"Listening on {settings.host} lets anybody on the network in: set AUTH_TOKENS, "
+        f"Listening on {settings.host} lets everyone on the network in: set AUTH_TOKENS, "
         "or give --insecure-no-auth if that is meant."
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
+    """Tell whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -166,40 +200,86 @@ def is_loopback(host: str) -> bool:
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Read the prompt, the catalog and the rules again; a mistake in them changes nothing and is logged."""
+    """Reload the prompt, the catalog and the rules; on a mistake log it and change nothing."""
     try:
-        listener.reload(
-            replace(
-                services,
-                catalog=load_catalog(settings.device_tools_file),
-                rules=load_policies(policies_path(settings)).gate_rules,
-                system_prompt=load_system_prompt(settings.system_prompt_file),
-            )
+        services = replace(
+            services,
+            catalog=load_catalog(settings.device_tools_file),
+            system_prompt=load_system_prompt(settings.system_prompt_file),
         )
+        if services.policies is not None:
+            services.policies.refresh()
+            if services.policies.problem:
+                raise SettingsError(services.policies.problem)
+            services = replace(services, rules=services.policies.rules)
+        listener.reload(services)
     except SettingsError as error:
         log.error("not reloaded", why=str(error))
         return
-    log.info("reloaded", sessions=len(listener.hub))
+    log.info("reloaded", sessions=len(listener.registry))
+
+
+async def watch_policies(settings: Settings, listener: Listener, every: float = REREAD_S) -> None:
+    """Reload the operator's rules when their file changes, and log lint findings.
+
+    Checks every ``every`` seconds; never returns.
+    """
+    policies, checked = listener.services.policies, None
+    while policies is not None:
+        await asyncio.to_thread(policies.refresh)
+        rules = policies.rules
+        if rules is not listener.services.rules:
+            listener.reload(replace(listener.services, rules=rules))
+            log.info("policies reloaded", rules=len(rules))
+        if rules is not checked:
+            checked = rules
+            for finding in await asyncio.to_thread(_lint, settings, rules):
+                log.warning("policies", note=finding)
+        await asyncio.sleep(every)
+
+
+def _lint(settings: Settings, rules: Sequence[Rule]) -> list[str]:
+    try:
+        tools = known_tools(settings.device_tools_file)
+    except SettingsError:  # `reload` reports an invalid catalog
+        return []
+    allowed = [f"ALLOWED_TOOLS {finding}." for finding in lint_allowed(settings.allowed_tools, tools)]
+    return [*lint(rules, tools, now=time.time()), *allowed]
 
 
 async def serve(
-    settings: Settings, announce: Callable[[Listener], None], worker: Worker | None = None
+    settings: Settings,
+    announce: Callable[[Listener], None],
+    worker: Worker | None = None,
+    on_stop: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
 
-    A ``worker`` ends when its parent is gone, too.
+    ``on_stop`` gets the number of running turns; a second signal kills the process. A ``worker`` leaves that
+    to its parent, and also ends when the parent has ended.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def interrupt(signum: signal.Signals) -> None:
+        if stop.is_set() and worker is None:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        stop.set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, interrupt, signum)
     if worker is not None:
         worker.watch(stop.set)
     services = make_services(settings)
     async with running(settings, services, settle_memory, worker) as listener:
         loop.add_signal_handler(signal.SIGHUP, reload, settings, services, listener)
+        watching = asyncio.create_task(watch_policies(settings, listener))
         announce(listener)
         await stop.wait()
+        watching.cancel()
         if worker is not None:
             worker.leave()
-        log.info("stopping", sessions=len(listener.hub), connections=listener.connections)
+        turns = sum(session.busy for session in listener.registry.sessions)
+        log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)
+        on_stop(turns)

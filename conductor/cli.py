@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("serve", "talk", "check", "policy", "sessions", "stats", "protocol")
 
+_STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. A user's mistake is one sentence and 2."""
@@ -25,22 +28,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         given.insert(0, "serve")
     options = _parser().parse_args(given)
+    run = {
+        "serve": _serve,
+        "talk": _talk,
+        "check": check.run,
+        "policy": policy.run,
+        "sessions": sessions.run,
+        "stats": stats.run,
+        "protocol": protocol.run,
+    }[options.command]
     try:
-        if options.command == "talk":
-            from conductor.client import terminal
-
-            return terminal.run(options)
-        if options.command == "check":
-            return check.run(options)
-        if options.command == "policy":
-            return policy.run(options)
-        if options.command == "sessions":
-            return sessions.run(options)
-        if options.command == "stats":
-            return stats.run(options)
-        if options.command == "protocol":
-            return protocol.run(options)
-        return _serve(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has closed the pipe, as in ``check | head``
+        # The flush at exit must not fail a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # the exit code of a process that SIGPIPE ends
     except SettingsError as error:
         print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- this is what a command line says
         return 2
@@ -49,10 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
-
+    # Exits with one sentence instead of the usage text.
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2."""
         self.exit(2, f"conductor: {message}; --help says more.\n")
 
 
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the server (the default)")
     serve.add_argument("--host", help="address to listen on (HOST)")
-    serve.add_argument("--port", type=int, help="port to listen on (PORT)")
+    serve.add_argument("--port", help="port to listen on (PORT)")
     serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
     serve.add_argument("--model", dest="anthropic_model", help="Claude model (ANTHROPIC_MODEL)")
     serve.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (LOG_LEVEL)")
@@ -78,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="listen to the local network, with a token of its own; prints the address and a QR code",
     )
-    serve.add_argument("--workers", type=int, help="processes that share the port (WORKERS)")
+    serve.add_argument("--workers", help="processes that share the port (WORKERS)")
     serve.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # how `--workers` starts each of them
     serve.set_defaults(lan_token=None)
     talk = commands.add_parser("talk", help="talk to a running server from the terminal")
-    from conductor.client import terminal
+    from conductor.talk import terminal
 
     terminal.add_arguments(talk)
     check.add_arguments(commands.add_parser("check", help="try the settings and all that is needed, and end"))
@@ -95,20 +97,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _talk(options: argparse.Namespace) -> int:
+    from conductor.talk import terminal
+
+    if options.url is None:
+        from conductor.commands.banner import server_address
+        from conductor.settings import load_settings
+
+        settings = load_settings(host=options.host, port=options.port)
+        options.url = f"ws://{server_address(settings)}/ws"
+        options.token = options.token or next(iter(settings.auth_tokens), None)
+    elif options.host or options.port is not None:
+        raise SettingsError("--url says all: leave --host and --port out.")
+    return terminal.run(options)
+
+
 def _serve(options: argparse.Namespace) -> int:
     from conductor.logs import configure_logs
-    from conductor.server.worker import join
+    from conductor.server.workers import join
 
     worker = None if options.worker is None else join(options.worker)
     if worker is not None:
         options = argparse.Namespace(**worker.options)
     settings, token = _settings(options)
+    settings = _within_descriptors(settings, quiet=worker is not None)
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
+    if worker is None:
+        _warn_of_misspelt_names()
     if worker is None and settings.workers > 1:
         from conductor.server.workers import Supervisor
 
         supervisor = Supervisor(settings, {**vars(options), "lan": False, "lan_token": token})
-        return asyncio.run(supervisor.run(lambda port: _announce(settings, port, lan_token=token)))
+        return asyncio.run(
+            supervisor.run(
+                lambda port: _announce(settings, port, lan_token=token),
+                lambda: _say(_STOPPING.format("running turns")),
+            )
+        )
     from conductor.app import check_exposure, serve
 
     def ready(listener: Listener) -> None:
@@ -117,13 +142,25 @@ def _serve(options: argparse.Namespace) -> int:
         else:
             worker.ready()
 
+    def stopping(turns: int) -> None:
+        what = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
+        if worker is None:
+            _say(_STOPPING.format(what))
+
     check_exposure(settings, insecure=options.insecure_no_auth)
-    _run(serve(settings, ready, worker))
+    _run(serve(settings, ready, worker, stopping))
     return 0
 
 
+def _warn_of_misspelt_names() -> None:
+    from conductor.env_file import misspelt
+    from conductor.settings import Settings, environment_names
+
+    for name, hint in misspelt(environment_names(), Settings.model_fields):
+        _say(f"conductor: {name} is no setting (in the environment); {hint}")
+
+
 def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
-    """Read the settings, and the local network's token where one is used, which is new or a parent's."""
     from conductor.settings import load_settings
 
     host, token = options.host, options.lan_token
@@ -144,8 +181,19 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
     return settings, token
 
 
+def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
+    from conductor.server import descriptors
+
+    limit = descriptors.raise_limit()
+    most = descriptors.connections_within(limit)
+    if settings.max_connections <= most:
+        return settings
+    if not quiet:
+        _say(f"MAX_CONNECTIONS is {most} instead of {settings.max_connections}: ulimit -Hn is {limit}.")
+    return settings.model_copy(update={"max_connections": most})
+
+
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where there is one for this platform."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     try:
         import uvloop
@@ -158,32 +206,10 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
-    """Say in a few lines what the server runs with and where to connect."""
-    from conductor.stores.registry import describe_store
+    from conductor.commands.banner import banner
 
-    lines = [
-        f"Conductor {__version__}",
-        f"  model     {_model(settings)}",
-        f"  sessions  {describe_store(settings)}",
-    ]
-    if settings.workers > 1:
-        lines.append(f"  workers   {settings.workers} processes")
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    if lan_token is not None:
-        from conductor.commands import lan
-
-        url = lan.phone_url(host, port, lan_token)
-        lines += [f"  connect   {url}", "", lan.qr_code(url)]
-    else:
-        auth = "bearer token needed" if settings.auth_tokens else "no token needed"
-        lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
-        lines.append(f"  try       python -m conductor talk --url ws://{host}:{port}/ws")
-    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says
+    _say(banner(settings, port, lan_token))
 
 
-def _model(settings: Settings) -> str:
-    if settings.provider == "anthropic":
-        return f"Claude ({settings.anthropic_model})"
-    if settings.provider == "demo" and settings.anthropic_api_key is None:
-        return "demo, a scripted stand-in; set ANTHROPIC_API_KEY for Claude"
-    return settings.provider
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says

@@ -1,4 +1,4 @@
-"""The tree of errors that Conductor raises, each with the code a client sees on the wire.
+"""The errors that Conductor raises, each with the code that a client gets.
 
 ::
 
@@ -11,12 +11,15 @@
     │   └── code: model_provider_failed
     ├── TurnTimeout              a turn used up its machine time
     │   └── code: turn_timeout
+    ├── BudgetSpent              a subject used up its tokens of the day
+    │   └── code: rate_limited
     └── StoreError               the session store did not take a commit
         ├── StoreUnavailable     it could not be reached; code: store_unavailable
         ├── Fenced               another claim owns the session now
         ├── Duplicate            an inbound id, or a call's result, was recorded before
         ├── Conflict             the revision moved under this claim
-        └── Rollback             the store lost commits that it had acknowledged
+        ├── Rollback             the store lost commits that it had acknowledged
+        └── TooManySessions      a subject, or the server, has as many as it may; code: rate_limited
 
 A *message* is for people and may be shown to them: it holds no secret, path, stack trace or
 body of a service's answer. A *code* is stable (protocol, "Error codes").
@@ -42,6 +45,7 @@ ErrorCode = Literal[
     "internal_error",
 ]
 
+# One line for client developers about each code; docs/protocol.md shows them.
 CODE_MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
     {
         "invalid_event": "The frame is no valid event; the message says why. The connection stays open.",
@@ -57,7 +61,6 @@ CODE_MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
         "internal_error": "The server made a mistake; its log says more.",
     }
 )
-"""What each code means to somebody who writes a client, in one line."""
 
 ModelFailure = Literal[
     "authentication",
@@ -72,19 +75,19 @@ ModelFailure = Literal[
 
 
 class ConductorError(Exception):
-    """Anything that Conductor raises on purpose; ``code`` is what a client would be told."""
+    """Base of Conductor's errors; ``code`` is the code in an ``error`` event."""
 
     code: ErrorCode = "internal_error"
 
 
 class SettingsError(ConductorError):
-    """A user's mistake, said in one sentence; the command line ends with exit code 2."""
+    """A user's mistake, explained in one sentence; the command line exits with code 2."""
 
 
 class EventError(ConductorError):
     """An inbound event that cannot be accepted: answered by one ``error`` event, never a closed socket.
 
-    ``event_id`` and ``session_id`` are the event's own where they could be read.
+    ``event_id`` and ``session_id`` are the event's, if they could be read.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class EventError(ConductorError):
 
 
 class ModelError(ConductorError):
-    """The model service failed: ``reason`` says how, ``retry_after`` (seconds) when to come back."""
+    """The model service failed; ``reason`` tells how, ``retry_after`` is in seconds."""
 
     code: ErrorCode = "model_provider_failed"
 
@@ -113,6 +116,12 @@ class TurnTimeout(ConductorError):
     code: ErrorCode = "turn_timeout"
 
 
+class BudgetSpent(ConductorError):
+    """A subject has used up its tokens of today (``DAILY_TOKEN_BUDGET``)."""
+
+    code: ErrorCode = "rate_limited"
+
+
 class StoreError(ConductorError):
     """The session store did not take a commit."""
 
@@ -124,9 +133,9 @@ class StoreUnavailable(StoreError):
 
 
 class Fenced(StoreError):
-    """Another claim owns the session now; nothing more may be sent for this one.
+    """Another claim owns the session now; this one must send nothing more.
 
-    ``gone``: nobody owns it, since it was deleted or has expired.
+    ``gone``: no claim owns it, because the session was deleted or has expired.
     """
 
     def __init__(self, message: str, *, gone: bool = False) -> None:
@@ -144,3 +153,13 @@ class Conflict(StoreError):
 
 class Rollback(StoreError):
     """The store lost commits that it had acknowledged (a failover)."""
+
+
+class TooManySessions(StoreError):
+    """A new session cannot be opened now, or no more of its subject be stored; existing ones continue.
+
+    ``RETRY_S`` is sent as ``retryAfterMs``; it is a guess, since no time is known.
+    """
+
+    code: ErrorCode = "rate_limited"
+    RETRY_S = 60.0

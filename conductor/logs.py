@@ -1,4 +1,4 @@
-"""How the log looks: one line an event, ids and figures, never content unless it is asked for."""
+"""Log configuration: one line an event, with ids and figures; content only with LOG_CONTENT."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from structlog.typing import ExcInfo, Processor
 def configure_logs(level: str, log_format: str, *, content: bool = False, cache: bool = True) -> None:
     """Write structured lines to standard error, from ``level`` upwards, as ``json`` or ``console``.
 
-    A traceback says where and of which class an exception was; what it said, which may quote a person or
-    an argument, only with ``content``. ``cache`` makes each logger keep this for good, which is quicker.
+    A traceback shows places and classes; the messages of exceptions, which may quote a person or an argument,
+    only with ``content``. ``cache`` binds each logger once to this configuration, which is faster.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
-    # Not the library's choice of formatter, which shows all local variables where `rich` is installed.
+    # The library's own formatter would show all local variables if `rich` is installed.
     write = structlog.dev.plain_traceback if content else write_places
     render: list[Processor]
     if log_format == "json":
@@ -38,13 +38,13 @@ def configure_logs(level: str, log_format: str, *, content: bool = False, cache:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=cache,
     )
-    # The libraries' own lines: handshakes that fail and the like, which are the peers' affair.
+    # Lines of the libraries, such as failed handshakes, are caused by clients: errors only.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
 
 
 def write_places(stream: TextIO, exc_info: ExcInfo) -> None:
-    """Write a traceback, and those of the exceptions that led to it, without what the exceptions say."""
+    """Write a traceback and those of its causes, without the exceptions' messages."""
     error: BaseException | None = exc_info[1]
     shown: set[int] = set()
     while error is not None and id(error) not in shown:

@@ -1,4 +1,4 @@
-"""The provider-neutral items of a conversation's history.
+"""The messages of a conversation's history, independent of the model provider.
 
 A history is a flat sequence of messages. A turn is a `UserMessage` or `Note` (or several) and what
 follows it: `AssistantMessage`s, each followed by exactly one `ToolResult` for each of its calls, in
@@ -13,15 +13,15 @@ import msgspec
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
-    """What the person said: a final transcript."""
+    """A final transcript."""
 
     text: str
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):
-    """What the server tells the model and nobody said: a late result, an agent that has finished.
+    """A message of the server to the model: a late result, or an agent that has ended.
 
-    ``untrusted``: strangers wrote part of it, so that instructions may hide in it.
+    ``untrusted``: part of it comes from third parties, and may contain injected instructions.
     """
 
     text: str
@@ -29,10 +29,10 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A model's wish to run a tool.
+    """A model's request to run a tool.
 
-    ``call_id`` is what the wire and the history know it by; ``name`` is the tool's own dotted name;
-    ``arguments`` is the JSON text that the model wrote, whole or not.
+    ``call_id`` identifies it on the wire and in the history; ``name`` is the tool's dotted name;
+    ``arguments`` is the model's JSON text, which may be incomplete.
     """
 
     call_id: str
@@ -41,10 +41,10 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    """One reply of the model: words, calls, or both.
+    """One reply of the model: text, calls, or both.
 
-    ``opaque`` holds blocks that the provider ``provider`` wants back verbatim (thinking, say), as JSON
-    text; other providers leave it out.
+    ``opaque`` holds blocks that the provider ``provider`` needs back unchanged (such as thinking), as JSON
+    text; other providers ignore it.
     """
 
     text: str = ""
@@ -54,9 +54,9 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="result"):
-    """What came of one call. ``content`` is what the model reads, JSON as a rule.
+    """The result of one call. ``content`` is the text for the model, usually JSON.
 
-    ``untrusted``: strangers wrote it, so that instructions may hide in it.
+    ``untrusted``: it comes from third parties, and may contain injected instructions.
     """
 
     call_id: str

@@ -1,29 +1,34 @@
-"""Everything that can be set, read once from the environment and ``.env``, and handed on as values."""
+"""The settings, read once from the environment and ``.env``, and passed on as values."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
+from conductor.env_file import ENV_FILE, EnvFile, read_env_file
 from conductor.errors import SettingsError
 
 Milliseconds: TypeAlias = Annotated[int, Field(gt=0, le=86_400_000)]
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 
+# The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
-"""The session store's name in DATA_DIR."""
-_REDIS = ("redis", "rediss", "valkey", "valkeys")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
+_REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound that a session and its turns keep; times are in seconds, sizes in bytes.
+    """The limits of sessions, turns and connections; times are in seconds, sizes in bytes.
 
     Those that a user may set come from `Settings`; the others have their reason beside them.
     """
@@ -35,11 +40,12 @@ class Limits:
     max_calls_per_round: int = 15
     max_calls_per_turn: int = 40  # of 16 KiB each: what a turn can add stays within the model's window
     tool_timeout: float = 30.0
-    interactive_timeout: float = 600.0  # a person chooses on a screen: minutes, not seconds
-    ui_timeout: float = 5.0  # a UI call draws something; a client that needs longer is not answering
+    interactive_timeout: float = 600.0  # a person answers on the screen, which takes minutes
+    ui_timeout: float = 5.0  # a UI call only draws; a client that takes longer does not answer
     speech_timeout: float = 5.0  # a speech may take this long ...
     speech_seconds_per_char: float = 0.1  # ... and as long as a slow voice needs to read it
     model_silence: float = 30.0
+    model_retry: float = 0.5  # models, "The seam": longest pause before the retry of a reply that broke off
     turn_timeout: float = 120.0
     close_timeout: float = 5.0  # a turn's end: one commit
     partial_interval: float = 0.05
@@ -48,38 +54,41 @@ class Limits:
     max_observation_bytes: int = 16_384
     max_queued_transcripts: int = 3  # protocol, "How the shipped client behaves"
     max_queued_notes: int = 16  # the same
-    note_expiry: float = 600.0  # news older than ten minutes is told with the next turn, not by itself
+    note_expiry: float = 600.0  # an older notice starts no turn of its own; it joins the next one
     late_result_expiry: float = 600.0  # tools, "Unknown outcomes"
     job_expiry: float = 86_400.0  # a job that the device accepted may take a day
-    max_late_calls: int = 64  # calls whose late result would still be used
+    max_late_calls: int = 64  # device calls whose late result is still used
     floor_timeout: float = 5.0  # after a partial transcript the person has the floor for this long
+    open_microphone: float = 4.0  # protocol: the same for a client that has never sent a partial
     heard_window: float = 0.15  # protocol: an interruption this soon after the acknowledgement still counts
     stale_speech: float = 10.0  # protocol: an older unacknowledged tts.speak is not replayed
     max_unacknowledged: int = 256  # interface events kept for replay; calls are never dropped
-    max_send_queue: int = 1_024  # frames waiting for one socket; more means that nobody reads
-    send_timeout: float = 10.0  # a peer that takes no byte for this long is gone
+    max_send_queue: int = 1_024  # frames queued for one socket; more means that the client does not read
+    send_timeout: float = 10.0  # a client that reads nothing for this long is cut
     turns_per_minute: float = 30.0
+    subject_turns_per_minute: float = 120.0  # durability, "Who may connect": with tokens
     frames_per_second: float = 50.0  # durability, "Who may connect": the shipped app stays below 20
-    frames_burst: float = 1_000.0  # a phone that was away says all it has to say at once
-    flood_timeout: float = 10.0  # a client that is over the rate for so long does nothing else
+    frames_burst: float = 1_000.0  # a phone that reconnects sends all its queued events at once
+    flood_timeout: float = 10.0  # a client that exceeds the rate for this long is closed
+    handshake_timeout: float = 5.0  # durability, the same
     first_event_timeout: float = 30.0  # durability, the same
-    message_timeout: float = 30.0  # a message in fragments is complete by then
+    message_timeout: float = 30.0  # time limit of a fragmented message
     max_connections: int = 10_000
-    max_connections_per_subject: int = 50
-    max_connections_per_address: int = 200  # counted only where TRUSTED_PROXIES makes addresses true
-    max_sessions: int = (
-        20_000  # twice the connections: those beyond them that nobody is connected to end early
-    )
+    max_handshakes: int = 1_000  # incomplete ones; over this the oldest is cut
+    max_connections_per_subject: int = 200  # the shipped app has a socket for every saved chat
+    max_connections_per_address: int = 200  # counted only with TRUSTED_PROXIES, which make addresses reliable
+    max_sessions: int = 20_000  # twice the connections; over this, sessions without a connection end early
+    max_sessions_per_subject: int = 200  # durability, the same; those without a connection end early
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
     approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
-    calls_per_minute: float = 60.0  # of one tool in one session: more is a model that goes round in circles
+    calls_per_minute: float = 60.0  # of one tool in one session: more shows a model in a loop
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size
 
 
 class Settings(BaseSettings):
     """The settings, named as in the environment, in lower case."""
 
-    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(extra="ignore", frozen=True)
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
@@ -97,8 +106,12 @@ class Settings(BaseSettings):
     model_timeout_ms: Milliseconds = 30_000
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
+    subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120
+    daily_token_budget: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
+    max_sessions_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 200
+    max_kept_sessions_per_subject: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_000
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 50
+    max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     trusted_proxies: _List = ()
     interruption_mode: Literal["cancel", "queue"] = "cancel"
@@ -125,29 +138,32 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "console"
     log_content: bool = False
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _empty_is_unset(cls, value: Any, info: Any) -> Any:
-        """Take ``NAME=`` in a file for "not set", as people mean it."""
-        if isinstance(value, str) and not value.strip():
-            return cls.model_fields[info.field_name].get_default()
-        return value.strip() if isinstance(value, str) else value
-
     @field_validator(
         "auth_tokens", "allowed_origins", "allowed_tools", "file_roots", "trusted_proxies", mode="before"
     )
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return (
-            tuple(part.strip() for part in value.split(",") if part.strip())
-            if isinstance(value, str)
-            else value
-        )
+        if not isinstance(value, str):
+            return value
+        parts = tuple(part.strip() for part in value.split(",") if part.strip())
+        if not parts:  # as "not set" it would permit what was meant to be forbidden
+            raise ValueError("it has nothing between its commas")
+        return parts
 
     @field_validator("log_level", "log_format", "interruption_mode", "model_provider", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("*", mode="before")  # the last validator runs first
+    @classmethod
+    def _empty_is_unset(cls, value: Any, info: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        value = value.strip()
+        if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
+            raise ValueError("it holds control characters, or bytes that are not UTF-8")
+        return value or cls.model_fields[info.field_name].get_default()
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -159,6 +175,17 @@ class Settings(BaseSettings):
                 raise ValueError("each must be an address, or a network such as 10.0.0.0/8") from None
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:  # exactly as a browser sends it, or it never matches
+            if origin != "null" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "each must be an origin such as https://app.example.com: scheme and host in small "
+                    "letters, a port where it is not the usual one, and nothing after that"
+                )
+        return value
+
     @field_validator("session_store_url")
     @classmethod
     def _known_store(cls, value: str | None) -> str | None:
@@ -167,38 +194,38 @@ class Settings(BaseSettings):
         scheme, separator, rest = value.partition("://")
         if scheme == "sqlite" and separator and len(rest) > 1 and rest.startswith("/"):
             return value
-        if scheme in _REDIS and separator:
+        if _REDIS.fullmatch(scheme) and separator:
             return value
         # The URL is not quoted: it may hold a password.
         raise ValueError(
-            "use memory://, sqlite:///FILE (four slashes for an absolute path) or redis://HOST:PORT/0"
+            "use memory://, sqlite:///FILE (four slashes for an absolute path) or redis://HOST:PORT/0, "
+            "redis+sentinel://HOST:PORT/SERVICE/0 or redis+cluster://HOST:PORT"
         )
 
     @property
     def store_url(self) -> str:
-        """Where sessions are kept: what was named, else a file in DATA_DIR, else memory."""
+        """The session store's URL: as set, else a file in DATA_DIR, else memory."""
         if self.session_store_url is not None:
             return self.session_store_url
         return "memory://" if self.data_dir is None else f"sqlite:///{self.data_dir / STORE_FILE}"
 
     @property
-    def store_scheme(self) -> str:
-        """The kind of store: ``memory``, ``sqlite``, ``redis`` and so on."""
-        return self.store_url.partition("://")[0]
+    def store_kind(self) -> str:
+        """The kind of store: ``memory``, ``sqlite`` or ``redis``."""
+        scheme = self.store_url.partition("://")[0]
+        return scheme if scheme in ("memory", "sqlite") else "redis"
 
     @property
     def store_path(self) -> Path:
-        """The file of a SQLite store."""
         return Path(os.path.expanduser(self.store_url.removeprefix("sqlite:///")))
 
     @property
     def provider(self) -> str:
-        """The model provider that is meant: what was named, else Claude with a key and the demo without."""
         return self.model_provider or ("anthropic" if self.anthropic_api_key else "demo")
 
     @property
     def limits(self) -> Limits:
-        """The bounds, as the session wants them."""
+        """The limits as one value for the session."""
         tool_timeout = self.tool_timeout_ms / 1000
         return Limits(
             max_event_bytes=self.max_event_bytes,
@@ -211,8 +238,11 @@ class Settings(BaseSettings):
             model_silence=self.model_timeout_ms / 1000,
             turn_timeout=self.turn_timeout_ms / 1000,
             turns_per_minute=self.session_rate_limit_per_min,
+            subject_turns_per_minute=self.subject_turns_per_min,
+            max_sessions_per_subject=self.max_sessions_per_subject,
             calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
+            max_handshakes=min(Limits().max_handshakes, max(self.max_connections // 5, 16)),
             max_connections_per_subject=self.max_connections_per_subject,
             max_connections_per_address=self.max_connections_per_address,
             max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
@@ -221,22 +251,51 @@ class Settings(BaseSettings):
         )
 
 
-def load_settings(env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The settings, with defaults in place of the ``invalid`` ones (name -> what is wrong)."""
+
+    settings: Settings
+    invalid: Mapping[str, str]
+    file: EnvFile | None
+
+
+def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
+    """Read the settings, and collect all mistakes; ``overrides`` win over environment and file.
+
+    Raises `SettingsError` for a file that cannot be read.
+    """
+    file = read_env_file(env_file, Settings.model_fields, os.environ) if env_file else None
+    # An empty variable means "not set": the file's value applies.
+    outside = {name for name, value in EnvSettingsSource(Settings).env_vars.items() if (value or "").strip()}
+    values = {name: value for name, value in file.values.items() if name not in outside} if file else {}
+    given = {**values, **overrides}
+    try:
+        return Found(Settings(**given), {}, file)
+    except ValidationError as error:
+        invalid = {str(one["loc"][0]): _reason(one["msg"]) for one in error.errors(include_url=False)}
+    defaults = {name: Settings.model_fields[name].get_default() for name in invalid}
+    return Found(Settings(**{**given, **defaults}), invalid, file)
+
+
+def environment_names() -> list[str]:
+    """List all names of the environment, in upper case."""
+    return sorted(name.upper() for name in EnvSettingsSource(Settings).env_vars)
+
+
+def load_settings(env_file: Path | None = ENV_FILE, **overrides: Any) -> Settings:
     """Read the settings; ``overrides`` (command-line options) win over environment and file.
 
     Raises `SettingsError`, one sentence that names the setting and what it takes.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
-    try:
-        return Settings(_env_file=env_file, **given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = str(first["loc"][0]).upper() if first["loc"] else "The settings"
-        raise SettingsError(f"{name} is not valid: {_lower_first(first['msg'])}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The file {env_file} cannot be read: {error}.") from None
+    found = read_settings(env_file, {name: value for name, value in overrides.items() if value is not None})
+    if found.file and found.file.mistakes:
+        raise SettingsError(found.file.mistakes[0])
+    for name, reason in found.invalid.items():
+        raise SettingsError(f"{name.upper()} {reason}")
+    return found.settings
 
 
-def _lower_first(text: str) -> str:
-    text = text.removeprefix("Value error, ").rstrip(".")
-    return text[:1].lower() + text[1:]
+def _reason(message: str) -> str:
+    text = message.removeprefix("Value error, ").rstrip(".")
+    return f"is not valid: {text[:1].lower()}{text[1:]}."

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from conductor.client import Approval, ApprovalDecision, ClientError, ToolRun, allow, connect, deny, edit
-from conductor.client.lines import Lines
+from conductor.talk.screen import StdinReader
 
 TOOL = {
     "name": "photos.delete",
@@ -28,7 +28,7 @@ TOOL = {
 }
 REQUEST = 'call photos.delete with {"album": "Rome", "count": 3}'
 ANSWER_S = 600
-lines = Lines(sys.stdin)
+lines = StdinReader(sys.stdin)
 
 
 async def ask(approval: Approval) -> ApprovalDecision | None:

@@ -3,7 +3,7 @@
     python examples/voice_loop.py [URL] [--token TOKEN]
 
 A line that is typed while an answer is spoken interrupts it, as a person would. Put your transcriber in the
-place of `Lines`, and your synthesizer in the place of `speak`.
+place of `StdinReader`, and your synthesizer in the place of `speak`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from conductor.client import (
     Reconnected,
     connect,
 )
-from conductor.client.lines import Lines
 from conductor.events.server import ErrorEvent, SpeechPartial
+from conductor.talk.screen import StdinReader
 
 CHARACTERS_PER_S = 15
 
@@ -45,7 +45,7 @@ def listen(client: Client) -> None:
     client.on(GaveUp, lambda news: print(f"gave up: {news.error}", flush=True))
 
 
-async def converse(client: Client, lines: Lines) -> None:
+async def converse(client: Client, lines: StdinReader) -> None:
     """Say line after line; the end of the input waits for the last answer."""
     turn = None
     while (text := await lines.next()) is not None:
@@ -63,7 +63,7 @@ async def main(url: str, token: str | None) -> int:
     listen(client)
     try:
         async with client:
-            await converse(client, Lines(sys.stdin))
+            await converse(client, StdinReader(sys.stdin))
     except ClientError as error:
         print(error, file=sys.stderr)
         return 1

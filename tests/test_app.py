@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+import conductor
 from conductor.app import (
     GC_THRESHOLDS,
     check_exposure,
+    file_roots,
     is_loopback,
     make_services,
     reload,
@@ -26,7 +28,7 @@ from conductor.app import (
     serve,
     settle_memory,
 )
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation.phrases import FAILURES
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
@@ -34,11 +36,11 @@ from conductor.models.demo import DemoProvider
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
+from conductor.stores.health import HealthCheckedStore
 from conductor.stores.memory import MemoryStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import make_session_admin, make_store
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.watched import WatchedStore
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
@@ -103,6 +105,65 @@ def test_a_provider_may_stand_in_for_the_settings_one() -> None:
     assert make_services(load_settings(None, model_provider="no such"), provider).provider is provider
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Start the server in a folder of its own, beside one with files for its tools."""
+    (tmp_path / "server" / "shared").mkdir(parents=True)
+    (tmp_path / "files" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "server")
+    return tmp_path
+
+
+def refused(root: Path | str, **values: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        make_services(settings(file_roots=(str(root),), **values))
+    message = str(caught.value)
+    assert message.startswith(f"FILE_ROOTS names {root}, which ") and "\n" not in message
+    return message
+
+
+def test_folders_of_the_file_tools_hold_no_file_of_the_servers_own(here: Path) -> None:
+    assert file_roots(settings(file_roots=(str(here / "files"), "shared"))) == [
+        here / "files",
+        Path("shared"),
+    ]
+    for root in (here / "server", here, ".", "shared/..", "/"):
+        assert "holds its settings (.env)" in refused(root)
+    (here / "alias").symlink_to(here / "server")
+    refused(here / "alias")
+
+
+@pytest.mark.parametrize("name", ["policies_file", "system_prompt_file", "device_tools_file", "data_dir"])
+@pytest.mark.parametrize("root", ["files", "files/deep"])
+@pytest.mark.parametrize("there", [True, False])
+def test_nor_one_that_a_setting_puts_there(here: Path, name: str, root: str, there: bool) -> None:
+    own = here / "files" / "deep" / "own"
+    if there:
+        own.mkdir() if name == "data_dir" else own.touch()
+    assert str(own) in refused(here / root, **{name: own})
+    refused(here / root, **{name: here / "server" / ".." / "files" / "deep" / "own"})
+    link = here / "server" / "link"
+    link.symlink_to(own)
+    assert str(link) in refused(here / root, **{name: link})
+    make_services(settings(file_roots=("shared",), data_dir=here / "server"))
+
+
+def test_nor_a_link_to_one(here: Path) -> None:
+    (here / "rules.json").write_text('{"version": 1, "rules": []}')
+    (here / "files" / "link").symlink_to(here / "rules.json")
+    refused(here / "files", policies_file=here / "files" / "link")
+
+
+def test_nor_the_database_nor_the_code(here: Path) -> None:
+    assert "the sessions" in refused(here / "files", session_store_url=f"sqlite:///{here}/files/new/x.db")
+    assert "the server's code" in refused(Path(conductor.__file__).parent)
+
+
+@pytest.mark.parametrize("root", ["none", "~nobody-of-that-name/x"])
+def test_a_root_that_is_no_folder_is_refused(here: Path, root: str) -> None:
+    assert "no folder" in refused(root)
+
+
 @pytest.mark.parametrize("name", ["system_prompt_file", "device_tools_file"])
 def test_a_file_that_is_not_there_is_a_mistake_of_the_user(name: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -121,7 +182,7 @@ def test_a_file_that_is_not_there_is_a_mistake_of_the_user(name: str, tmp_path: 
 )
 def test_sessions_are_kept_where_the_settings_say(values: dict[str, str], kind: type) -> None:
     store = make_services(settings(**values)).store
-    assert isinstance(store, WatchedStore) and type(store.inner) is kind
+    assert isinstance(store, HealthCheckedStore) and type(store.inner) is kind
 
 
 def test_the_stores_password_is_one_of_the_secrets() -> None:
@@ -154,7 +215,7 @@ def test_strangers_are_let_in_only_with_tokens_or_on_purpose(host: str, loopback
     if loopback:
         check_exposure(settings(host=host), insecure=False)
     else:
-        with pytest.raises(SettingsError, match=f"Listening on {host} lets anybody .* AUTH_TOKENS"):
+        with pytest.raises(SettingsError, match=f"Listening on {host} lets everyone .* AUTH_TOKENS"):
             check_exposure(settings(host=host), insecure=False)
 
 
@@ -209,7 +270,7 @@ async def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None
     provider = Watched()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         values = settings().model_copy(update={"port": taken.getsockname()[1]})
-        with pytest.raises(SettingsError, match="Cannot listen"):
+        with pytest.raises(SettingsError, match="is taken"):
             async with running(values, make_services(values, provider)):
                 raise AssertionError("it listens")
     assert not provider.started.is_set()
@@ -243,7 +304,8 @@ async def test_a_session_is_there_for_the_next_server(tmp_path: Path) -> None:
     for turns in (1, 2):
         async with running(values, make_services(values, Watched())) as listener:
             async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-                await phone.ask("hi")
+                await phone.say("hi")
+                await phone.until(lambda event: event["type"] == "assistant.speech.final")
             # Beside the server, which goes on.
             store = make_store(values)
             await store.open()
@@ -421,6 +483,23 @@ async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> No
             served.process.send_signal(signal.SIGHUP)
             await log_line(served, "reloaded")
         assert await served.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path: Path, workers: str) -> None:
+    values = {"DATA_DIR": str(tmp_path), "WORKERS": workers, "LOG_FORMAT": "json", "FILES": "256"}
+    async with server(tmp_path, **values) as served:
+        assert served.lines[0] == "MAX_CONNECTIONS is 128 instead of 10000: ulimit -Hn is 256."
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2].partition("/")[0]))
+        silent = [socket.create_connection(address) for _ in range(600)]
+        try:
+            for number in range(5):
+                async with Phone(served.url, session_id=f"s-{number}") as phone:
+                    await phone.ask("say hello")
+            assert (await log_line(served, "refused"))["reason"] == "too many handshakes"
+        finally:
+            for one in silent:
+                one.close()
 
 
 async def test_what_was_loaded_is_kept_from_the_garbage_collector_once_it_is_warm(

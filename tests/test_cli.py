@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from conductor import __version__
+from conductor.commands.banner import python_command, server_address
 from conductor.settings import Settings
-from tests.end_to_end.phone import Phone
+from tests.end_to_end.phone import Phone, is_call
 
 ROOT = Path(__file__).resolve().parent.parent
 START = 30.0
@@ -37,8 +40,11 @@ def environment(**values: str) -> dict[str, str]:
 async def process(
     directory: Path, *arguments: str, **values: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``python -m conductor``; whatever happens, it is gone afterwards."""
+    """Run ``python -m conductor``; whatever happens, it is gone afterwards. FILES limits its descriptors."""
+    files = values.pop("FILES", None)
+    limited = ("bash", "-c", f'ulimit -n {files}; exec "$@"', "-") if files else ()
     started = await asyncio.create_subprocess_exec(
+        *limited,
         sys.executable,
         "-m",
         "conductor",
@@ -93,6 +99,15 @@ async def server(directory: Path, *arguments: str, **values: str) -> AsyncIterat
         yield Announced(started, lines)
 
 
+async def line_of(served: Announced, beginning: str) -> str:
+    """Read what a server writes until a line begins so; give the line."""
+    assert served.process.stderr is not None
+    async with asyncio.timeout(START):
+        while not (line := (await served.process.stderr.readline()).decode()).startswith(beginning):
+            assert line, f"it ended without {beginning!r}"
+    return line
+
+
 # -- mistakes
 
 
@@ -109,7 +124,7 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = is_one_sentence(*await run(tmp_path, "--port", str(port)))
-        assert said.startswith(f"Cannot listen on 127.0.0.1:{port}: ") and "in use" in said
+        assert said.startswith(f"PORT: 127.0.0.1:{port} is taken, perhaps by a running Conductor")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +135,8 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         (["--provider", "anthropic"], {}, "ANTHROPIC_API_KEY"),
         ([], {"PORT": "eighty"}, "PORT is not valid"),
         (["--port", "70000"], {}, "PORT is not valid"),
+        (["--port", "eighty"], {}, "PORT is not valid"),
+        (["--workers", "many"], {}, "WORKERS is not valid"),
         ([], {"LOG_LEVEL": "loud"}, "LOG_LEVEL is not valid"),
         (["--log-level", "loud"], {}, "LOG_LEVEL is not valid"),
         ([], {"SESSION_STORE_URL": f"mysql://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
@@ -130,12 +147,22 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
             "SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used",
         ),
         ([], {"SESSION_STORE_URL": "sqlite:///../"}, "is a folder"),
-        ([], {"HOST": "0.0.0.0"}, "lets anybody on the network in"),
+        ([], {"HOST": "0.0.0.0"}, "lets everyone on the network in"),
         (["--host", "0.0.0.0"], {}, "AUTH_TOKENS"),
-        ([], {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET}, "Cannot listen on 203.0.113.7"),
-        ([], {"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "Cannot listen on xxx"),
+        (
+            [],
+            {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET},
+            "HOST: 203.0.113.7 is no address of this machine",
+        ),
+        ([], {"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "is no known name or address"),
+        ([], {"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
         ([], {"SYSTEM_PROMPT_FILE": "none.md"}, "system prompt file"),
         ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
+        ([], {"POLICIES_FILE": "none.json"}, "none.json is not there"),
+        ([], {"POLICIES_FILE": "x" * 5000}, "File name too long"),
+        ([], {"WORKERS": "2"}, "WORKERS is 2, but sessions that are kept in memory"),
+        ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
+        ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
     ],
 )
 async def test_a_mistake_is_one_sentence(
@@ -149,11 +176,58 @@ async def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path) -> None:
     assert "MAX_TURNS is not valid" in is_one_sentence(*await run(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["talk", "hello"],
+        ["policy", "list"],
+        ["sessions", "list"],
+        ["stats"],
+    ],
+    ids=lambda command: str(command[0]),
+)
+async def test_no_command_runs_with_a_file_that_it_cannot_read(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / ".env").write_text(f'PORT=0\nAUTH_TOKENS="{SECRET}\n')
+    said = is_one_sentence(*await run(tmp_path, *command))
+    assert said.startswith("Line 2 of .env cannot be read: ")
+
+
+async def test_a_misspelt_name_in_the_environment_is_told_at_the_start(tmp_path: Path) -> None:
+    code, _, err = await run(tmp_path, "--provider", "parrot", AUTH_TOKEN=SECRET)
+    assert code == 2 and SECRET not in err
+    assert err.startswith(
+        "conductor: AUTH_TOKEN is no setting (in the environment); did you mean AUTH_TOKENS?\n"
+    )
+
+
 @pytest.mark.parametrize("arguments", [["--port", "eighty"], ["bogus"], ["--bogus"], ["serve", "bogus"]])
 async def test_a_command_that_is_none_is_told_how_to_write_it(tmp_path: Path, arguments: list[str]) -> None:
     code, out, err = await run(tmp_path, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("conductor: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["check --offline", "protocol", "policy list", "--help"])
+def test_a_reader_that_has_seen_enough_ends_in_no_traceback(tmp_path: Path, command: str) -> None:
+    line = f"{sys.executable} -m conductor {command} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment(PORT="0"), capture_output=True, encoding="utf-8"
+    )
+    assert done.stderr == ""
+    assert done.stdout in ("0\n", "141\n"), "0 where it had written all before that"
+
+
+DAMAGED = '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"},]}'
+
+
+async def test_a_damaged_rules_file_ends_the_start_each_time_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "policies.json"
+    file.write_text(DAMAGED)
+    for _ in range(2):
+        said = is_one_sentence(*await run(tmp_path, "--port", "0"))
+        assert said == "policies.json is not valid JSON, line 1, column 69: expecting value."
+    assert os.listdir(tmp_path) == ["policies.json"] and file.read_text() == DAMAGED
 
 
 # -- help
@@ -189,7 +263,8 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
         assert served.lines[1].startswith("  model     demo") and "ANTHROPIC_API_KEY" in served.lines[1]
         assert served.lines[2] == "  sessions  in memory: they end with the server"
         assert served.lines[3] == f"  connect   {served.url}  (no token needed)"
-        assert served.lines[4] == f"  try       python -m conductor talk --url {served.url}"
+        port = served.url.split(":")[2].removesuffix("/ws")
+        assert served.lines[4] == f"  try       {sys.executable} -m conductor talk --port {port}"
         async with Phone(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
@@ -199,6 +274,108 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
         assert served.process.stderr is not None
         rest = (await asyncio.wait_for(served.process.stderr.read(), START)).decode()
         assert "stopping" in rest and "Traceback" not in rest and "hello" not in rest
+
+
+async def test_the_first_signal_says_how_long_it_may_take_and_the_second_stops_at_once(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as served, Phone(served.url) as phone:
+        await phone.say("list my repositories")
+        await phone.until(is_call("repositories.list"))  # which this phone does not answer: the turn goes on
+        served.process.send_signal(signal.SIGINT)
+        said = await line_of(served, "Stopping")
+        assert said == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once.\n"
+        assert served.process.returncode is None
+        assert await served.end(signal.SIGINT) == -signal.SIGINT
+        await asyncio.wait_for(phone.closed.wait(), START)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("", {}),
+        (f"AUTH_TOKENS={SECRET},other\n", {}),
+        ("HOST=0.0.0.0\nPORT=1\n", {"AUTH_TOKENS": SECRET}),
+        (f"AUTH_TOKENS={SECRET}\n", {"HOST": "::1"}),
+    ],
+)
+async def test_the_command_that_it_names_works_in_another_terminal(
+    tmp_path: Path, file: str, values: dict[str, str]
+) -> None:
+    (tmp_path / ".env").write_text(file)
+    async with server(tmp_path, **values) as served:
+        command = shlex.split(served.lines[4].removeprefix("  try"))
+        assert command[:4] == [sys.executable, "-m", "conductor", "talk"]
+        assert SECRET not in "\n".join(served.lines)
+        assert ("--token=TOKEN" in command) == ("AUTH_TOKENS" in values), "the file's token is known there"
+        command = [word.replace("=TOKEN", f"={SECRET}") for word in command]
+        code, out, err = await run(tmp_path, *command[3:], "say hello")
+        assert (code, err) == (0, "") and "hello" in out.lower()
+
+
+async def test_talk_takes_port_and_token_of_the_environment_too(tmp_path: Path) -> None:
+    async with server(tmp_path, AUTH_TOKENS=SECRET) as served:
+        port = served.url.split(":")[2].removesuffix("/ws")
+        code, _, err = await run(tmp_path, "talk", "say hello", PORT=port, AUTH_TOKENS=SECRET)
+        assert (code, err) == (0, "")
+        token = ["--token", SECRET]
+        code, _, err = await run(tmp_path, "talk", *token, "say hello", PORT=port, AUTH_TOKENS="another-one")
+        assert (code, err) == (0, "")
+        code, _, err = await run(tmp_path, "talk", "say hello", PORT=port, AUTH_TOKENS="another-one")
+        assert code == 2 and "the token is missing or not accepted" in err
+
+
+async def test_an_agent_of_another_terminal_is_asked_for_in_vain_and_without_an_internal_error(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as served:
+        port = served.url.split(":")[2].removesuffix("/ws")
+        talk = ["talk", "--port", port, "--session", "kitchen"]
+        code, out, err = await run(tmp_path, *talk, "start an agent to fix the tests in acme/website")
+        assert (code, err) == (0, "") and "I started an agent" in out
+        code, out, err = await run(tmp_path, *talk, "how is the agent")
+        assert (code, err) == (0, "") and "no such agent" in out
+        assert "failed on the device" in out and "internal error" not in out
+
+
+async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) -> None:
+    async with server(tmp_path, AUTH_TOKENS=SECRET) as served:
+        code, _, _ = await run(tmp_path, "talk", "--url", served.url, "say hello", AUTH_TOKENS=SECRET)
+        assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "says"),
+    [
+        ([], {"PORT": "0"}, "say which it is"),
+        ([], {"PORT": "eighty"}, "PORT is not valid"),
+        (["--port", "0"], {}, "say which it is"),
+        (["--port", "eighty"], {}, "PORT is not valid"),
+        (["--voice-speed", "fast"], {}, "must be a number of characters"),
+        (["--url", "ws://127.0.0.1:1/ws", "--port", "1"], {}, "--url says all"),
+    ],
+)
+async def test_talk_tells_what_it_cannot_connect_to(
+    tmp_path: Path, arguments: list[str], values: dict[str, str], says: str
+) -> None:
+    assert says in is_one_sentence(*await run(tmp_path, "talk", *arguments, "hello", **values))
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("0.0.0.0", "127.0.0.1:81"), ("::", "[::1]:81"), ("::1", "[::1]:81"), ("localhost", "127.0.0.1:81")],
+)
+def test_a_server_on_all_addresses_is_reached_at_this_machines_own(host: str, address: str) -> None:
+    assert server_address(Settings(host=host, port=81)) == address
+
+
+def test_python_is_named_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert python_command() == ".venv/bin/python"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert python_command() == sys.executable
 
 
 async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.server.address import SharedAddress, close
+from conductor.server.access import SharedAddress, close
 from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Phone
+from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import http
 from tests.test_app import log_line
-from tests.test_cli import ROOT, SECRET, START, Announced, is_one_sentence, run, server
+from tests.test_cli import ROOT, SECRET, START, Announced, is_one_sentence, line_of, run, server
 
 ADMIN = "an-operator's-token"
 
@@ -124,6 +124,19 @@ async def test_a_signal_to_the_parent_ends_all_of_it_once_turns_have_ended(tmp_p
             pass  # the port is free again
 
 
+async def test_a_second_signal_to_the_parent_stops_all_of_it_at_once(tmp_path: Path) -> None:
+    async with workers(tmp_path) as two, Phone(two.url) as phone:
+        await phone.say("list my repositories")
+        await phone.until(is_call("repositories.list"))  # which this phone does not answer: the turn goes on
+        two.served.process.send_signal(signal.SIGINT)
+        said = await line_of(two.served, "Stopping")
+        assert said == "Stopping: waiting up to 30 s for running turns. Ctrl-C again stops at once.\n"
+        assert await two.served.end(signal.SIGINT) == 0
+        await asyncio.wait_for(phone.closed.wait(), START)
+        assert phone.close_code == 1006, "it was not drained"
+        assert all(gone(pid) for pid in two.pids)
+
+
 async def test_a_parent_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
     async with workers(tmp_path) as two:
         two.served.process.kill()
@@ -215,7 +228,7 @@ def test_sessions_in_memory_are_not_for_several_processes() -> None:
     ("arguments", "says"),
     [
         (["--provider", "parrot"], "MODEL_PROVIDER 'parrot' is unknown"),
-        (["--host", "203.0.113.7"], "Cannot listen on 203.0.113.7"),
+        (["--host", "203.0.113.7"], "HOST: 203.0.113.7 is no address of this machine"),
     ],
 )
 async def test_a_mistake_is_told_once_not_by_each_worker(
@@ -223,6 +236,20 @@ async def test_a_mistake_is_told_once_not_by_each_worker(
 ) -> None:
     values = {"DATA_DIR": str(tmp_path), "WORKERS": "3"}
     assert says in is_one_sentence(*await run(tmp_path, "--port", "0", *arguments, **values))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_mistakes_in_the_port_and_the_folder_are_one_sentence_whatever_the_number_of_processes(
+    tmp_path: Path, workers: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for values, says in (
+            ({"PORT": port, "DATA_DIR": str(tmp_path)}, f"PORT: 127.0.0.1:{port} is taken"),
+            ({"PORT": "abc", "DATA_DIR": str(tmp_path)}, "PORT is not valid"),
+            ({"PORT": "0", "DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
+        ):
+            assert says in is_one_sentence(*await run(tmp_path, WORKERS=workers, **values))
 
 
 async def test_the_option_that_is_for_the_parent_alone_says_so(tmp_path: Path) -> None:
@@ -265,7 +292,7 @@ def test_a_second_server_of_the_same_user_is_refused(address: SharedAddress, lis
     try:
         for one in sockets:
             one.listen()
-        with pytest.raises(SettingsError, match=f"Cannot listen on 127.0.0.1:{address.port}: .*in use"):
+        with pytest.raises(SettingsError, match=f"^PORT: 127.0.0.1:{address.port} is taken"):
             SharedAddress("127.0.0.1", address.port)
     finally:
         close(sockets)
@@ -275,7 +302,7 @@ def test_a_second_server_of_the_same_user_is_refused(address: SharedAddress, lis
 def test_a_port_that_another_program_listens_on_is_refused(shares: bool) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=shares) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match="in use"):
+        with pytest.raises(SettingsError, match="is taken"):
             SharedAddress("127.0.0.1", port)
 
 
@@ -304,5 +331,5 @@ def test_a_name_may_have_several_addresses_on_one_port() -> None:
 
 
 def test_a_name_that_is_none_is_one_sentence() -> None:
-    with pytest.raises(SettingsError, match="Cannot listen on xxx"):
+    with pytest.raises(SettingsError, match="^HOST: xxx.* is no known name"):
         SharedAddress("x" * 70, 0)

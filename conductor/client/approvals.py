@@ -1,4 +1,4 @@
-"""Asking the app about calls that need a person's consent, and answering the server once for each."""
+"""Ask the app about calls that need a person's consent, and send each decision to the server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from conductor.client.calls import takes_two
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
-from conductor.client.results import clean
-from conductor.client.sender import Sender
+from conductor.client.outbox import Sender, clean
 from conductor.client.tasks import where
-from conductor.events.client import ApprovalResponse
+from conductor.events.client import ApprovalResponse, ApprovalShown
 from conductor.events.server import ApprovalRequest, ApprovalResolved
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 Scope: TypeAlias = Literal["once", "session", "always"]
 
 MAX_MESSAGE = 2_000
+# Times that one question is put to the app: more than once only when the server refused an edit.
 MAX_ASKED = 10
-"""So often one question is asked at most: again only when the server refused the person's edit."""
 _NOT_ACCEPTED = "The changed arguments were not accepted."
 _NOT_ASKED = "The app could not ask the person."
 
@@ -34,10 +35,10 @@ _NOT_ASKED = "The app could not ask the person."
 class Approval:
     """What a person is asked: whether this tool may run with these arguments.
 
-    ``reasons`` say why it is asked, ``prompt`` is the question in words, ``scopes`` are those that an `allow`
-    may have. Requests with the same ``batch_id`` are about one reply. ``refused`` says why the edit that was
-    answered before does not count, where the question is asked again. Texts come from a model and from the
-    server: a screen must show control characters in them, not obey them.
+    ``reasons`` say why consent is needed, ``prompt`` is the question in words, ``scopes`` are those that an
+    `allow` may have. Requests with the same ``batch_id`` belong to one reply of the model. ``refused`` is set
+    when the question is asked again: it says why the server refused the last edit. Texts come from a model
+    and from the server: a screen must escape control characters in them.
     """
 
     approval_id: str
@@ -63,11 +64,15 @@ class ApprovalDecision:
     message: str | None = None
 
 
-ApprovalHandler: TypeAlias = Callable[[Approval], Any]
-"""Takes the question and returns (or, async, comes to return) an `ApprovalDecision`.
+ApprovalHandler: TypeAlias = Callable[..., Any]
+"""A function, async or not, that takes an `Approval` and returns an `ApprovalDecision` or None.
 
-None leaves it open: the person answers by voice, or nobody does. It is cancelled when the question no longer
-stands.
+None leaves the question open: the person answers by voice, or not at all. The handler is cancelled when the
+question is settled elsewhere.
+
+A yes by voice counts only after ``approval.shown``: the server must know that the person can see the card.
+The client sends it when the handler returns or first awaits, because the card has been drawn by then. A
+handler that draws the card later takes a second parameter, an async function, and awaits it after drawing.
 """
 
 
@@ -88,8 +93,8 @@ def edit(arguments: dict[str, Any]) -> ApprovalDecision:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """One request. It came on the socket ``came_on``; ``sent_on`` is the one that had the decision last."""
-
+    # ``came_on``, ``sent_on`` and ``shown_on`` are numbers of connections: the one that the request came on,
+    # and the last ones that the decision and ``approval.shown`` were sent on.
     approval: Approval
     digest: str
     came_on: int
@@ -98,14 +103,18 @@ class _Question:
     asked: int = 0
     sent: int = 0
     sent_on: int = 0
+    shown: bool = False
+    shown_on: int = 0
     settled: bool = False
 
 
 class Approvals:
-    """The questions of one session, over all its sockets; each is asked once, by its ``approvalId``.
+    """The approval requests of one session, over all its connections.
 
-    A decision is sent on every connection, each time under a fresh envelope id, until the server has said
-    what became of it: it may have been lost, and a second one does no harm.
+    The app is asked once for each ``approvalId``. A decision is sent on every connection, under a new
+    envelope id, until the server has resolved the request: it may have been lost, and a second one is
+    harmless. ``approval.shown`` is sent again in the same way while the request is undecided, because a new
+    connection may lead to another server process.
     """
 
     def __init__(self, limits: ClientLimits, sender: Sender) -> None:
@@ -115,14 +124,18 @@ class Approvals:
         self._questions: OrderedDict[str, _Question] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def asking(self) -> bool:
+        return any(one.decision is None and not one.settled for one in self._questions.values())
+
     def arrived(self, request: ApprovalRequest, connection: int) -> None:
-        """Note a request as soon as it is read, on a socket of that number; `ask` asks it."""
+        """Record a request as soon as it is read; `ask` asks it. ``connection`` is the socket's number."""
         known = self._questions.get(request.approval_id)
         if known is not None and known.digest == request.arguments_digest:
             if known.decision is not None and not known.settled:
                 self._spawn(self._send(known))
             return
-        if known is not None:  # the same name for other arguments: what was decided is not about these
+        if known is not None:  # same id, other arguments: the decision does not apply
             self._settle(known)
         self._questions[request.approval_id] = _Question(
             _approval(request), request.arguments_digest, connection
@@ -133,7 +146,7 @@ class Approvals:
             self._settle(oldest)
 
     def ask(self) -> None:
-        """Ask what has come and was not asked yet, each in a task of its own."""
+        """Start a handler for each request that was not asked yet."""
         if self.handler is None:
             return
         for question in self._questions.values():
@@ -141,14 +154,14 @@ class Approvals:
                 self._ask(question, self.handler)
 
     def resolved(self, event: ApprovalResolved) -> None:
-        """Take what the server says of a question: it is not waited for any more, or asked again."""
+        """Settle a request that the server has resolved; ask again if it refused an edit."""
         question = self._questions.get(event.approval_id)
         if question is None or question.settled:
             return
         if event.outcome != "refused":
             self._settle(question)
         elif question.decision is not None:
-            # An edit that was sent twice may have been taken the first time, and refused only then.
+            # A second copy of an edit may be refused because the first one was accepted.
             if question.decision.decision != "edit" or question.sent != 1 or self.handler is None:
                 self._settle(question)
                 return
@@ -156,20 +169,22 @@ class Approvals:
             question.decision, question.sent, question.sent_on = None, 0, 0
             if question.asked < MAX_ASKED:
                 self._ask(question, self.handler)
-            else:  # a handler that does not learn must not hold up the turn
+            else:  # a handler that repeats a refused edit must not block the turn
                 question.decision = deny(_NOT_ACCEPTED)
                 self._spawn(self._send(question))
 
     async def flush(self, connection: int, *, resumed: bool) -> None:
-        """Send the decisions that this connection has not had; forget those of a session that is gone."""
+        """Send what a new connection has not had; drop the requests of a session that expired."""
         for question in list(self._questions.values()):
             if not resumed and question.came_on < connection:
                 self._settle(question)
             elif question.decision is not None and not question.settled:
                 await self._send(question)
+            elif question.shown:
+                await self._show(question)
 
     async def close(self, seconds: float) -> None:
-        """Stop the handlers, and wait for their ends so long at most."""
+        """Cancel the handlers and wait at most ``seconds`` for them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -180,11 +195,15 @@ class Approvals:
         question.task = self._spawn(self._decide(question, handler))
 
     async def _decide(self, question: _Question, handler: ApprovalHandler) -> None:
-        """Ask the app and answer the server; the top of its task. Failing is a refusal, never a consent."""
+        # A handler that fails refuses the call: only a decision can allow it.
         limit = asyncio.timeout(self._limits.approval_s)
         try:
             async with limit:
-                value = handler(question.approval)
+                if takes_two(handler):
+                    value = handler(question.approval, partial(self._show, question))
+                else:
+                    value = handler(question.approval)
+                    self._spawn(self._show(question))  # runs at the handler's first await
                 if inspect.isawaitable(value):
                     value = await value
             decision = _checked(value, question.approval)
@@ -193,14 +212,13 @@ class Approvals:
         except Exception as error:
             log.warning("approval handler failed: %s", where(error))
             if limit.expired():
-                return  # nobody answered, which is no refusal; the server's own time limit says so
+                return  # no answer is no refusal: the server's own time limit decides
             decision = deny(_NOT_ASKED)
         if decision is not None and not question.settled:
             question.decision = decision
             await self._send(question)
 
     async def _send(self, question: _Question) -> None:
-        """Send a decision, unless this connection has had it; without one it waits for the next."""
         connection = self._sender.connection
         if question.decision is None or connection is None or question.sent_on == connection:
             return
@@ -209,10 +227,22 @@ class Approvals:
         try:
             await self._sender.once(_response(question, question.decision))
         except ConnectionLost:
-            log.debug("a decision waits for the next connection")
+            log.debug("decision kept for the next connection")
+
+    async def _show(self, question: _Question) -> None:
+        question.shown = True
+        connection = self._sender.connection
+        undecided = question.decision is None and not question.settled
+        if not undecided or connection is None or question.shown_on == connection:
+            return
+        question.shown_on = connection
+        try:
+            await self._sender.once(ApprovalShown(question.approval.approval_id))
+        except ConnectionLost:
+            log.debug("approval.shown kept for the next connection")
 
     def _settle(self, question: _Question) -> None:
-        """Do no more about a question; it is remembered, so that a replay does not ask it again."""
+        # The question stays in the table, so that a replay does not ask it again.
         question.settled = True
         if question.task is not None and question.task is not asyncio.current_task():
             question.task.cancel()
@@ -244,7 +274,7 @@ def _approval(request: ApprovalRequest) -> Approval:
 
 
 def _checked(value: Any, approval: Approval) -> ApprovalDecision | None:
-    """Take a handler's answer. Raises `TypeError` for anything that is none: no value means yes by chance."""
+    # Only an `ApprovalDecision` allows a call: a handler that returns True by mistake does not.
     if value is None:
         return None
     if not isinstance(value, ApprovalDecision):

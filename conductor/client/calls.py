@@ -1,4 +1,4 @@
-"""Answering the server's calls: the app's tools by handlers, UI calls by themselves, speech by a voice."""
+"""Answer the server's calls: tools by the app's handlers, UI calls directly, speech by the voice."""
 
 from __future__ import annotations
 
@@ -14,34 +14,180 @@ import msgspec
 
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
-from conductor.client.results import as_text, failure, fit, fit_cancelled
-from conductor.client.runs import ToolCancelledError, ToolHandler, ToolRun
-from conductor.client.sender import Sender
+from conductor.client.outbox import Sender, as_text, clean, failure, fit, fit_cancelled
 from conductor.client.tasks import finish, where
-from conductor.events.client import ToolCancelled, ToolResultEvent, ToolStarted
+from conductor.events.client import ToolAccepted, ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
 from conductor.events.server import ToolCallEvent, ToolCancel, is_ui_call
 
 log = logging.getLogger(__name__)
 
+
+Effect: TypeAlias = Literal["none", "partial", "complete"]
+"""How much of a call had happened (protocol, "Extensions": ``tool.cancelled``)."""
+
+# Characters of a progress report.
+MAX_MESSAGE = 1_000
+# Characters of a job's id.
+MAX_JOB_ID = 256
+
+
+class ToolCancelledError(Exception):
+    """Raised by a handler whose call was cancelled; ``effect`` says how much of it had happened.
+
+    ``result`` is what was done until then: a string, or anything that JSON can hold.
+    """
+
+    def __init__(self, effect: Effect, result: Any = None) -> None:
+        super().__init__(f"The tool was cancelled on the device; effect: {effect}.")
+        self.effect = effect
+        self.result = result
+
+
+class ToolRun:
+    """One running call: the second argument of a handler that takes two.
+
+    ``timeout_ms`` is how long the server waits without progress, if it says so. ``cancelled`` is set when the
+    server cancels the call, with its ``reason`` (``barge_in``, ``superseded``, ``timeout``, ``session_end``);
+    the handler's task is cancelled at the same time. The handler may update ``effect`` while it works: it is
+    reported if the call is cancelled.
+    """
+
+    def __init__(
+        self, call: ToolCallEvent, sender: Sender, limits: ClientLimits, room: Callable[[], bool]
+    ) -> None:
+        self.call_id = call.call_id
+        self.name = call.name
+        self.timeout_ms = call.timeout_ms
+        self.cancelled = asyncio.Event()
+        self.reason: str | None = None
+        self.effect: Effect | None = None
+        self.job_id: str | None = None
+        # Whether the handler was called.
+        self.called = False
+        # Set when the server wants no answer any more (capability ``resume``): none is sent.
+        self.dropped = False
+        # Set when the call has ended or has become a job.
+        self.released = asyncio.Event()
+        self._sender = sender
+        self._limits = limits
+        self._room = room
+        self._told = float("-inf")
+        self._limit: asyncio.Timeout | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def progress(self, message: str | None = None, percent: float | None = None) -> None:
+        """Report progress (capability ``lease``); does nothing if the server does not accept it.
+
+        Reports are not repeated after a reconnect, and at most one is sent in ``ClientLimits.progress_s``
+        seconds. Raises `ValueError` if ``percent`` is not from 0 to 100.
+        """
+        if percent is not None and not 0 <= percent <= 100:
+            raise ValueError("percent must be from 0 to 100")
+        now = asyncio.get_running_loop().time()
+        if self._over or not self._sender.accepts("lease") or now - self._told < self._limits.progress_s:
+            return
+        self._told = now
+        text = None if message is None else clean(message[:MAX_MESSAGE])
+        with contextlib.suppress(ConnectionLost):  # only results are worth sending again
+            await self._sender.once(ToolProgress(self.call_id, text, percent))
+
+    async def accept(self, job_id: str) -> bool:
+        """Become a job (capability ``async``): the turn goes on, and the handler's result is sent later.
+
+        Returns False if the server accepts no jobs, or if ``ClientLimits.jobs`` are running: the call stays a
+        call. A job may take ``ClientLimits.job_s`` seconds from now. Raises `ValueError` for an invalid
+        ``job_id``.
+        """
+        if not 1 <= len(job_id) <= MAX_JOB_ID or clean(job_id) != job_id:
+            raise ValueError(f"a job's name must be a text of 1 to {MAX_JOB_ID} characters")
+        if self.job_id is not None:
+            return True
+        if self._over or self._limit is None or not self._sender.accepts("async") or not self._room():
+            return False
+        self.job_id = job_id
+        self._limit.reschedule(asyncio.get_running_loop().time() + self._limits.job_s)
+        await self._sender.keep(ToolAccepted(self.call_id, job_id))
+        self.released.set()
+        return True
+
+    # For the library
+
+    @property
+    def limit_s(self) -> float:
+        return self._limits.tool_s if self.job_id is None else self._limits.job_s
+
+    def begin(self, handler: ToolHandler, arguments: dict[str, Any], limit: asyncio.Timeout) -> Any:
+        """Call the handler, within a time limit. Runs in the handler's task."""
+        self.called = True
+        self._limit = limit
+        return handler(arguments, self) if takes_two(handler) else handler(arguments)
+
+    def watch(self, task: asyncio.Task[Any]) -> None:
+        """Set the task that will run the handler."""
+        self._task = task
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the call, unless its handler has ended."""
+        if self._task is not None and self._task.done():
+            return
+        self.reason = reason
+        self.cancelled.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def drop(self, *, stop: bool) -> None:
+        """Send nothing more about the call; with ``stop`` its handler is cancelled as well."""
+        self.dropped = True
+        if stop:
+            self.cancel("superseded")
+
+    @property
+    def _over(self) -> bool:
+        ended = self.dropped or self._task is None or self._task.done()
+        return ended or self.cancelled.is_set() or (self._limit is not None and self._limit.expired())
+
+
+ToolHandler: TypeAlias = Callable[..., Any]
+"""A function, async or not, that takes the arguments as a dict and returns a string or a JSON value.
+
+If it has a second parameter without a default, it is given the `ToolRun`.
+"""
+
+
+def takes_two(handler: Callable[..., Any]) -> bool:
+    """Tell by its signature whether a handler takes a second argument."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is parameter.empty
+    ]
+    return len(positional) > 1
+
+
 SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]]
-"""Says a text and returns when it is said. It is cancelled to stop it midway."""
+"""Speaks a text and returns at its end; cancelled to stop the speech."""
 
 SPEAK = "tts.speak"
 
 Fate: TypeAlias = Literal["queued", "taken", "cancelled", "unwanted", "dropped"]
-"""What has become of a call. ``cancelled``: the server was told so. ``unwanted``: it was cancelled before it
-came. ``dropped``: the server wants no answer."""
+"""State of a call. ``cancelled``: ``tool.cancelled`` was sent. ``unwanted``: cancelled before it arrived.
+``dropped``: the server wants no answer."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def never_answered(name: str) -> bool:
-    """Tell the calls that get no result: the shipped app never answers ``bridge.*``."""
+    """Tell whether a call gets no result: the shipped app never answers ``bridge.*``."""
     return name.startswith("bridge.")
 
 
 def speaking_for(seconds: float) -> SpeakHandler:
-    """Make a voice that says nothing and takes so many seconds for it."""
+    """Make a silent voice that takes ``seconds`` for each speech."""
 
     async def speak(_text: str) -> None:
         if seconds > 0:
@@ -51,9 +197,9 @@ def speaking_for(seconds: float) -> SpeakHandler:
 
 
 class Calls:
-    """The handlers, the calls under way, and the speech under way.
+    """The tool handlers, the running calls and the running speech.
 
-    ``answered`` hears each result before it is sent; ``reads`` tells the tools that change nothing.
+    ``answered`` is called with each result before it is sent; ``reads`` tells whether a tool is read-only.
     """
 
     def __init__(
@@ -79,31 +225,30 @@ class Calls:
 
     @property
     def speaking(self) -> bool:
-        """Whether a speech is being said now."""
         return self._speech is not None
 
     def silence(self, number: int) -> None:
-        """Stop the speech under way, and pass over any that waits among the first ``number`` events."""
+        """Stop the running speech, and skip any that waits among the first ``number`` events."""
         self._silent_to = number
         if self._speech is not None:
             self._speech.cancel()
 
     def arrived(self, call: ToolCallEvent) -> None:
-        """Note a call as soon as it is read: it may be cancelled before its turn comes."""
+        """Record a call as soon as it is read: it may be cancelled before it is handled."""
         ours = not is_ui_call(call.name) and not never_answered(call.name)
         if ours and call.call_id not in self._fates and call.call_id not in self._runs:
             self._note(call.call_id, "queued")
 
     @property
     def pending(self) -> list[str]:
-        """The calls of tools that were received and have no answer yet: those that run come first."""
+        """The ids of tool calls without an answer, running ones first."""
         running = [call_id for call_id, run in self._runs.items() if not run.dropped]
         return [*running, *(call_id for call_id, fate in self._fates.items() if fate == "queued")]
 
     def drop(self, call_ids: Iterable[str]) -> None:
-        """Take back calls that the server no longer wants: what has not begun is not, and nothing is said.
+        """Drop calls that the server no longer wants: queued ones are not started, and no answer is sent.
 
-        A tool that changes nothing is stopped; any other runs to its end.
+        A running read-only tool is cancelled; any other runs to its end.
         """
         for call_id in call_ids:
             run = self._runs.get(call_id)
@@ -112,7 +257,7 @@ class Calls:
             self._note(call_id, "dropped")
 
     def cancel(self, cancel: ToolCancel) -> None:
-        """Cancel a call, wherever it is; one that has ended has given its result, and no more is said."""
+        """Cancel a call, running or queued; does nothing if it has ended."""
         call_id = cancel.call_id
         run, fate = self._runs.get(call_id), self._fates.get(call_id)
         if run is not None:
@@ -120,13 +265,13 @@ class Calls:
         elif fate == "queued":
             self._note(call_id, "cancelled")
             self._spawn(self._post(ToolCancelled(call_id, "none")))
-        elif fate is None:  # perhaps an earlier process of the app has run it: nothing can be said of that
+        elif fate is None:  # an earlier process of the app may have run it: its effect is unknown
             self._note(call_id, "unwanted")
 
     async def answer(self, call: ToolCallEvent, number: int) -> None:
-        """Run a call to its end, or until it has become a job; its result has been sent then.
+        """Run a call and send its result; returns when it has ended or become a job.
 
-        One that is known already is not run again.
+        A call that is known already is not run again.
         """
         if never_answered(call.name):
             return
@@ -136,8 +281,8 @@ class Calls:
             return
         fate = self._fates.get(call.call_id)
         if call.call_id in self._runs or fate in ("taken", "cancelled", "dropped"):
-            # A call is run once, under whatever envelope ids it comes. Is its answer still kept, then the
-            # server has perhaps not got it.
+            # A replay may bring a call under a new envelope id. It is not run again, but its answer may have
+            # been lost.
             if fate == "taken":
                 await self._sender.again(call.call_id)
             return
@@ -156,7 +301,7 @@ class Calls:
             await run.released.wait()
 
     async def close(self, seconds: float) -> None:
-        """Stop all handlers, jobs too, and wait for their ends so long at most."""
+        """Cancel all handlers, jobs too, and wait at most ``seconds`` for them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -167,7 +312,6 @@ class Calls:
     async def _use(
         self, call: ToolCallEvent, run: ToolRun, handler: ToolHandler, arguments: dict[str, Any]
     ) -> None:
-        """Run one handler and send what came of it; the top of its task."""
         try:
             outcome = await self._outcome(call, run, handler, arguments)
             if self._runs.get(call.call_id) is run:
@@ -198,13 +342,13 @@ class Calls:
         return result or failure(call, "The tool was cancelled on the device.")
 
     def _cancelled(self, run: ToolRun, result: ToolResultEvent | ToolCancelledError | None) -> ToolCancelled:
-        """Say how much of a cancelled call happened: as its handler says, else the worst that may be."""
+        # Without the handler's word the worst case is reported.
         if isinstance(result, ToolCancelledError):
             text = None if result.result is None else _readable(result.result)
             return ToolCancelled(run.call_id, result.effect, text)
-        if not run.begun:
+        if not run.called:
             return ToolCancelled(run.call_id, "none")
-        if result is not None and result.error is None:  # it ended all the same
+        if result is not None and result.error is None:  # it ended in spite of the cancellation
             return ToolCancelled(run.call_id, run.effect or "complete", result.result)
         return ToolCancelled(run.call_id, run.effect or ("none" if self._reads(run.name) else "partial"))
 
@@ -226,7 +370,7 @@ class Calls:
         return _result(call, await finish(asyncio.create_task(self._run(call, lambda _: handler(arguments)))))
 
     async def _say(self, call: ToolCallEvent, text: str, number: int) -> ToolResultEvent:
-        # The shipped app says "spoken" of a speech that was stopped, too (protocol).
+        # The shipped app answers "spoken" for an interrupted speech as well (protocol).
         spoken = ToolResultEvent(call.call_id, '{"spoken":true}')
         async with self._voice:
             if number <= self._silent_to:
@@ -245,7 +389,7 @@ class Calls:
         work: Callable[[asyncio.Timeout], Any],
         limit_s: Callable[[], float] | None = None,
     ) -> ToolResultEvent | ToolCancelledError:
-        """Run the app's code within a time limit; the top of its task, whatever it does becomes a result."""
+        # The top of a task: whatever the app's code raises becomes a result.
         limit = asyncio.timeout(self._limits.tool_s)
         try:
             async with limit:
@@ -262,7 +406,7 @@ class Calls:
                 return failure(call, f"The device's tool did not end within {seconds:g} s.")
             return failure(call, str(error) or type(error).__name__)
 
-    # What is kept and sent
+    # Results
 
     async def _end(self, call: ToolCallEvent, outcome: ToolResultEvent | ToolCancelled) -> None:
         self._note(call.call_id, "taken" if isinstance(outcome, ToolResultEvent) else "cancelled")

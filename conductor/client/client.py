@@ -1,30 +1,26 @@
-"""The client of one session: what an app may do in it, and how each event is handled."""
+"""The client of one session: the library's public methods, and the wiring of its parts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from conductor.client.approvals import ApprovalHandler, Approvals
-from conductor.client.calls import SPEAK, Calls, SpeakHandler
+from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, speaking_for
+from conductor.client.connection import Connection
+from conductor.client.dispatcher import EventDispatcher
 from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.frames import Received
-from conductor.client.handling import Handling
-from conductor.client.keeper import Keeper
-from conductor.client.listeners import Callback, EventStream, Listeners, Typed
-from conductor.client.options import ClientOptions
-from conductor.client.outbox import Outbox
-from conductor.client.reconnect import ConnectionNews, GaveUp
-from conductor.client.resuming import Resumption
-from conductor.client.runs import ToolHandler
-from conductor.client.sender import Sender
-from conductor.client.turn import Turn
-from conductor.client.turns import Turns
-from conductor.client.uplink import Uplink
+from conductor.client.events import Callback, EventStream, Listeners, Received, Typed
+from conductor.client.options import ClientLimits, ClientOptions
+from conductor.client.outbox import Outbox, Sender
+from conductor.client.reconnect import ConnectionNews, GaveUp, Reconnect, Reconnector
+from conductor.client.resume import ResumeState
+from conductor.client.turns import Turn, Turns
 from conductor.events.client import (
     AgentCompleted,
     ClientEvent,
@@ -35,10 +31,11 @@ from conductor.events.client import (
     TranscriptFinal,
     TranscriptPartial,
 )
-from conductor.events.envelope import IdSource
+from conductor.events.envelope import IdGenerator
 from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
+
 
 T = TypeVar("T", bound=Typed)
 
@@ -48,26 +45,26 @@ CLOSED = "The client was closed."
 class Client:
     """A voice app's side of one session; made by `connect`.
 
-    Sockets come and go; turns, handlers, ids that were seen,
-    and transcripts and results that may not have arrived (see `Outbox`) live as long as the client.
+    Connections come and go. Turns, handlers, the ids of events seen, and the events that await confirmation
+    (see `Outbox`) live as long as the client.
     """
 
     def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
         self._options = options
-        self._new_id = IdSource("cevt")
-        self._uplink = Uplink(
+        self._new_id = IdGenerator("cevt")
+        self._connection = Connection(
             options,
             self._new_id,
-            lambda received: self._handling.notice(received),
+            lambda received: self._dispatcher.notice(received),
             lambda started: self._resumption.started(started),
         )
-        self._outbox = Outbox(self._uplink, options.limits)
-        self._sender = Sender(options.session_id, self._new_id, self._uplink, self._outbox)
+        self._outbox = Outbox(self._connection, options.limits)
+        self._sender = Sender(options.session_id, self._new_id, self._connection, self._outbox)
         self._turns = Turns()
         self._calls = Calls(options.limits, speak, self._sender, self._turns.answered, self._reads)
         self._approvals = Approvals(options.limits, self._sender)
         self._listeners = Listeners(options.limits.callback_s)
-        self._handling = Handling(
+        self._dispatcher = EventDispatcher(
             self._turns,
             self._outbox,
             self._listeners,
@@ -75,9 +72,9 @@ class Client:
             self._approvals,
             serial=options.serial,
         )
-        self._resumption = Resumption(self._outbox, self._calls, self._turns, self._handling.handled)
+        self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.handled)
         self._worker: asyncio.Task[None] | None = None
-        self._keeper = Keeper(options.reconnect, self, self._tell) if options.reconnect else None
+        self._reconnector = Reconnector(options.reconnect, self, self._tell) if options.reconnect else None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -92,103 +89,108 @@ class Client:
 
     @property
     def session_id(self) -> str:
-        """The session's id, the same over all reconnects."""
+        """The session's id; it does not change over reconnects."""
         return self._options.session_id
 
     @property
     def state(self) -> str | None:
-        """What ``convo.setState`` said last."""
-        return self._handling.state
+        """The last state set by ``convo.setState``."""
+        return self._dispatcher.state
 
     @property
     def started(self) -> SessionStarted | None:
         """The last ``session.started``."""
-        return self._uplink.started
+        return self._connection.started
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities that the server has accepted, on the last connection."""
+        """The capabilities that the server accepted on the last connection."""
         return self._sender.capabilities
 
     @property
     def connected(self) -> bool:
-        """Whether there is a socket and the server has answered ``session.start`` on it."""
-        return self._uplink.connected
+        """Whether there is a socket on which the server has answered ``session.start``."""
+        return self._connection.connected
 
     @property
     def lost(self) -> ConnectionLost | None:
-        """Why the socket went away, while there is none."""
-        return self._uplink.lost
+        """Why there is no connection, while there is none."""
+        return self._connection.lost
 
     @property
     def received(self) -> Sequence[Received]:
-        """The last 2,000 frames as they came, with their ids; duplicates are among them."""
-        return self._uplink.received
+        """The last 2,000 frames with their ids, duplicates among them."""
+        return self._connection.received
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is under way, or something is being said."""
+        """Whether a turn or a speech is running."""
         return self._turns.running or self._calls.speaking or self.state in ("thinking", "speaking")
+
+    @property
+    def asking(self) -> bool:
+        """Whether an approval request is undecided."""
+        return self._approvals.asking
 
     async def start(self) -> SessionStarted:
         """Connect and start the session; entering the client does this.
 
-        It is tried once, also with ``reconnect``: an app wants to know at once that its address is wrong.
+        It does not retry, even with ``reconnect``: an app should learn at once that its address is wrong.
         Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         return await self.reconnect()
 
     async def reconnect(self) -> SessionStarted:
-        """Open a new socket for the same session, closing the one there is.
+        """Open a new connection for the same session, closing the present one.
 
-        Then what may not have arrived is sent again: tool results (with the capability ``resume`` they are
-        told in ``session.start``), and transcripts that are not too old (``ClientLimits.resend_s``). Raises
-        as `start` does; it can be called again then.
+        Then whatever may have been lost is sent again: tool results (with the capability ``resume`` they are
+        part of ``session.start``), and transcripts younger than ``ClientLimits.resend_s``. Raises as `start`
+        does; it can be called again then.
         """
-        return await self._connect(anew=True)
+        return await self._connect(replace_socket=True)
 
     async def restore(self) -> SessionStarted:
-        """Do as `reconnect`, unless there is a connection already."""
-        return await self._connect(anew=False)
+        """Reconnect, unless there is a connection."""
+        return await self._connect(replace_socket=False)
 
     async def close(self) -> None:
-        """Close the socket and stop the handlers. Turns under way end by `ConnectionLost`."""
+        """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
         if self._closing is None:
             self._closed = True
             self._closing = asyncio.create_task(self._close())
-        # A handler may close its client, and is stopped by that itself.
+        # Shielded: a handler that closes its client is cancelled by it.
         await asyncio.shield(self._closing)
 
     def drop(self) -> None:
-        """Cut the socket without a close frame, as a phone in a lift does; nothing more is read from it."""
-        self._uplink.drop()
+        """Cut the socket without a close frame, as a lost mobile network does; read nothing more from it."""
+        self._connection.drop()
 
     async def wait_lost(self, timeout: float | None = None) -> ConnectionLost:
-        """Wait until there is no socket and say why; None waits as long as the client lives.
+        """Wait until the connection is lost, and give the reason. ``timeout`` None has no limit.
 
         Raises `WaitTimeout`.
         """
-        return await self._uplink.wait_lost(timeout)
+        return await self._connection.wait_lost(timeout)
 
     async def wait_given_up(self, timeout: float | None = None) -> ClientError:
-        """Wait until a lost connection will not be opened anew by itself, and say why.
+        """Wait until the client stops reconnecting, and give the reason.
 
-        Without ``reconnect`` that is at once. Raises `WaitTimeout`.
+        Returns at once without ``reconnect``. Raises `WaitTimeout`.
         """
-        if self._keeper is None:
+        if self._reconnector is None:
             return ConnectionLost("The client does not reconnect.")
-        return await self._keeper.wait_over(timeout)
+        return await self._reconnector.wait_over(timeout)
 
     async def say(self, text: str) -> Turn:
-        """Send a final transcript. Await the turn for its end.
+        """Send a final transcript; await the returned turn for its end.
 
-        With ``reconnect`` it waits for the next connection where there is none; without, `ConnectionLost` is
-        raised if it could not be sent (it may have arrived all the same). That is raised, too, where
-        ``ClientLimits.unsent`` transcripts wait, or the client has given up. Raises `ValueError` for a text
-        that cannot be sent: too large for a frame, or with lone surrogates.
+        Without a connection and with ``reconnect`` the transcript waits for the next one. Raises
+        `ConnectionLost` if it could not be sent (it may have arrived nevertheless), if
+        ``ClientLimits.unsent`` transcripts wait already, or if the client has given up. Raises `ValueError`
+        for a text that is too large for a frame, or has lone surrogates.
         """
         limits = self._options.limits
-        turn = Turn(text, self._new_id(), self._uplink.connection, limits.turn_s)
+        turn = Turn(text, self._new_id(), self._connection.connection, limits.turn_s)
         frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
         if not self.connected and (not self._keeps or self._outbox.transcripts >= limits.unsent):
             raise ConnectionLost(str(self.lost or "There is no connection."))
@@ -200,7 +202,7 @@ class Client:
         return turn
 
     async def partial(self, text: str) -> None:
-        """Send what the transcriber has so far: the person is speaking. Raises `ConnectionLost`."""
+        """Send an interim transcript while the person speaks. Raises `ConnectionLost`."""
         await self.send(TranscriptPartial(text))
 
     async def interrupt(
@@ -211,21 +213,21 @@ class Client:
         played_ms: float | None = None,
         speech_id: str | None = None,
     ) -> None:
-        """Barge in: stop the speech (one that has come and not begun, too) and tell the server.
+        """Barge in: stop the running speech and any that is queued, and tell the server.
 
-        ``played_ms`` is in milliseconds. Raises `ConnectionLost`; the speech has stopped all the same.
+        ``played_ms`` is in milliseconds. Raises `ConnectionLost`; the speech has stopped nevertheless.
         """
-        # The speech's task ends only after this one has handed the event to the socket, so that the server
-        # hears of the interruption before the speech's result (protocol: "Heard means").
-        self._calls.silence(self._uplink.number)
+        # The speech's task ends after this one has sent the event: the server must receive the interruption
+        # before the speech's result (protocol: "Heard means").
+        self._calls.silence(self._connection.number)
         self._turns.interrupted()
         await self.send(OutputInterrupted(reason, speech_id, spoken_text, played_ms))
 
     async def cancel_response(self) -> bool:
-        """Stop the running turn without a word (capability ``cancel``), as a button does.
+        """Stop the running turn silently (capability ``cancel``), as a stop button does.
 
-        A speech goes on: `interrupt` stops it. False where the server does not take it: nothing was sent
-        then. Raises `ConnectionLost`.
+        A speech goes on: `interrupt` stops it. Returns False, and sends nothing, if the server does not
+        accept it. Raises `ConnectionLost`.
         """
         if not self._sender.accepts("cancel"):
             return False
@@ -246,14 +248,14 @@ class Client:
         await self.send(AgentCompleted(agent_id, status, summary, name, prompt))
 
     async def declare(self, tools: Sequence[Any]) -> None:
-        """Declare the device's tools anew, for this socket and those to come. Raises `ConnectionLost`."""
+        """Replace the tools declared, on this connection and later ones. Raises `ConnectionLost`."""
         self._options = replace(self._options, tools=tuple(tools))
         await self.send(SessionUpdate(list(tools)))
 
     async def send(self, event: ClientEvent, *, event_id: str | None = None) -> str:
-        """Send any event, under an id of its own or a given one; give the id. It is sent once.
+        """Send any event once, under the given envelope id or a new one; return the id.
 
-        Raises `ConnectionLost`, and `ValueError` for one that is too large for a frame.
+        Raises `ConnectionLost`, and `ValueError` for an event that is too large for a frame.
         """
         return await self._sender.once(event, event_id)
 
@@ -264,12 +266,12 @@ class Client:
     def on_tool(
         self, name: str, handler: ToolHandler | None = None
     ) -> ToolHandler | Callable[[ToolHandler], ToolHandler]:
-        """Answer calls of a tool; plainly, or as a decorator. A later handler replaces an earlier one.
+        """Register a tool's handler, by a call or as a decorator. A later handler replaces an earlier one.
 
-        The handler takes the arguments as a dict and returns a string or what JSON can hold, async or not;
-        what it raises becomes the call's error. One with a second parameter is given a `ToolRun`, too.
-        ``convo.*`` may be handled so (without a `ToolRun`); ``tts.speak`` has `on_speak`, and `ValueError` is
-        raised for it here.
+        The handler, async or not, takes the arguments as a dict and returns a string or a JSON value; an
+        exception becomes the call's error. A handler with a second parameter is given a `ToolRun`.
+        ``convo.*`` may be handled, too (without a `ToolRun`). Raises `ValueError` for ``tts.speak``: use
+        `on_speak`.
         """
         if name == SPEAK:
             raise ValueError("tts.speak is handled by on_speak, so that it can be interrupted")
@@ -279,15 +281,16 @@ class Client:
         return handler
 
     def on_speak(self, handler: SpeakHandler) -> SpeakHandler:
-        """Replace the voice: an async function of the text, which is cancelled to stop it midway."""
+        """Replace the voice: an async function of the text, which is cancelled to stop the speech."""
         self._calls.speak = handler
         return handler
 
     def on_approval(self, handler: ApprovalHandler) -> ApprovalHandler:
-        """Replace what asks the person about calls; the next connection names ``approval``.
+        """Replace the handler of approval requests; the next connection names ``approval``.
 
-        It takes an `Approval` and returns `allow`, `deny`, `edit` or None, async or not. What it raises
-        counts as a refusal. It is cancelled when the question no longer stands.
+        The handler, async or not, takes an `Approval` and returns `allow`, `deny`, `edit` or None. An
+        exception counts as a refusal. It is cancelled when the request is settled elsewhere. For a second
+        parameter see `ApprovalHandler`.
         """
         self._approvals.handler = handler
         return handler
@@ -299,7 +302,7 @@ class Client:
     def on(self, kind: str | type[Typed], callback: Callback) -> None:
         """Call back for each event of a type: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
 
-        `Lost`, `TryFailed`, `Reconnected` and `GaveUp` tell about the connection, with ``reconnect``.
+        With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and `GaveUp` report on the connection.
         """
         self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
 
@@ -307,17 +310,17 @@ class Client:
         """Iterate over all events from now on, until the client is closed."""
         return self._listeners.stream(limit)
 
-    async def _connect(self, *, anew: bool) -> SessionStarted:
+    async def _connect(self, *, replace_socket: bool) -> SessionStarted:
         if self._closed:
             raise ConnectionLost(CLOSED)
         if self._worker is None:
-            self._worker = asyncio.create_task(self._handling.run(self._uplink.inbox))
+            self._worker = asyncio.create_task(self._dispatcher.run(self._connection.inbox))
         self._outbox.expire()
-        started = await self._uplink.open(self._start_event, anew=anew)
+        started = await self._connection.open(self._start_event, replace_socket=replace_socket)
         await self._outbox.flush()
-        await self._approvals.flush(self._uplink.connection, resumed=started.resumed)
-        if self._keeper is not None and not self._closed:
-            self._keeper.start()
+        await self._approvals.flush(self._connection.connection, resumed=started.resumed)
+        if self._reconnector is not None and not self._closed:
+            self._reconnector.start()
         return started
 
     def _start_event(self) -> SessionStart:
@@ -328,11 +331,11 @@ class Client:
         gone = ConnectionLost(CLOSED)
         self._turns.close(gone)
         self._listeners.close()
-        if self._keeper is not None:
-            await self._keeper.stop(self._options.limits.close_s)
-        await self._uplink.close(gone)
+        if self._reconnector is not None:
+            await self._reconnector.stop(self._options.limits.close_s)
+        await self._connection.close(gone)
         seconds = self._options.limits.close_s
-        tasks = [task for task in (self._worker, *self._handling.answering) if task is not None]
+        tasks = [task for task in (self._worker, *self._dispatcher.answering) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -342,8 +345,7 @@ class Client:
 
     @property
     def _keeps(self) -> bool:
-        """Whether a lost connection will be opened anew, by itself."""
-        return self._keeper is not None and self._keeper.running
+        return self._reconnector is not None and self._reconnector.running
 
     async def _tell(self, news: ConnectionNews) -> None:
         await self._listeners.tell(news)
@@ -352,3 +354,60 @@ class Client:
 
     def _reads(self, name: str) -> bool:
         return self._options.reads(name)
+
+
+def connect(
+    url: str,
+    session_id: str | None = None,
+    *,
+    token: str | None = None,
+    github_token: str | None = None,
+    locale: str | None = None,
+    time_zone: str | None = None,
+    instructions: str | None = None,
+    capabilities: Sequence[str] | None = None,
+    resume: bool = True,
+    tools: Sequence[Any] = (),
+    handlers: Mapping[str, ToolHandler] | None = None,
+    speak: SpeakHandler | None = None,
+    on_approval: ApprovalHandler | None = None,
+    speaking_s: float = 0.0,
+    serial: bool = True,
+    limits: ClientLimits | None = None,
+    reconnect: Reconnect | None = None,
+    proxy: str | None = None,
+) -> Client:
+    """Make a client; ``async with`` (or `Client.start`) connects it.
+
+    ``handlers`` are tools by name: pass those that a resumed session may call at once; `Client.on_tool` adds
+    more. ``speak`` is the voice; without one, each speech takes ``speaking_s`` seconds in silence.
+    ``on_approval`` asks the person about calls (see `Client.on_approval`). ``capabilities`` None names all
+    that the library serves, ``()`` makes a client of the base protocol; ``tools`` and ``approval`` are added
+    where there are tools and a handler. ``resume`` False leaves that capability out: results are not part of
+    ``session.start`` then, and the server does not acknowledge events. ``serial`` handles inbound events one
+    at a time, each call to its end, as the shipped app does; without it tools and speech run concurrently.
+    ``session_id`` None makes a new one. ``proxy`` is a URL. ``reconnect`` makes the client reconnect a lost
+    connection.
+    """
+    options = ClientOptions(
+        url=url,
+        session_id=session_id or f"session-{secrets.token_hex(8)}",
+        token=token,
+        github_token=github_token,
+        locale=locale,
+        time_zone=time_zone,
+        instructions=instructions,
+        capabilities=None if capabilities is None else tuple(capabilities),
+        resume=resume,
+        tools=tuple(tools),
+        serial=serial,
+        proxy=proxy,
+        limits=limits or ClientLimits(),
+        reconnect=reconnect,
+    )
+    client = Client(options, speak or speaking_for(speaking_s))
+    for name, handler in (handlers or {}).items():
+        client.on_tool(name, handler)
+    if on_approval is not None:
+        client.on_approval(on_approval)
+    return client

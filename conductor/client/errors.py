@@ -6,10 +6,10 @@
     └── ClientError
         ├── CannotConnect     no socket: refused, unreachable, not a WebSocket URL, not authorized
         ├── StartRefused      the server answered ``session.start`` with an ``error`` event
-        ├── ConnectionLost    the socket went away, there is none now, or the client was closed
+        ├── ConnectionLost    the socket was lost, there is none, or the client was closed
         └── WaitTimeout       a wait reached its time limit; a `TimeoutError` too
 
-Every message is one sentence for people. None holds a token: a URL is shown without its query.
+Every message is one sentence for people, without tokens: a URL is shown without its query.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from conductor.events.server import ErrorEvent
 
 
 class ClientError(ConductorError):
-    """Anything that the client library raises on purpose."""
+    """Base class of what the client library raises."""
 
 
 class CannotConnect(ClientError):
-    """No socket could be opened; ``status`` is the HTTP status, where the server answered with one."""
+    """No socket could be opened; ``status`` is the HTTP status, if the server answered with one."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class StartRefused(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The socket is down; ``close_code`` is the WebSocket close code, where a close frame came."""
+    """The connection is lost; ``close_code`` is the WebSocket close code, if a close frame came."""
 
     def __init__(self, message: str, *, close_code: int | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a client is told when it is made: where to connect, as whom, and every time limit."""
+"""A client's options: address, credentials, what ``session.start`` says, and every limit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from conductor.events.client import SessionStart
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds of a client. Times are in seconds.
+    """Limits of a client. Times are in seconds.
 
-    ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: the socket, the
-    answer to ``session.start``, one frame, the end. ``tool_s`` bounds one tool handler and one speech,
+    ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: opening the
+    socket, the answer to ``session.start``, sending one frame, closing. ``ping_s`` is the interval between
+    WebSocket pings, and how long a pong may take. ``tool_s`` bounds one tool handler and one speech,
     ``callback_s`` one callback, ``turn_s`` is how long ``await turn`` waits.
-    ``ping_s`` is the interval between WebSocket pings, and how long a pong may take. ``backlog`` events may
-    wait to be handled; the socket is not read while so many wait, and given up after ``backlog_s``.
-    ``seen`` envelope ids are remembered (protocol, "How the shipped client behaves": the last 2,000).
-    ``unconfirmed`` transcripts and results, of ``unconfirmed_bytes`` together, are kept until it is known
-    that they have arrived; the server takes 200 events at once. A transcript older than ``resend_s`` is not
-    sent again: the person has moved on. ``unsent`` transcripts may wait for a connection.
+
+    ``backlog`` events may wait to be handled; when it is full the socket is not read, and after ``backlog_s``
+    it is closed. ``seen`` envelope ids are remembered (protocol, "How the shipped client behaves": the last
+    2,000). ``unconfirmed`` transcripts and results, of ``unconfirmed_bytes`` together, are kept until the
+    server has them; the server takes 200 events at once. A transcript older than ``resend_s`` is not sent
+    again: the person has moved on. ``unsent`` transcripts may wait for a connection.
+
     ``jobs`` calls may have become jobs, each for ``job_s``; ``progress_s`` is the shortest time between two
-    reports of progress. ``approvals`` questions are remembered, ``approval_s`` bounds the handler of one.
+    progress reports. ``approvals`` requests are remembered, ``approval_s`` bounds the handler of one.
     """
 
     connect_s: float = 10.0
@@ -50,8 +52,8 @@ class ClientLimits:
     max_frame_bytes: int = 4 * 2**20
 
 
-SERVED = ("resume", "cancel", "lease", "late", "async", "activity")
-"""The capabilities that this library serves for every app; ``tools`` and ``approval`` need the app's part."""
+SERVED = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
+"""Capabilities that need nothing of the app, as ``tools`` and ``approval`` do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,8 @@ class ClientOptions:
 
     ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
     `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). ``capabilities`` None names all that
-    the library serves. ``resume`` False leaves out the capability of that name: a session is come back to as
-    in the base protocol then. Without ``reconnect`` a lost connection stays lost until the app calls
-    `Client.reconnect`.
+    the library serves. ``resume`` False leaves that capability out: a reconnect then follows the base
+    protocol. Without ``reconnect`` a lost connection stays lost until the app calls `Client.reconnect`.
     """
 
     url: str
@@ -81,7 +82,7 @@ class ClientOptions:
     reconnect: Reconnect | None = None
 
     def reads(self, name: str) -> bool:
-        """Tell whether a tool is declared to change nothing (``annotations.readOnlyHint``)."""
+        """Tell whether a tool is declared read-only (``annotations.readOnlyHint``)."""
         for tool in self.tools:
             if isinstance(tool, Mapping) and tool.get("name") == name:
                 hints = tool.get("annotations")
@@ -89,7 +90,7 @@ class ClientOptions:
         return False
 
     def start_event(self, *, approvals: bool) -> SessionStart:
-        """Make the ``session.start`` that opens a connection; ``approvals``: somebody can be asked."""
+        """Make the ``session.start``; ``approvals`` is whether the app can ask a person."""
         capabilities = list(SERVED if self.capabilities is None else self.capabilities)
         for name, served in (("tools", bool(self.tools)), ("approval", approvals)):
             if served and name not in capabilities:

@@ -1,21 +1,19 @@
-"""What must reach the server: transcripts and tool results, kept until it is known that they have.
+"""Transcripts and tool results, kept until it is known that the server has them.
 
-**When is an event known to have arrived?** Not when the socket took it: a phone's kernel takes megabytes for
-a server that is gone. Nor when a later event came from the server: that may have been on its way already,
-and says nothing of the other direction. It is known once the server *answers* something that was sent after
-it. A transcript is answered: it comes back by ``convo.appendMessage``, or an error names its id. The server
-takes the events of one connection in their order, and on every connection this client sends what is kept in
-its order. So the answer to a transcript shows that the transcript, and all that stands before it here, has
-been taken, whichever connection did it.
+**When has an event arrived?** Not when the socket took it: a phone's kernel buffers megabytes for a server
+that is gone. Nor when a later event came from the server: it may have been sent before. An event has arrived
+when the server *answers* something that was sent after it. A transcript is answered: it comes back in
+``convo.appendMessage``, or an error names its id. The server processes the events of one connection in order,
+and the client sends what it keeps in the same order on every connection. So the answer to a transcript
+confirms it and all entries before it, whichever connection delivered them.
 
-**Until then each is sent again on every new connection**, under its original envelope id. That is safe
-where the server keeps the protocol: a transcript's id that it knows is processed once, and the first result
-of a ``callId`` counts, whenever a second one comes. A server that has lost its memory takes a transcript for
-a new one; it cannot run a device's tool twice so, since the transcript would have come back before the call.
+**Until then every entry is sent again on each new connection**, under its original envelope id. That is safe
+with a server that keeps the protocol: it processes a transcript's id once, and takes the first result of a
+``callId``. A server that lost its state takes a transcript for a new one; it cannot run a device's tool twice
+by that, since the transcript would have come back before the call.
 
-**A server with the capability ``resume`` says it itself**: ``event.ack`` names what is recorded. Transcripts
-and the results of tools are kept until then, whatever else came back; the rest, which it need not name, as
-above.
+**With the capability ``resume``** the server sends ``event.ack`` for what it has recorded. Transcripts and
+tool results are kept until then; other events are confirmed as above.
 """
 
 from __future__ import annotations
@@ -25,30 +23,31 @@ import logging
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
-from conductor.client.turn import Turn
-from conductor.events.client import ResumeDone
+from conductor.client.turns import Turn
+from conductor.events.client import ClientEvent, ResumeDone, ToolAccepted, ToolCancelled, ToolResultEvent
+from conductor.events.envelope import IdGenerator, encode_event
+from conductor.events.server import SessionStarted, ToolCallEvent
 
 log = logging.getLogger(__name__)
 
 
-class Way(Protocol):
-    """The way to the server; ``connection`` counts the sockets, so each can be told from those before."""
+class FrameSender(Protocol):
+    """Sends frames to the server; ``connection`` is the number of the socket, counted from 1."""
 
     @property
-    def connected(self) -> bool:
-        """Whether something can be sent."""
+    def connected(self) -> bool: ...
 
     @property
-    def connection(self) -> int:
-        """The number of the present, or the last, socket."""
+    def connection(self) -> int: ...
 
     @property
-    def acknowledges(self) -> bool:
-        """Whether the server says by ``event.ack`` what it has recorded."""
+    def acknowledges(self) -> bool: ...
 
     async def send(self, frame: bytes) -> None:
         """Send a frame. Raises `ConnectionLost`."""
@@ -56,9 +55,9 @@ class Way(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a frame answers: the event's id and the call's.
+    """The ids of the event that holds an answer and of its call.
 
-    ``done`` says it in ``session.start``; None where it is no tool's result.
+    ``done`` is its form in ``session.start``; None if it is no tool result.
     """
 
     event_id: str
@@ -68,11 +67,8 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A frame: a transcript's with its turn, or an answer.
-
-    ``at`` is the loop's time, ``sent_on`` the last socket's number.
-    """
-
+    # A transcript (with its turn), or a result. ``at`` is the loop's time in seconds, ``sent_on`` the number
+    # of the last connection.
     frame: bytes
     turn: Turn | None
     answer: Answer | None
@@ -81,30 +77,28 @@ class _Entry:
 
     @property
     def event_id(self) -> str | None:
-        """The envelope id of the event, as far as anybody asks for it."""
         if self.turn is not None:
             return self.turn.event_id
         return None if self.answer is None else self.answer.event_id
 
     @property
     def done(self) -> ResumeDone | None:
-        """What the entry is in ``session.start``."""
         return None if self.answer is None else self.answer.done
 
     @property
     def firm(self) -> bool:
-        """Whether a server that acknowledges says so of this event: a transcript, or a tool's result."""
+        # Whether ``event.ack`` is expected: only for a transcript or a tool result.
         return self.turn is not None or self.done is not None
 
 
 class Outbox:
-    """Frames in their order, oldest first: those not sent yet, and those not known to have arrived.
+    """Frames in order, oldest first: not sent yet, or not confirmed.
 
-    Bounded by ``limits.unconfirmed`` frames and ``limits.unconfirmed_bytes``; the oldest are forgotten, and
-    transcripts and the results of tools after all others.
+    Bounded by ``limits.unconfirmed`` frames and ``limits.unconfirmed_bytes``. When it is full the oldest are
+    dropped, transcripts and tool results last.
     """
 
-    def __init__(self, way: Way, limits: ClientLimits) -> None:
+    def __init__(self, way: FrameSender, limits: ClientLimits) -> None:
         self._way = way
         self._limits = limits
         self._entries: deque[_Entry] = deque()
@@ -116,11 +110,10 @@ class Outbox:
 
     @property
     def transcripts(self) -> int:
-        """How many transcripts are kept."""
         return sum(entry.turn is not None for entry in self._entries)
 
     async def put(self, frame: bytes, turn: Turn | None = None, answer: Answer | None = None) -> bool:
-        """Add a frame, a transcript's with its turn; False if there is no socket that took it."""
+        """Add a frame (a transcript's with its turn) and send it; False if no socket took it."""
         entry = _Entry(frame, turn, answer, asyncio.get_running_loop().time())
         self._entries.append(entry)
         self._bytes += len(frame)
@@ -137,15 +130,15 @@ class Outbox:
         return await self.flush()
 
     async def flush(self) -> bool:
-        """Send what this socket has not had, in order; False if something is left.
+        """Send in order what this connection has not had; False if something is left.
 
-        Each frame is bounded by the socket's own time limit.
+        Each frame is bounded by the socket's time limit.
         """
         async with self._sending:
             while entry := self._next():
                 if not self._way.connected:
                     return False
-                # Before the wait: a frame that was handed over and whose wait was cancelled is on its way.
+                # Set before the await: a frame whose send is cancelled may have left.
                 entry.sent_on = self._way.connection
                 try:
                     await self._way.send(entry.frame)
@@ -154,31 +147,31 @@ class Outbox:
             return True
 
     async def again(self, call_id: str) -> None:
-        """Send what answers a call once more, on the socket that has had it, too."""
+        """Send the answer to a call again, even if this connection has had it."""
         for entry in self._answering({call_id}):
             entry.sent_on = -1
         await self.flush()
 
     def done(self) -> list[ResumeDone]:
-        """List the results of tools, as ``session.start`` says them."""
+        """List the tool results in the form of ``session.start``."""
         return [entry.done for entry in self._entries if entry.done is not None]
 
     def forget(self, call_ids: Collection[str]) -> None:
-        """Send nothing more about these calls."""
+        """Drop the results of these calls."""
         for entry in self._answering(call_ids):
             self._remove(entry)
 
     def acknowledge(self, event_ids: Collection[str]) -> None:
-        """Forget what the server says it has recorded."""
+        """Drop the events that the server has recorded."""
         for entry in [entry for entry in self._entries if entry.event_id in event_ids]:
             if entry.turn is not None:
                 entry.turn.recorded = True
             self._remove(entry)
 
     def confirm(self, event_id: str) -> None:
-        """Forget a transcript that the server has answered, and all before it (see the module's text).
+        """Drop a transcript that the server has answered, and all entries before it (see the module).
 
-        What will be acknowledged stays, but for a transcript that was refused: that is not recorded.
+        Entries that ``event.ack`` will name stay; a refused transcript does not: it is never recorded.
         """
         entries = list(self._entries)
         place = next((n for n, e in enumerate(entries) if e.turn and e.turn.event_id == event_id), None)
@@ -190,14 +183,14 @@ class Outbox:
                 self._remove(entry)
 
     def discard(self, turn: Turn) -> None:
-        """Send a turn's transcript no more."""
+        """Drop a turn's transcript."""
         for entry in [entry for entry in self._entries if entry.turn is turn]:
             self._remove(entry)
 
     def expire(self) -> None:
-        """Forget the transcripts that are too old to be sent again, or not waiting to be taken up.
+        """Drop transcripts that are too old to be sent again.
 
-        One that came back, and that the server has yet to acknowledge, is waiting still.
+        A transcript that came back and is only waiting for ``event.ack`` stays.
         """
         oldest = asyncio.get_running_loop().time() - self._limits.resend_s
         stages = ("waiting", "running") if self._way.acknowledges else ("waiting",)
@@ -217,3 +210,126 @@ class Outbox:
         self._bytes -= len(entry.frame)
         if entry.turn is not None:
             entry.turn.held = False
+
+
+# Characters kept of a result that is too large for a frame: the server's hard limit is 1 MiB, and a character
+# takes up to six bytes as JSON.
+MAX_RESULT_CHARACTERS = 131_072
+MAX_RESULT_FRAME = 2**20 - 4_096
+# The same for ``tool.cancelled``: only a ``tool.result`` may exceed the soft limit of 64 KiB.
+MAX_CANCELLED_CHARACTERS = 8_192
+# Bytes of ``resume`` in ``session.start``, which has to fit into the soft limit of 64 KiB.
+MAX_RESUME_BYTES = 32_768
+
+_encode = msgspec.json.Encoder().encode
+
+
+def as_text(value: Any) -> str:
+    """Write a handler's result: a string as it is, anything else as JSON. Raises `TypeError`."""
+    return value if isinstance(value, str) else _encode(value).decode()
+
+
+def failure(call: ToolCallEvent, message: str) -> ToolResultEvent:
+    """Make the result of a failed call."""
+    return ToolResultEvent(call.call_id, error=message)
+
+
+def fit(result: ToolResultEvent) -> ToolResultEvent:
+    """Truncate a result that does not fit into a frame, and say how much is missing."""
+    result = ToolResultEvent(result.call_id, clean(result.result), clean(result.error))
+    if len(_encode(result)) <= MAX_RESULT_FRAME:
+        return result
+    most = MAX_RESULT_CHARACTERS
+    return ToolResultEvent(result.call_id, _shorten(result.result, most), _shorten(result.error, most))
+
+
+def fit_cancelled(cancelled: ToolCancelled) -> ToolCancelled:
+    """Truncate the result of a cancelled call, and say how much is missing."""
+    result = _shorten(clean(cancelled.result), MAX_CANCELLED_CHARACTERS)
+    return ToolCancelled(cancelled.call_id, cancelled.effect, result)
+
+
+def done_by(result: ToolResultEvent, size: int) -> ResumeDone:
+    """Give a call's result as part of ``session.start``, with its content if ``size`` bytes allow it."""
+    if size > MAX_RESUME_BYTES:
+        return ResumeDone(result.call_id)
+    return ResumeDone(result.call_id, None if result.error is not None else result.result, result.error)
+
+
+def _shorten(text: str | None, most: int) -> str | None:
+    if text is None or len(text) <= most:
+        return text
+    return f"{text[:most]}… [{len(text) - most} characters left out by the device]"
+
+
+def clean(text: str | None) -> str | None:
+    """Replace lone surrogates, which UTF-8 cannot encode."""
+    return None if text is None else text.encode(errors="replace").decode()
+
+
+# Bytes of a frame: above 1 MiB the server closes the connection (protocol, "Transport").
+MAX_FRAME_BYTES = 2**20
+
+
+class StartedWay(FrameSender, Protocol):
+    """A `FrameSender` that knows how the session was started."""
+
+    @property
+    def started(self) -> SessionStarted | None: ...
+
+
+class Sender:
+    """Sends the events of one session, over all its connections."""
+
+    def __init__(self, session_id: str, new_id: IdGenerator, uplink: StartedWay, outbox: Outbox) -> None:
+        self._session_id = session_id
+        self._new_id = new_id
+        self._connection = uplink
+        self._outbox = outbox
+
+    @property
+    def connection(self) -> int | None:
+        """The number of the socket that can send now; None if there is none."""
+        return self._connection.connection if self._connection.connected else None
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The capabilities that the server accepted on the last connection."""
+        started = self._connection.started
+        return frozenset((started and started.capabilities) or ())
+
+    def accepts(self, capability: str) -> bool:
+        """Tell whether the server accepted a capability on the last connection."""
+        return capability in self.capabilities
+
+    def frame(self, event_id: str, event: ClientEvent) -> bytes:
+        """Encode an event. Raises `ValueError` for one that is too large for a frame."""
+        frame = encode_event(event_id, self._session_id, event)
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"an event of {len(frame)} bytes is too large: {MAX_FRAME_BYTES} at most")
+        return frame
+
+    async def once(self, event: ClientEvent, event_id: str | None = None) -> str:
+        """Send an event on the present socket, and return its id.
+
+        Raises `ConnectionLost`, and `ValueError` for an event that is too large for a frame.
+        """
+        event_id = event_id or self._new_id()
+        await self._connection.send(self.frame(event_id, event))
+        return event_id
+
+    async def keep(
+        self, event: ToolResultEvent | ToolCancelled | ToolAccepted, *, shown: bool = False
+    ) -> None:
+        """Send an answer under one id until it is confirmed. Raises `ValueError` as `once` does.
+
+        ``shown``: it answers a UI call.
+        """
+        event_id = self._new_id()
+        frame = self.frame(event_id, event)
+        done = done_by(event, len(frame)) if isinstance(event, ToolResultEvent) and not shown else None
+        await self._outbox.put(frame, answer=Answer(event_id, event.call_id, done))
+
+    async def again(self, call_id: str) -> None:
+        """Send the answer to a call again, if it is still kept."""
+        await self._outbox.again(call_id)

@@ -1,34 +1,40 @@
-"""Reconnecting by itself: when it is tried again, when no more, and what an app hears of it."""
+"""Reconnecting: when to retry, when to give up, and what an app is told."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused
+from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
+from conductor.client.tasks import where
 from conductor.events.server import SessionStarted
 
-SUPERSEDED = 4409
-"""The close code of a socket whose session another client took (protocol, "Base"): never fought over."""
+log = logging.getLogger(__name__)
 
+
+# Close code of a connection whose session another client took over (protocol, "Base"). It is not retried.
+SUPERSEDED = 4409
+
+# Together these keep ``factor ** n`` a finite float (1e128 seconds), far above any delay.
 MAX_FACTOR = 100.0
-_MAX_EXPONENT = 64  # with `MAX_FACTOR` far above any wait, and far below what a float can hold
+_MAX_EXPONENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """How a lost connection is opened anew: exponential backoff with jitter.
+    """When a lost connection is retried: exponential backoff with jitter.
 
-    The wait before try ``n`` is ``first_s * factor ** (n - 1)`` seconds, at most ``most_s``, less a random
+    The delay before try ``n`` is ``first_s * factor ** (n - 1)`` seconds, at most ``most_s``, less a random
     part of up to ``jitter`` of it (0 to 1), so that a thousand apps do not come back at the same moment.
-    After ``tries`` failures in a row it is given up; None goes on for as long as the client lives. A
-    connection that stood for less than ``steady_s`` seconds counts as a failure: a server that accepts and
-    closes at once is not hammered. ``random`` gives numbers from 0 to 1, ``sleep`` waits for so many seconds.
+    After ``tries`` failures in a row the client gives up; None never does. A connection that lasted less than
+    ``steady_s`` seconds counts as a failure: a server that accepts and closes at once is not hammered.
+    ``random`` gives numbers from 0 to 1, ``sleep`` waits for a number of seconds.
 
-    Raises `ValueError` for numbers that make no sense.
+    Raises `ValueError` for numbers out of range.
     """
 
     first_s: float = 0.5
@@ -51,9 +57,9 @@ class Reconnect:
             raise ValueError("tries must not be negative")
 
     def delay_s(self, number: int, after: ClientError) -> float:
-        """Say how many seconds to wait before a try, counted from 1, that follows such an error.
+        """Give the delay in seconds before try ``number`` (from 1), after the error ``after``.
 
-        A server that names a time (``retryAfterMs``) is not asked before it, within ``most_s``.
+        ``retryAfterMs`` of the server is respected, up to ``most_s``.
         """
         delay = min(self.most_s, self.first_s * self.factor ** min(number - 1, _MAX_EXPONENT))
         delay *= 1 - self.jitter * self.random()
@@ -63,7 +69,7 @@ class Reconnect:
 
 
 def is_final(error: ClientError) -> bool:
-    """Tell whether another try is pointless: the token is not accepted, or another has the session."""
+    """Tell whether a retry is pointless: the token is refused, or another client has the session."""
     match error:
         case CannotConnect():
             return error.status in (401, 403)
@@ -75,12 +81,12 @@ def is_final(error: ClientError) -> bool:
             return False
 
 
-# What an app hears of it, by `Client.on`. These are no events of the server: "*" and streams leave them out.
+# What `Client.on` reports of the connection. These are no server events: "*" and streams leave them out.
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection is lost, for the reason given; what follows is `Reconnected` or `GaveUp`."""
+    """The connection is lost; `Reconnected` or `GaveUp` follows."""
 
     TYPE: ClassVar[str] = "client.lost"
     error: ConnectionLost
@@ -88,7 +94,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class TryFailed:
-    """The try of this number, counted from 1, did not connect; there may be more."""
+    """The try with this number (from 1) failed; there may be more."""
 
     TYPE: ClassVar[str] = "client.try_failed"
     number: int
@@ -97,7 +103,7 @@ class TryFailed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """There is a connection again, and what waited for it was sent."""
+    """The connection is restored, and events that waited for it were sent."""
 
     TYPE: ClassVar[str] = "client.reconnected"
     started: SessionStarted
@@ -105,10 +111,96 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """It is not tried any more: the tries are used up, or another is pointless. Open turns end now."""
+    """The client stops retrying: the tries are used up, or a retry is pointless. Open turns end now."""
 
     TYPE: ClassVar[str] = "client.gave_up"
     error: ClientError
 
 
 ConnectionNews = Lost | TryFailed | Reconnected | GaveUp
+
+
+class Reconnectable(Protocol):
+    """What a `Reconnector` keeps connected."""
+
+    async def wait_lost(self) -> ConnectionLost:
+        """Wait until the connection is lost, and give the reason."""
+
+    async def restore(self) -> SessionStarted:
+        """Connect, unless there is a connection. Raises `ClientError`."""
+
+
+class Reconnector:
+    """Reconnects as a `Reconnect` says, from `start` until it gives up or is stopped.
+
+    ``tell`` is awaited with each piece of news before the next step.
+    """
+
+    def __init__(
+        self, terms: Reconnect, client: Reconnectable, tell: Callable[[ConnectionNews], Awaitable[None]]
+    ) -> None:
+        self._terms = terms
+        self._client = client
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._over.set()
+        self._error: ClientError | None = None
+
+    @property
+    def running(self) -> bool:
+        return not self._over.is_set()
+
+    def start(self) -> None:
+        """Watch the present connection, unless it is watched already."""
+        if not self.running:
+            self._over.clear()
+            self._task = asyncio.create_task(self._run())
+
+    async def stop(self, seconds: float) -> None:
+        """Stop reconnecting; wait at most ``seconds`` for a running try."""
+        self._over.set()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=seconds)
+
+    async def wait_over(self, timeout: float | None) -> ClientError:
+        """Wait until there are no more tries, and give the reason. Raises `WaitTimeout`."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._over.wait()
+        except TimeoutError:
+            raise WaitTimeout(f"The connection was kept for {timeout:g} s.") from None
+        return self._error or ConnectionLost("The client does not reconnect.")
+
+    async def _run(self) -> None:
+        try:
+            self._error = await self._keep()
+        except Exception as error:
+            log.error("reconnecting failed: %s", where(error))
+            self._error = ClientError("The client failed to reconnect.")
+        self._over.set()
+        await self._tell(GaveUp(self._error))
+
+    async def _keep(self) -> ClientError:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            since = loop.time()
+            lost = await self._client.wait_lost()
+            if loop.time() - since >= self._terms.steady_s:
+                failures = 0
+            await self._tell(Lost(lost))
+            error: ClientError = lost
+            started = None
+            while started is None:
+                if is_final(error) or failures == self._terms.tries:
+                    return error
+                failures += 1
+                await self._terms.sleep(self._terms.delay_s(failures, error))
+                try:
+                    started = await self._client.restore()
+                except ClientError as failure:
+                    error = failure
+                    await self._tell(TryFailed(failures, error))
+            await self._tell(Reconnected(started))

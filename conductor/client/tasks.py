@@ -1,4 +1,4 @@
-"""Running other people's code: in a task of its own, to its end, and never beyond whoever waits for it."""
+"""Run the app's code in tasks of their own, and log its errors without personal data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 async def finish(task: asyncio.Task[T]) -> T | None:
-    """Wait for a task whose maker bounded it; None if it was cancelled, by whomever.
+    """Wait for a task that has its own time limit; None if it was cancelled.
 
-    Where the wait itself is cancelled, so is the task. (Awaiting the task could not tell these two apart.)
+    If the wait itself is cancelled, the task is cancelled as well. (Awaiting the task directly could not tell
+    the two cancellations apart.)
     """
     try:
         await asyncio.wait({task})
@@ -21,7 +22,7 @@ async def finish(task: asyncio.Task[T]) -> T | None:
 
 
 def where(error: BaseException) -> str:
-    """Say what went wrong and where, without the message: that may quote what somebody said."""
+    """Name an error's type and place. Its message is left out: it may quote the person."""
     trace = error.__traceback__
     place = ""
     while trace is not None:

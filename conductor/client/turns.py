@@ -1,23 +1,215 @@
-"""Which turn an event belongs to, and which turns it ends: no event says so, the order does."""
+"""Match events to turns and end turns: no event names its turn, so the order of events decides."""
 
 from __future__ import annotations
 
+import asyncio
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from conductor.client.errors import ClientError
-from conductor.client.frames import Event, arguments_of, state_of
-from conductor.client.turn import Ending, Turn
+import msgspec
+
+from conductor.client.errors import ClientError, WaitTimeout
+from conductor.client.events import Event, arguments_of, state_of
 from conductor.events.client import ToolResultEvent
-from conductor.events.server import ErrorEvent, EventAck, ToolCallEvent
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    ErrorEvent,
+    EventAck,
+    SpeechFinal,
+    SpeechPartial,
+    ToolCallEvent,
+    is_ui_call,
+)
+
+E = TypeVar("E", bound=msgspec.Struct)
+# Events kept of one turn, so that a turn without an end cannot fill the memory.
+MAX_EVENTS = 10_000
+
+Ending: TypeAlias = Literal["idle", "followed", "lost"]
+"""How a turn ended: by its ``idle``; because the next one followed without an ``idle`` between; or because
+the transcript was never processed (usually it was lost with the connection)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """One tool call of the device; ``result`` or ``error`` is set when it was answered."""
+
+    call_id: str
+    name: str
+    arguments: str
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """Everything that followed one transcript, in order.
+
+    ``finals`` are the finished messages (words beside tool calls come first), ``text`` is the last of them.
+    ``spoken`` are the texts given to the voice. ``interrupted`` says whether this client interrupted while
+    the turn was open.
+    """
+
+    said: str
+    ending: Ending
+    interrupted: bool
+    finals: tuple[str, ...]
+    spoken: tuple[str, ...]
+    partials: tuple[str, ...]
+    calls: tuple[CalledTool, ...]
+    errors: tuple[ErrorEvent, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def text(self) -> str:
+        """The answer: the last final text, or an empty text."""
+        return self.finals[-1] if self.finals else ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there was an answer and no error."""
+        return bool(self.finals) and not self.errors
+
+
+class Turn:
+    """One transcript and what follows it. ``await turn`` waits for its end, with a limit of ``turn_s``."""
+
+    def __init__(self, text: str, event_id: str, connection: int, turn_s: float) -> None:
+        self.text = text
+        self.event_id = event_id
+        self.connection = connection
+        self.interrupted = False
+        # What the server has done with the transcript; set by `Turns`.
+        self.stage: Literal["waiting", "running", "refused"] = "waiting"
+        # Whether the outbox keeps the transcript for the next connection.
+        self.held = False
+        # Whether ``event.ack`` named the transcript: the server will process it.
+        self.recorded = False
+        self._asked: set[str] = set()
+        self._resolved: set[str] = set()
+        self._turn_s = turn_s
+        self._events: list[Event] = []
+        self._answers: dict[str, ToolResultEvent] = {}
+        self._watchers: list[tuple[Callable[[Event], bool], asyncio.Future[Event | None]]] = []
+        self._ended = asyncio.Event()
+        self._outcome: TurnResult | ClientError | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether an approval request of this turn is open: its ``idle`` is for the answer by voice."""
+        return not self._asked <= self._resolved
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn has ended."""
+        return self._ended.is_set()
+
+    def __await__(self) -> Generator[Any, None, TurnResult]:
+        return self.wait().__await__()
+
+    async def wait(self, timeout: float | None = None) -> TurnResult:
+        """Wait for the end, at most ``timeout`` seconds (None: ``ClientLimits.turn_s``).
+
+        Raises `WaitTimeout`, and `ConnectionLost` once the client was closed. A lost connection alone does
+        not end a turn: the session goes on after a reconnect.
+        """
+        limit = self._turn_s if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self._ended.wait()
+        except TimeoutError:
+            raise WaitTimeout(f"The turn did not end within {limit:g} s.") from None
+        if isinstance(self._outcome, TurnResult):
+            return self._outcome
+        raise self._outcome or ClientError("The turn was left.")
+
+    async def until(
+        self, kind: type[E], timeout: float, where: Callable[[E], bool] = lambda _event: True
+    ) -> E:
+        """Wait for the turn's first event of a class for which ``where`` holds.
+
+        Raises `WaitTimeout`, and `ClientError` if the turn ended without one.
+        """
+
+        def fits(event: Event) -> bool:
+            return isinstance(event, kind) and where(event)
+
+        found: Event | None = next(filter(fits, self._events), None)
+        if found is None and not self.done:
+            future: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
+            self._watchers.append((fits, future))
+            try:
+                async with asyncio.timeout(timeout):
+                    found = await future
+            except TimeoutError:
+                raise WaitTimeout(f"No {kind.__name__} within {timeout:g} s.") from None
+        if not isinstance(found, kind):
+            raise ClientError(f"The turn ended without a {kind.__name__}.")
+        return found
+
+    def note(self, event: Event) -> None:
+        """Record an event of the turn."""
+        if isinstance(event, ApprovalRequest):
+            self._asked.add(event.approval_id)
+        elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
+            self._resolved.add(event.approval_id)
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+        for fits, future in self._watchers:
+            if not future.done() and fits(event):
+                future.set_result(event)
+        self._watchers = [watcher for watcher in self._watchers if not watcher[1].done()]
+
+    def answered(self, result: ToolResultEvent) -> None:
+        """Record a result of the device."""
+        self._answers[result.call_id] = result
+
+    def end(self, outcome: Ending | ClientError) -> None:
+        """End the turn; the first end counts."""
+        if self.done:
+            return
+        self._outcome = outcome if isinstance(outcome, ClientError) else self._result(outcome)
+        self._ended.set()
+        for _, future in self._watchers:
+            if not future.done():
+                future.set_result(None)
+
+    def _result(self, ending: Ending) -> TurnResult:
+        events = self._events
+        return TurnResult(
+            said=self.text,
+            ending=ending,
+            interrupted=self.interrupted,
+            finals=tuple(event.text for event in events if isinstance(event, SpeechFinal)),
+            spoken=tuple(_texts(events, "tts.speak")),
+            partials=tuple(event.text for event in events if isinstance(event, SpeechPartial)),
+            calls=tuple(_runs(events, self._answers)),
+            errors=tuple(event for event in events if isinstance(event, ErrorEvent)),
+            events=tuple(events),
+        )
+
+
+def _texts(events: Iterable[Event], name: str) -> Iterable[str]:
+    for event in events:
+        if isinstance(event, ToolCallEvent) and event.name == name:
+            yield str(arguments_of(event).get("text", ""))
+
+
+def _runs(events: Iterable[Event], answers: Mapping[str, ToolResultEvent]) -> Iterable[CalledTool]:
+    for event in events:
+        if isinstance(event, ToolCallEvent) and not is_ui_call(event.name):
+            answer = answers.get(event.call_id) or ToolResultEvent(event.call_id)
+            yield CalledTool(event.call_id, event.name, event.arguments, answer.result, answer.error)
 
 
 class Turns:
-    """The turns under way, oldest first.
+    """The open turns, oldest first.
 
-    A turn is *running* from when its transcript comes back by ``convo.appendMessage``, and *refused* when an
-    error names it instead. Before that an ``idle`` is not its own: it ends an earlier turn, or is the fresh
-    one after a resume.
+    A turn is *running* when its transcript has come back in ``convo.appendMessage``, and *refused* when an
+    error names it. An ``idle`` before that is not its own: it ends an earlier turn, or follows a resume.
     """
 
     def __init__(self) -> None:
@@ -26,43 +218,43 @@ class Turns:
 
     @property
     def running(self) -> bool:
-        """Whether a turn is under way."""
+        """Whether a turn is running."""
         return bool(self._open)
 
     def add(self, turn: Turn) -> None:
-        """Begin to follow a turn; before its transcript is sent."""
+        """Add a turn, before its transcript is sent."""
         self._open.append(turn)
 
     def remove(self, turn: Turn) -> None:
-        """Forget a turn whose transcript could not be sent."""
+        """Remove a turn whose transcript could not be sent."""
         self._open.remove(turn)
 
     def interrupted(self) -> None:
-        """Note that this client interrupted."""
+        """Record an interruption by this client."""
         for turn in self._open:
             turn.interrupted = True
 
     def answered(self, result: ToolResultEvent) -> None:
-        """Note what the device answered."""
+        """Record a result of the device."""
         for turn in self._open:
             turn.answered(result)
 
     def note(self, event: Event) -> Sequence[str]:
-        """Give an event to the turn that it belongs to, before anything is done about it.
+        """Record an event with its turn, before it is handled.
 
-        Returns the ids of the transcripts that it answers, so that the server is known to have taken them.
+        Returns the ids of the transcripts that it confirms.
         """
         answered: list[str] = []
-        if isinstance(event, EventAck):  # about what was sent, in whatever turn
+        if isinstance(event, EventAck):  # belongs to no turn
             return answered
         if isinstance(event, ErrorEvent):
             turn = self._about(event)
             if turn is not None and turn.event_id == event.event_id:
                 answered.append(turn.event_id)
         else:
-            begun = self._accept(event)
-            if begun is not None:
-                answered.append(begun.event_id)
+            started = self._accept(event)
+            if started is not None:
+                answered.append(started.event_id)
             turn = self._current()
             if turn is None and self._open and state_of(event) == "thinking":
                 turn = self._open[0]
@@ -71,12 +263,12 @@ class Turns:
         return answered
 
     def forgotten(self) -> None:
-        """Note that the session is a new one now: what the server had recorded is gone."""
+        """Clear what the server had recorded: the session is a new one."""
         for turn in self._open:
             turn.recorded = False
 
     def settle(self, event: Event, connection: int) -> None:
-        """End the turns that an event ends, after all was done about it."""
+        """End the turns that an event ends, after it was handled."""
         if state_of(event) != "idle":
             return
         self._thinking = False
@@ -88,13 +280,13 @@ class Turns:
                 self._end(turn, "idle")
                 passed = passed or turn.stage == "running"
             elif passed or (turn.connection < connection and not (turn.held or turn.recorded)):
-                # Transcripts are taken up in order, so one that was passed over will not be. And "a resume
-                # with no turn running sends a fresh idle": the transcript went with its socket, unless it
-                # is sent again, or was recorded and waits for its turn.
+                # The server processes transcripts in order, so one that a later turn has passed is lost. And
+                # "a resume with no turn running sends a fresh idle": the transcript was lost with its
+                # connection, unless it is kept to be sent again, or was recorded and is queued.
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:
-        """End all turns by an error: the client is closed."""
+        """End all turns with an error: the client is closed."""
         for turn in self._open:
             turn.end(error)
         self._open.clear()
@@ -103,7 +295,6 @@ class Turns:
         return next((turn for turn in self._open if turn.stage == "running"), None)
 
     def _accept(self, event: Event) -> Turn | None:
-        """Give the turn that an event begins, if it begins one."""
         if state_of(event) == "thinking":
             self._thinking = True
         if not isinstance(event, ToolCallEvent) or event.name != "convo.appendMessage":
@@ -113,22 +304,21 @@ class Turns:
             return None
         waiting = [turn for turn in self._open if turn.stage == "waiting"]
         text = _plain(str(arguments.get("text", "")))
-        begun = next((turn for turn in waiting if _plain(turn.text) == text), None)
-        # A server may have rewritten the text. After `thinking` it is a new turn's all the same; without, it
-        # may be the replay of an older turn's.
-        if begun is None and waiting and self._thinking:
-            begun = waiting[0]
-        if begun is None:
+        started = next((turn for turn in waiting if _plain(turn.text) == text), None)
+        # A server may rewrite the text. After `thinking` it still belongs to a new turn; without, it may be
+        # the replay of an older one.
+        if started is None and waiting and self._thinking:
+            started = waiting[0]
+        if started is None:
             return None
         before = self._current()
         if before is not None:
             self._end(before, "followed")
-        begun.stage = "running"
+        started.stage = "running"
         self._thinking = False
-        return begun
+        return started
 
     def _about(self, error: ErrorEvent) -> Turn | None:
-        """Find the turn that an error is about; one that it refuses changes its stage."""
         turn = next((turn for turn in self._open if turn.event_id == error.event_id), None)
         if turn is None:
             turn = self._current()

@@ -1,1 +1,1 @@
-"""The commands beside serving and talking: they read the project and its settings, and report."""
+"""The commands beside ``serve`` and ``talk``: they read the project and its settings, and report."""

@@ -1,4 +1,4 @@
-"""One line of what ``conductor check`` finds."""
+"""One result of ``conductor check``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What was looked at, and what was found: ``fail`` is what keeps the server from doing its work."""
+    """What was checked and the result; ``fail`` is what keeps the server from working."""
 
     level: Literal["ok", "warn", "fail"]
     subject: str
@@ -19,15 +19,15 @@ class Item:
 
 
 def ok(subject: str, text: str) -> Item:
-    """Say that something is as it should be."""
+    """Make an item for what works."""
     return Item("ok", subject, text)
 
 
 def warn(subject: str, text: str) -> Item:
-    """Say that something may not be what was meant, and how to mend it."""
+    """Make an item for what may be a mistake, with the remedy."""
     return Item("warn", subject, text)
 
 
 def fail(subject: str, text: str) -> Item:
-    """Say that something does not work, and how to mend it."""
+    """Make an item for what does not work, with the remedy."""
     return Item("fail", subject, text)

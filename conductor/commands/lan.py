@@ -1,4 +1,4 @@
-"""Serving a phone in the same network: this machine's address there, a token, and a QR code of both."""
+"""Serve a phone in the local network: this machine's address, a token, and a QR code of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 from conductor.errors import SettingsError
 
 _SOMEWHERE_ELSE = ("192.0.2.1", 9)
-"""An address for documentation (RFC 5737): nothing is sent to it, it only shows the way out."""
+"""An address for documentation (RFC 5737): nothing is sent, but a route to it names our own address."""
 
 
 def lan_address() -> str:
@@ -25,7 +25,7 @@ def lan_address() -> str:
 
 
 def private(address: str) -> str:
-    """Give the address back if only a local network can reach it. Raises `SettingsError`."""
+    """Return the address if only a local network can reach it. Raises `SettingsError`."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -41,7 +41,7 @@ def new_token() -> str:
 
 
 def phone_url(host: str, port: int, token: str) -> str:
-    """Give the address for the phone, token included."""
+    """Make the URL for the phone, token included."""
     return f"ws://{host}:{port}/ws?token={token}"
 
 

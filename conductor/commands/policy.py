@@ -1,4 +1,4 @@
-"""``conductor policy``: the operator's rules, listed, changed, and explained for a call."""
+"""``conductor policy``: list, change and explain the operator's rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TextIO
 
 from conductor.errors import SettingsError
@@ -23,7 +22,7 @@ _TEXT_PREDICATES = ("glob", "under", "host")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own commands and their options."""
+    """Add the subcommands and their options."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="list|add|remove|explain")
     listing = commands.add_parser("list", help="show the rules, and what is wrong with them")
     listing.add_argument("--json", action="store_true", help="as JSON")
@@ -54,28 +53,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     options: argparse.Namespace, stdout: TextIO | None = None, now: Callable[[], float] = time.time
 ) -> int:
-    """Run one of the commands; returns the exit code. Raises `SettingsError` for a user's mistake."""
+    """Run a subcommand; returns the exit code. Raises `SettingsError` for a user's mistake."""
     from conductor.logs import configure_logs
     from conductor.settings import load_settings
 
-    configure_logs("error", "console", cache=False)  # what a file's owner should know is printed here
+    configure_logs("error", "console", cache=False)  # notes on the file are printed by this command
     out = stdout or sys.stdout
     settings = load_settings()
     action = {"list": _list, "add": _add, "remove": _remove, "explain": _explain}[options.action]
-    action(options, settings, out, now)
+    action(options, settings, out, now())
     return 0
 
 
-def _list(options: argparse.Namespace, settings: Settings, out: TextIO, now: Callable[[], float]) -> None:
+def _list(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     from conductor.tools.policies import lint, load, policies_path
     from conductor.tools.rules import rule_object
 
-    policies = load(policies_path(settings), now=now)
-    findings = lint(policies.gate_rules, _known_tools(settings), now=now(), complete=("builtin",))
+    policies = load(policies_path(settings))
+    findings = lint(policies.rules, _known_tools(settings), now=now)
     if options.json:
         rules = [{"number": number, **rule_object(rule)} for number, rule in enumerate(policies.rules, 1)]
-        found = {"rules": rules, "askAll": policies.ask_all, "notes": policies.notes, "findings": findings}
-        _print_json(found, out)
+        _print_json({"rules": rules, "notes": policies.notes, "findings": findings}, out)
         return
     if not policies.rules:
         out.write("There are no rules: each tool's risk decides.\n")
@@ -102,40 +100,35 @@ def _table(rules: Sequence[Rule]) -> list[str]:
     ]
 
 
-def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: Callable[[], float]) -> None:
+def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     from conductor.tools.policies import add, lint, policies_path
-    from conductor.tools.rules import Rule, RuleError, describe
+    from conductor.tools.rules import RuleError, describe, parse_rule
 
+    given = {"effect": options.effect, "tool": options.tool, "args": _predicates(options.arg)}
+    more = {"source": options.source, "expires": options.expires}
     try:
-        rule = Rule(
-            options.effect,
-            options.tool,
-            source=options.source,
-            args=_predicates(options.arg),
-            expires=options.expires,
-        )
+        rule = parse_rule(given | {name: value for name, value in more.items() if value is not None})
     except RuleError as error:
         raise SettingsError(f"The rule is not valid: {error}.") from None
-    number = add(policies_path(settings), rule, now=now)
-    out.write(f"Rule {number} is now: {describe(rule)}.\n")
-    for finding in lint([rule], _known_tools(settings), now=now(), complete=("builtin",)):
+    number = add(policies_path(settings), rule)
+    out.write(f"Rule {number} is now: {describe(rule)}.\n{_taken_up()}\n")
+    for finding in lint([rule], _known_tools(settings), now=now):
         out.write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}\n")
 
 
-def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Read ``NAME:PRED=VALUE`` options."""
-    from conductor.tools.rules import PREDICATES
+def _taken_up() -> str:
+    from conductor.tools.policies import REREAD_S
 
+    return f"Running servers take it up within {REREAD_S:g} seconds."
+
+
+def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     args: dict[str, dict[str, Any]] = {}
     for each in given:
         left, equals, value = each.partition("=")
         name, colon, predicate = left.partition(":")
         if not (equals and colon and name):
             raise SettingsError(f"--arg {each!r} must be NAME:PRED=VALUE, for example path:under=/srv/notes.")
-        if predicate not in PREDICATES:
-            near = get_close_matches(predicate, PREDICATES, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(PREDICATES)}."
-            raise SettingsError(f"--arg {each!r} has the unknown predicate {predicate!r}{hint}")
         if predicate in args.setdefault(name, {}):
             raise SettingsError(f"--arg {name}:{predicate} is given twice.")
         args[name][predicate] = _value(predicate, value)
@@ -143,7 +136,6 @@ def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(predicate: str, text: str) -> Any:
-    """Read a value: JSON where it is JSON, else text; a list may be written with commas."""
     if predicate in _TEXT_PREDICATES:
         return text
     value = _json_or_text(text)
@@ -161,31 +153,31 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: Callable[[], float]) -> None:
+def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     from conductor.tools.policies import policies_path, remove
     from conductor.tools.rules import RuleError, describe, parse_rule
 
-    removed = remove(policies_path(settings), options.number, now=now)
+    removed = remove(policies_path(settings), options.number)
     try:
         said = describe(parse_rule(removed))
     except RuleError:
         said = json.dumps(removed)
-    out.write(f"Rule {options.number} is gone: {said}.\n")
+    out.write(f"Rule {options.number} is gone: {said}.\n{_taken_up()}\n")
 
 
 # -- explain
 
 
-def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: Callable[[], float]) -> None:
+def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     from conductor.tools.permissions import GateOptions, decide, steps
     from conductor.tools.policies import load, policies_path
 
     spec = _find(options.tool, _known_tools(settings))
     arguments, problem = _arguments(spec, options.arguments)
-    policies = load(policies_path(settings), now=now)
-    given = {"now": now(), "tainted": options.tainted, "options": GateOptions.of(settings)}
-    verdict = decide(spec, arguments, policies.gate_rules, **given)
-    found = steps(spec, arguments, policies.gate_rules, **given)
+    policies = load(policies_path(settings))
+    given = {"now": now, "tainted": options.tainted, "options": GateOptions.of(settings)}
+    verdict = decide(spec, arguments, policies.rules, **given)
+    found = steps(spec, arguments, policies.rules, **given)
     answer = _answer(spec, arguments, verdict, found, policies, settings)
     notes = [*policies.notes, *([problem] if problem else [])]
     if options.json:
@@ -227,7 +219,7 @@ def _answer(
             }
             for step in found
         ],
-        "offered": offered(spec, options, policies.gate_rules),
+        "offered": offered(spec, options, policies.rules),
         "dryRun": is_dry(spec, options),
     }
 
@@ -256,23 +248,21 @@ def _in_words(answer: Mapping[str, Any], notes: Sequence[str]) -> str:
 
 
 def _known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
-    from conductor.tools.builtin import BuiltinToolset
-    from conductor.tools.catalog import load_catalog
+    from conductor.tools.device import known_tools
 
-    return (*BuiltinToolset().specs(), *load_catalog(settings.device_tools_file))
+    return known_tools(settings.device_tools_file)
 
 
 def _find(name: str, specs: Sequence[ToolSpec]) -> ToolSpec:
+    from conductor.tools.rules import hint
+
     by_name = {spec.name: spec for spec in specs}
     if name in by_name:
         return by_name[name]
-    near = get_close_matches(name, by_name, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_name)}."
-    raise SettingsError(f"There is no tool {name!r}; {hint}")
+    raise SettingsError(f"There is no tool {name!r}{hint(name, by_name)}.")
 
 
 def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], str]:
-    """Give the arguments as the gate would see them, and a sentence if it would not see them at all."""
     from conductor.tools.rules import parse_json
     from conductor.tools.validation import Valid, validate
 
@@ -289,6 +279,6 @@ def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _print_json(value: Any, out: TextIO) -> None:
-    # Half a surrogate pair stays JSON's escape: a terminal could not write it.
+    # A lone surrogate stays a JSON escape: a terminal cannot encode it.
     text = json.dumps(value, indent=2, ensure_ascii=False)
     out.write(text.encode(errors="backslashreplace").decode() + "\n")

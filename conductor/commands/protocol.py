@@ -1,4 +1,4 @@
-"""``conductor protocol``: the wire, described for tools and for people, from the code that speaks it."""
+"""``conductor protocol``: describe the wire protocol, generated from the code."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from conductor.errors import SettingsError
-
-if TYPE_CHECKING:
-    from conductor.events.reference import Facts
 
 FORMATS = ("asyncapi", "schema", "markdown")
 
@@ -41,45 +38,17 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 
 
 def render(output_format: str) -> str:
-    """Describe the wire in one of `FORMATS`."""
-    from conductor.events.reference import read_reference
+    """Describe the protocol in one of `FORMATS`."""
+    from conductor.events.docs import markdown
+    from conductor.events.schema import asyncapi, json_schema
 
-    reference = read_reference(facts())
-    if output_format == "markdown":
-        from conductor.events.reference_markdown import markdown
-
-        return markdown(reference)
-    if output_format == "schema":
-        from conductor.events.reference_schema import json_schema
-
-        return _json(json_schema(reference))
-    from conductor.events.reference_asyncapi import asyncapi
-
-    return _json(asyncapi(reference))
-
-
-def facts() -> Facts:
-    """Collect what lies above the events: the defaults of the settings, the server's ways, capabilities."""
-    from conductor import __version__
-    from conductor.conversation.profile import CAPABILITIES
-    from conductor.events.reference import Facts
-    from conductor.server.auth import SUBPROTOCOL
-    from conductor.settings import Limits, Settings
-
-    limits = Limits()
-    return Facts(
-        version=__version__,
-        path="/ws",
-        host=Settings.model_fields["host"].get_default(),
-        port=Settings.model_fields["port"].get_default(),
-        subprotocol=SUBPROTOCOL,
-        max_event_bytes=limits.max_event_bytes,
-        hard_event_bytes=limits.hard_event_bytes,
-        ping_interval=limits.ping_interval,
-        tool_timeout=limits.tool_timeout,
-        session_grace=limits.session_grace,
-        capabilities=CAPABILITIES,
-    )
+    match output_format:
+        case "markdown":
+            return markdown()
+        case "schema":
+            return _json(json_schema())
+        case _:
+            return _json(asyncapi())
 
 
 def _json(document: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""``conductor stats``: asks a running server for its figures and prints them.
+"""``conductor stats``: ask a running server for its figures and print them.
 
-The server answers whoever has its ADMIN_TOKEN; see `conductor.server.admin`.
+The server answers requests with its ADMIN_TOKEN; see `conductor.server.stats`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ import msgspec
 
 from conductor.errors import SettingsError
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+# Seconds for each step of the request.
 TIMEOUT_S = 5.0
+# Bytes of an answer: ten times that of a server with all rows in use.
 MAX_ANSWER_BYTES = 4_194_304
-"""Ten times what a server with all its rows in use answers."""
 
 _NO_ADDRESS = "--url is no address: it must begin with http:// or ws:// and a host."
 _SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 
 
 class _Times(msgspec.Struct, frozen=True):
-    """Quantiles in milliseconds, or None where nothing was timed."""
-
     p50: float | None
     p99: float | None
 
@@ -59,8 +57,6 @@ class _Counts(msgspec.Struct, frozen=True):
 
 
 class _Stats(msgspec.Struct, frozen=True):
-    """What is shown of the server's answer (`Figures.snapshot` and the process's own facts)."""
-
     version: str
     uptime_s: float
     sessions: int
@@ -72,15 +68,18 @@ class _Stats(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
+    parser.add_argument("--url", help="the server (default: as HOST and PORT say)")
     parser.add_argument("--token", help="the operator's token (ADMIN_TOKEN)")
     parser.add_argument("--json", action="store_true", help="print the server's answer, which says more")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: float = TIMEOUT_S) -> int:
-    """Ask and print; returns 0. ``timeout_s`` bounds each step. Raises `SettingsError`."""
+    """Ask and print; returns 0. ``timeout_s`` bounds each step in seconds. Raises `SettingsError`."""
+    from conductor.commands.banner import server_address
+    from conductor.settings import load_settings
+
     out = stdout or sys.stdout
-    url = _address(options.url)
+    url = _address(f"http://{server_address(load_settings())}" if options.url is None else options.url)
     answer = _fetch(url, _token(options.token), timeout_s)
     try:
         stats = msgspec.json.decode(answer, type=_Stats)
@@ -88,21 +87,20 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: fl
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise _not_conductor(url) from None
     if options.json:
-        out.write(f"{json.dumps(everything, indent=2)}\n")  # escapes all but ASCII, control characters too
+        out.write(f"{json.dumps(everything, indent=2)}\n")  # escapes control characters and all but ASCII
     else:
         out.write("\n".join(_lines(stats)) + "\n")
     return 0
 
 
 def _address(url: str) -> str:
-    """Make the address to ask of any address of the server, that of its WebSocket too."""
-    from conductor.server.admin import STATS_PATH
+    from conductor.server.stats import STATS_PATH
 
     try:
         parts = urlsplit(url)
         good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
         good = good and parts.netloc.isascii() and parts.netloc.isprintable() and " " not in parts.netloc
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # an invalid port or IPv6 address
         good = False
     if not good:
         raise SettingsError(_NO_ADDRESS)
@@ -127,8 +125,8 @@ def _token(given: str | None) -> str:
 
 
 def _fetch(url: str, token: str, timeout_s: float) -> bytes:
-    """Ask directly, with no proxy and no redirect: the token is for this server alone."""
-    import httpx2  # a tenth of a second that a server need not spend
+    # No proxy and no redirect: the token is for this server alone.
+    import httpx2  # imported late: it takes a tenth of a second
 
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
     try:
@@ -184,7 +182,6 @@ def _not_conductor(url: str) -> SettingsError:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Find what the system said, which the client wraps."""
     text = str(error)
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
@@ -262,5 +259,5 @@ def _duration(seconds: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep what clients made up from steering the terminal."""
+    # Clients make up these names: control characters must not reach the terminal.
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,21 +1,29 @@
-"""The device's answers: in time, late, repeated, or never."""
+"""Results of device calls: in time, late, repeated, or never."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import structlog
 
-from conductor.conversation.delivery import Delivery
-from conductor.conversation.late import LateCalls
-from conductor.conversation.ledger import Ledger
-from conductor.conversation.memos import LATE, DeviceMemo, decode, encode
-from conductor.conversation.profile import Profile
-from conductor.conversation.sentences import late_result
-from conductor.conversation.unknown import Unknowns
+from conductor.conversation.client_profile import ClientProfile
+from conductor.conversation.commit import Committer, EventEncoder
+from conductor.conversation.phrases import late_result
+from conductor.conversation.snapshot import (
+    LATE,
+    DeviceSnapshot,
+    LateCallsSnapshot,
+    UnknownCallsSnapshot,
+    decode,
+    encode,
+    epoch_ms,
+    loop_time,
+)
 from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolResultEvent
 from conductor.events.server import ServerEvent, ToolCancel, ToolLate
@@ -23,45 +31,146 @@ from conductor.messages import Note
 from conductor.settings import Limits
 from conductor.stores.base import CallRecord, FinishCall
 from conductor.tools.base import ToolOutcome
-from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome, stamped
-from conductor.tools.pending import Pending
+from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome, with_timing
+from conductor.tools.pending import PendingCalls
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LateCall:
+    """A call whose turn continued without its result.
+
+    ``wanted``: its result starts a turn of its own if no turn is running; that of a ``job`` always does.
+    """
+
+    record: CallRecord
+    wanted: bool
+    expires: float
+    job: bool = False
+
+
+class LateCalls:
+    """Remembers up to ``limit`` device calls for ``seconds`` each; times are the event loop's."""
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._calls: OrderedDict[str, LateCall] = OrderedDict()
+
+    def add(self, call: CallRecord, now: float, *, wanted: bool) -> None:
+        """Remember a call that was closed without its result."""
+        self._calls[call.call_id] = LateCall(call, wanted, now + self._seconds)
+        if len(self._calls) > self._limit:
+            self._calls.popitem(last=False)
+
+    def extend(self, call_id: str, now: float, seconds: float) -> None:
+        """Remember a call that became a job for ``seconds`` from now; its result starts a turn."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            self._calls[call_id] = replace(call, wanted=True, expires=now + seconds, job=True)
+
+    def dump(self) -> tuple[LateCallsSnapshot, ...]:
+        """Encode for the snapshot."""
+        return tuple(
+            LateCallsSnapshot(one.record, one.wanted, epoch_ms(one.expires), one.job)
+            for one in self._calls.values()
+        )
+
+    def restore(self, kept: Sequence[LateCallsSnapshot]) -> None:
+        """Restore from a snapshot."""
+        for one in kept:
+            call = LateCall(one.call, one.wanted, loop_time(one.expires_ms), one.job)
+            self._calls[one.call.call_id] = call
+
+    def holds(self, call_id: str, now: float) -> bool:
+        """Tell whether a late result of this call would be used."""
+        call = self._calls.get(call_id)
+        return call is not None and call.expires > now
+
+    def is_read(self, call_id: str) -> bool:
+        """Tell whether the call's effect is ``read``."""
+        call = self._calls.get(call_id)
+        return call is not None and call.record.effect == "read"
+
+    def take(self, call_id: str, now: float) -> LateCall | None:
+        """Remove and return a call, unless it has expired."""
+        call = self._calls.pop(call_id, None)
+        return call if call is not None and call.expires > now else None
+
+
+class Unknowns:
+    """Remembers, for ``seconds`` each, up to ``limit`` calls by the digest of tool and arguments.
+
+    Times are the event loop's (tools, "Unknown outcomes").
+    """
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._calls: OrderedDict[str, tuple[str, float]] = OrderedDict()
+
+    def add(self, call_id: str, digest: str, now: float) -> None:
+        """Remember a call with an unknown outcome."""
+        self._calls[call_id] = (digest, now + self._seconds)
+        if len(self._calls) > self._limit:
+            self._calls.popitem(last=False)
+
+    def dump(self) -> tuple[UnknownCallsSnapshot, ...]:
+        """Encode for the snapshot."""
+        return tuple(
+            UnknownCallsSnapshot(call_id, digest, epoch_ms(expires))
+            for call_id, (digest, expires) in self._calls.items()
+        )
+
+    def restore(self, kept: Sequence[UnknownCallsSnapshot]) -> None:
+        """Restore from a snapshot."""
+        for one in kept:
+            self._calls[one.call_id] = (one.digest, loop_time(one.expires_ms))
+
+    def settle(self, call_id: str) -> None:
+        """Forget a call whose outcome is known now."""
+        self._calls.pop(call_id, None)
+
+    def holds(self, digest: str, now: float) -> bool:
+        """Tell whether an identical call may have happened."""
+        return any(known == digest and expires > now for known, expires in self._calls.values())
+
 
 CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
 
 
 class DeviceCalls:
-    """Sees to it that each call of the device gets one recorded result, whoever gives it.
+    """Records exactly one result for each device call: the device's, a time-out's, or a cancellation's.
 
-    ``news`` collects what the model should read before the next turn; ``wants_turn`` says that it deserves
-    one of its own. ``is_busy`` tells whether a turn is running.
+    ``news`` collects the notes that the model reads before the next turn; ``wants_turn``: they start a turn
+    of their own. ``is_busy`` tells whether a turn is running.
     """
 
     def __init__(
         self,
         limits: Limits,
-        profile: Profile,
-        pending: Pending,
-        ledger: Ledger,
-        delivery: Delivery,
+        profile: ClientProfile,
+        pending: PendingCalls,
+        committer: Committer,
+        encoder: EventEncoder,
         is_busy: Callable[[], bool],
     ) -> None:
         self._limits = limits
         self._profile = profile
         self._pending = pending
-        self._ledger = ledger
-        self._delivery = delivery
-        self._outbox = delivery.outbox
+        self._committer = committer
+        self._encoder = encoder
+        self._outbox = encoder.outbox
         self._is_busy = is_busy
         self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
         self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
         self.news: list[Note] = []
         self.wants_turn = False
-        ledger.keep(LATE, self.kept)
+        committer.register(LATE, self.dump)
 
     async def take(self, event: ToolResultEvent) -> bool:
-        """Record a ``tool.result``, then wake whoever waits for it. Raises `StoreError`.
+        """Record a ``tool.result``, then wake the call that waits for it. Raises `StoreError`.
 
         Returns whether it answers a call that is outstanding.
         """
@@ -69,7 +178,7 @@ class DeviceCalls:
         if record is None:
             expected = self._outbox.acknowledge(event.call_id) is not None
             if self._take_late(event.call_id, lambda late: _outcome(event, late)):
-                await self._ledger.flush()
+                await self._committer.flush()
             return expected
         await self._finish(record, _outcome(event, record))
         return True
@@ -79,91 +188,91 @@ class DeviceCalls:
         return self._open(call_id) is not None or self._late.holds(call_id, _now())
 
     async def take_cancelled(self, event: ToolCancelled) -> None:
-        """Record what became of a call that was to be cancelled. Raises `StoreError`."""
+        """Record the outcome of a cancelled call. Raises `StoreError`."""
         record = self._open(event.call_id)
         if record is not None:
             await self._finish(record, cancelled_outcome(event.effect, event.result, _seconds_since(record)))
             return
         self._outbox.acknowledge(event.call_id)
         if event.effect == "none" and self._late.is_read(event.call_id):
-            self._late.take(event.call_id, _now())  # nothing came of it, as the model was told
+            self._late.take(event.call_id, _now())  # the model was already told that it was cancelled
             return
         self._take_late(
             event.call_id,
             lambda late: cancelled_outcome(event.effect, event.result, _seconds_since(late)),
         )
-        await self._ledger.flush()
+        await self._committer.flush()
 
     async def take_accepted(self, event: ToolAccepted) -> None:
-        """Let the turn go on without the result of a call that became a job. Raises `StoreError`."""
+        """Continue the turn without the result of a call that became a job. Raises `StoreError`."""
         record = self._open(event.call_id)
         try:
             if record is None:
                 self._outbox.acknowledge(event.call_id)
             else:
                 self._late.add(record, _now(), wanted=True)  # its result may overtake the commit
-                self._late.keep(event.call_id, _now(), self._limits.job_expiry)
-                self._ledger.changed(LATE)
+                self._late.extend(event.call_id, _now(), self._limits.job_expiry)
+                self._committer.mark_dirty(LATE)
                 await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
         finally:
-            self._late.keep(event.call_id, _now(), self._limits.job_expiry)
-            self._ledger.changed(LATE)
-        await self._ledger.flush()
+            self._late.extend(event.call_id, _now(), self._limits.job_expiry)
+            self._committer.mark_dirty(LATE)
+        await self._committer.flush()
 
     def alive(self, call_id: str) -> None:
-        """Note that the device is at work on a call: its time begins anew."""
+        """Restart a call's time limit: the device reported that it is working on it."""
         self._outbox.extend(call_id)
 
     async def time_out(self, call_id: str) -> None:
-        """Answer for a device that did not: the outcome is unknown, and a late answer still counts."""
+        """Record an unknown outcome for a call that timed out; a late result still counts."""
         record = self._open(call_id)
         if record is None:
             return
         executor = self._profile.executor
-        outcome = stamped(executor.timed_out(record.effect, _seconds_since(record)), 0.0, record.notes)
+        outcome = with_timing(executor.timed_out(record.effect, _seconds_since(record)), 0.0, record.notes)
         events = self._cancelling(record, "timeout")
         self._late.add(record, _now(), wanted=True)
-        self._ledger.changed(LATE)
+        self._committer.mark_dirty(LATE)
         try:
-            await self._ledger.commit([FinishCall(call_id, executor.settle(call_id, outcome))], events)
+            await self._committer.commit([FinishCall(call_id, executor.to_result(call_id, outcome))], events)
         except Duplicate:
-            # The device's answer came, or the turn ended, while this waited.
-            known = self._ledger.state.calls.get(call_id)
+            # The device's result came, or the turn ended, while this waited for the commit.
+            known = self._committer.state.calls.get(call_id)
             if known is not None and known.result is not None:
                 self._late.take(call_id, _now())
-                self._ledger.changed(LATE)
+                self._committer.mark_dirty(LATE)
             return
         except StoreError as error:
             log.error("time-out not recorded", call=call_id, error=type(error).__name__)
         self._pending.answer(call_id, outcome)
 
     def give_up(self, call_id: str, reason: CancelReason) -> list[ServerEvent]:
-        """Expect no answer in time any more, the call's turn being over. A late one still counts.
+        """Stop waiting for a call because its turn has ended; a late result still counts.
 
-        Gives what the device is to be told.
+        Returns the events for the device.
         """
         record = self._open(call_id)
         if record is None or record.source != "device" or not self._outbox.is_outstanding(call_id):
             return []
         sent = self._outbox.was_written(call_id)
         self._late.add(record, _now(), wanted=record.effect != "read")
-        self._ledger.changed(LATE)
+        self._committer.mark_dirty(LATE)
         self._outbox.abandon(call_id)
         spec = self._profile.executor.spec(record.name)
         stops = reason == "timeout" or (spec is not None and spec.on_interrupt == "cancel")
         return self._cancelling(record, reason) if sent and stops else []
 
-    # -- what is kept of it
+    # -- snapshot
 
-    def kept(self, told: int = 0) -> str:
-        """Write down what may still come, and what has come, without the first ``told`` of the news."""
+    def dump(self, told: int = 0) -> str:
+        """Encode the snapshot, without the first ``told`` notes."""
         news = tuple(self.news[told:])
-        memo = DeviceMemo(self._late.kept(), self.unknowns.kept(), news, self.wants_turn and bool(news))
-        return encode(memo) if memo != DeviceMemo() else ""
+        memo = DeviceSnapshot(self._late.dump(), self.unknowns.dump(), news, self.wants_turn and bool(news))
+        return encode(memo) if memo != DeviceSnapshot() else ""
 
     def restore(self, kept: str | None) -> None:
-        """Know what another process knew."""
-        memo = decode(kept, DeviceMemo)
+        """Restore from a snapshot."""
+        memo = decode(kept, DeviceSnapshot)
         if memo is not None:
             self._late.restore(memo.late)
             self.unknowns.restore(memo.unknown)
@@ -171,59 +280,55 @@ class DeviceCalls:
             self.wants_turn = memo.wants_turn
 
     def unknown(self, call_id: str, digest: str) -> None:
-        """Note a call that may have happened: an identical one does not run silently."""
+        """Remember a call that may have run: an identical one needs an approval."""
         self.unknowns.add(call_id, digest, _now())
-        self._ledger.changed(LATE)
+        self._committer.mark_dirty(LATE)
 
     # -- inside
 
     def _open(self, call_id: str) -> CallRecord | None:
-        """Find a call that has no result yet."""
-        record = self._ledger.state.calls.get(call_id)
+        record = self._committer.state.calls.get(call_id)
         return None if record is None or record.result is not None else record
 
     async def _finish(self, record: CallRecord, outcome: ToolOutcome, *, goes_on: bool = False) -> None:
-        """Record a call's result. Raises `StoreError`.
-
-        A call that ``goes_on`` has another result to come: where its turn is over, only that one is told.
-        """
+        # ``goes_on``: the call became a job, and its final result is still to come.
         call_id = record.call_id
         executor = self._profile.executor
-        outcome = stamped(outcome, 0.0, record.notes)
-        result = executor.settle(call_id, outcome, untrusted=record.untrusted)
-        self._outbox.extend(call_id)  # it has come: its time must not be over before it is recorded
+        outcome = with_timing(outcome, 0.0, record.notes)
+        result = executor.to_result(call_id, outcome, untrusted=record.untrusted)
+        self._outbox.extend(call_id)  # the result is here: it must not time out while it is recorded
         try:
-            await self._ledger.commit([FinishCall(call_id, result)])
+            await self._committer.commit([FinishCall(call_id, result)])
         except Duplicate:
             self._outbox.acknowledge(call_id)
             if not goes_on:
-                self._take_late(call_id, lambda _: outcome)  # the call was closed meanwhile
-                await self._ledger.flush()
+                self._take_late(call_id, lambda _: outcome)  # the call was closed first
+                await self._committer.flush()
             return
         except Fenced:
             raise
         except StoreError:
-            # Whoever waits records it, as soon as that is possible.
+            # The tool round records the outcome once the store is back.
             self._pending.answer(call_id, outcome)
             raise
         self._outbox.acknowledge(call_id)
         if not self._pending.answer(call_id, outcome) and not goes_on:
-            self._take_late(call_id, lambda _: outcome)  # the turn gave it up while it was recorded
+            self._take_late(call_id, lambda _: outcome)  # the turn gave the call up during the commit
 
     def _take_late(self, call_id: str, outcome: Callable[[CallRecord], ToolOutcome]) -> bool:
         late = self._late.take(call_id, _now())
         if late is None:
             return False
-        self._ledger.changed(LATE)
+        self._committer.mark_dirty(LATE)
         self.unknowns.settle(call_id)
         executor, record = self._profile.executor, late.record
-        result = executor.settle(call_id, outcome(record), untrusted=record.untrusted)
+        result = executor.to_result(call_id, outcome(record), untrusted=record.untrusted)
         self.news.append(Note(late_result(record.name, result.content), record.untrusted))
         own_turn = late.job or (late.wanted and not self._is_busy())
         self.wants_turn = self.wants_turn or own_turn
         if "late" in self._profile.capabilities:
             event = ToolLate(call_id, "turn" if own_turn else "context")
-            self._outbox.send(self._delivery.frame(event))
+            self._outbox.send(self._encoder.frame(event))
         return True
 
     def _cancelling(self, record: CallRecord, reason: CancelReason) -> list[ServerEvent]:

@@ -1,4 +1,4 @@
-"""What a history must look like, and how one is mended and cut; all of it is pure.
+"""Rules of a valid history, its repair and its truncation, as pure functions.
 
 The rules are the Messages API's, the strictest of the services (models, "Anthropic"): a history begins with
 a user's message or a note, and each assistant message with calls is followed by exactly one result for each
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.tools.base import failed
 
+# Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.
 CHARS_PER_TOKEN = 3.5
-"""A cautious estimate for English prose and JSON; the budget is a guard, not an account."""
 
 LOST_RESULT = (
     "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
@@ -23,8 +23,8 @@ LOST_RESULT = (
 def repair(messages: Sequence[Message]) -> list[Message]:
     """Return a valid history with as much of ``messages`` as can stay, in order.
 
-    Missing results are made up honestly; results without a call, repeated results and whatever stands
-    before the first user's message are left out.
+    A missing result becomes one that says it was lost. Results without a call, repeated results and
+    everything before the first user message are dropped.
     """
     if _is_valid(messages):
         return list(messages)
@@ -46,7 +46,6 @@ def repair(messages: Sequence[Message]) -> list[Message]:
 
 
 def _is_valid(messages: Sequence[Message]) -> bool:
-    """Tell whether there is nothing to mend: what is repaired before each request nearly always is."""
     expected = iter(messages)
     first = True
     for message in expected:
@@ -76,13 +75,13 @@ def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int)
 
 
 def lost_result(call_id: str) -> ToolResult:
-    """Make the result of a call whose result is nowhere."""
+    """Make the result of a call whose result was lost."""
     outcome = failed("unknown", LOST_RESULT, reason="interrupted")
     return ToolResult(call_id, outcome.content, is_error=True)
 
 
 def estimate_tokens(message: Message) -> int:
-    """Guess how many tokens a message takes."""
+    """Estimate the tokens of a message."""
     match message:
         case AssistantMessage(text=text, calls=calls, opaque=opaque):
             size = len(text) + sum(len(call.name) + len(call.arguments) + 20 for call in calls)
@@ -93,7 +92,7 @@ def estimate_tokens(message: Message) -> int:
 
 
 def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> int:
-    """Say how many messages to drop from the front; 0 while both budgets hold.
+    """Return how many messages to drop from the front; 0 while both budgets hold.
 
     Whole turns go, down to half of the budget that was exceeded: a window that slides by one turn each time
     would defeat the service's prompt cache. The last turn always stays.

@@ -1,12 +1,13 @@
-"""Durable events on their way to the client: order, replay, and the time limits of calls.
+"""Outbound events of a session: order, replay, and the time limits of calls.
 
-The shipped client handles one event after the other and answers a call before it reads on (protocol, "How
-the shipped client behaves"). So calls stand in a *lane*: the first of them has a running clock, the others
-wait for it; and a second ``tts.speak`` is held, with all that follows it, until the first is over.
+The shipped client handles one event at a time and answers a call before it reads the next (protocol, "How
+the shipped client behaves"). So calls wait in a `SerialCallQueue`: only the first one's time limit runs. A
+second ``tts.speak`` is held, with everything after it, until the first one is over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from conductor.conversation.lane import Entry, Lane
+from conductor.conversation.serial_calls import SerialCallQueue, UnackedEvent
 from conductor.conversation.transport import Frame, Transport
 from conductor.events.envelope import made_before
 from conductor.events.server import ConversationState
@@ -22,61 +23,59 @@ from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
 _UI_CALLS = ("state", "message", "speak")
+# Kinds that are never evicted: they are few, and a turn waits for each.
 _KEPT = ("call", "approval")
-"""What is never given up for want of room: there are few of them, and somebody waits for each."""
+# Least seconds that are left to a call from another process: its client has just connected.
 _LEFT_S = 1.0
-"""A call that comes from another process is waited for at least so long: its client has only just come."""
+# Unanswered UI calls (a turn sends four before its speech) that show that a client acknowledges none.
 _SIGNS_OF_SILENCE = 4
-"""A turn's UI calls before its speech: none acknowledged means that this client acknowledges none."""
 
 
 class Outbox:
-    """The unacknowledged events of one session, and the transport they go by.
+    """The unacknowledged events of one session, and the transport that carries them.
 
-    ``on_expired`` is told of each call whose time is over, and of each speech that nobody will answer for.
+    ``on_expired`` is called for each call that timed out, and each speech that will not be acknowledged.
+    ``shown_at`` is the loop's time at which the client was last connected, sent a UI call, or answered one.
     """
 
     def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
         self._limits = limits
         self._on_expired = on_expired
         self._transport: Transport | None = None
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._by_call: dict[str, Entry] = {}
-        self._held: list[Entry | Frame] = []
-        self._speaking: Entry | None = None
-        self._lane = Lane(self._expire)
+        self._entries: OrderedDict[str, UnackedEvent] = OrderedDict()
+        self._by_call: dict[str, UnackedEvent] = {}
+        self._held: list[UnackedEvent | Frame] = []
+        self._speaking: UnackedEvent | None = None
+        self._call_queue = SerialCallQueue(self._expire)
         self._client_acknowledges: bool | None = None
         self._gone: list[str] = []
         self._probe = ""
         self._probe_state: ConversationState = "thinking"
-        self._probed: list[Entry] = []
+        self._probed: list[UnackedEvent] = []
         self._last_state: OutboundRecord | None = None
+        self.shown_at = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def transport(self) -> Transport | None:
-        """The transport that is served, if one is."""
         return self._transport
 
     @property
     def speaking(self) -> bool:
-        """Whether a speech is under way on the device, as far as is known."""
         return self._speaking is not None
 
     @property
     def outstanding(self) -> bool:
-        """Whether a call waits for its answer, or for its turn to be sent."""
-        return bool(self._lane or self._held)
+        return bool(self._call_queue or self._held)
 
     async def quiet(self) -> None:
-        """Wait until nothing is outstanding: every call was answered, or its time is over."""
-        await self._lane.quiet()
+        """Wait until every call was answered or has timed out."""
+        await self._call_queue.quiet()
 
     @property
     def gone(self) -> bool:
-        """Whether events left since the last commit."""
         return bool(self._gone)
 
     def records(self) -> list[OutboundRecord]:
@@ -84,78 +83,78 @@ class Outbox:
         return [entry.record for entry in self._entries.values()]
 
     def has_had(self, event_id: str) -> bool:
-        """Tell whether an event was ever written, or has left."""
+        """Tell whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
         return entry.frame.written if entry is not None else event_id in self._gone
 
     def restore(self, record: OutboundRecord, limit: float, *, sent: bool) -> None:
-        """Take an event over that is in the store; ``sent``: its client may have had it.
+        """Restore an event from the store; ``sent``: the client may have received it.
 
-        The time that a call has had since counts.
+        A call's time limit includes the time since it was created.
         """
         if record.kind == "call":
             limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
-        entry = Entry(record, limit)
+        entry = UnackedEvent(record, limit)
         entry.frame.written = sent
-        self._note_state(record)
-        self._entries[record.event_id] = entry
-        if record.kind != "final":
-            self._by_call[record.call_id] = entry
+        self._add(entry)
         if record.kind == "call":
-            self._lane.join(entry)
+            self._call_queue.join(entry)
 
     def drop(self, event_id: str) -> None:
-        """Have the next commit forget an event that is not here."""
+        """Remove an event with the next commit, though it is not in this outbox."""
         self._gone.append(event_id)
 
-    def mute(self) -> None:
-        """Send nothing any more: the session is another's."""
+    def stop_sending(self) -> None:
+        """Stop sending: another process owns the session."""
         self._transport = None
         self._held.clear()
 
     def take_gone(self) -> list[str]:
-        """Hand over the ids of events that left since the last call; the next commit records it."""
+        """Return the ids of events that left since the last call, for the next commit to record."""
         gone, self._gone = self._gone, []
         return gone
 
     def give_back(self, gone: list[str]) -> None:
-        """Take them back: the commit failed."""
+        """Take those ids back: the commit failed."""
         self._gone[:0] = gone
 
     def put(self, record: OutboundRecord, limit: float) -> None:
-        """Add an event that has been committed, and send it as soon as it may be sent."""
+        """Add a committed event, and send it unless it has to wait."""
         if record.call_id and record.call_id == self._probe:
             self._put_probe(record, limit)
             return
-        entry = Entry(record, limit)
-        self._note_state(record)
+        entry = UnackedEvent(record, limit)
         if record.kind == "approval" and record.call_id in self._by_call:
-            self._remove(self._by_call[record.call_id])  # a card takes the place of the one before
-        self._entries[record.event_id] = entry
-        if record.kind != "final":
-            self._by_call[record.call_id] = entry
+            self._remove(self._by_call[record.call_id])  # a new card replaces the former one
+        self._add(entry)
         self._evict()
         if self._transport is not None:
             self._offer(entry)
         elif record.kind == "call":
-            self._lane.join(entry)
+            self._call_queue.join(entry)
 
-    def _note_state(self, record: OutboundRecord) -> None:
+    def _add(self, entry: UnackedEvent) -> None:
+        record = entry.record
         if record.kind == "state":
             self._last_state = record
+        last = next(reversed(self._entries.values()), None)
+        if record.kind == "speak" and last is not None and last.record.kind == "state":
+            entry.state, last.speech = last, entry
+        self._entries[record.event_id] = entry
+        if record.kind != "final":
+            self._by_call[record.call_id] = entry
 
     def _put_probe(self, record: OutboundRecord, limit: float) -> None:
         self._probed = self._unsure()
         if not self._probed or self._transport is None or self._state_sent() != self._probe_state:
-            self._gone.append(record.event_id)  # there is a newer state, which does as well
+            self._gone.append(record.event_id)  # a newer state was sent, and serves as the probe
             return
-        entry = Entry(record, limit)
+        entry = UnackedEvent(record, limit)
         self._entries[record.event_id] = self._by_call[record.call_id] = entry
-        self._entries.move_to_end(record.event_id, last=False)  # it is older than what waits
+        self._entries.move_to_end(record.event_id, last=False)  # it is sent ahead of the held events
         self._write(entry)
 
-    def _unsure(self) -> list[Entry]:
-        """List what was replayed and is waited for: a client that knew it does not answer again."""
+    def _unsure(self) -> list[UnackedEvent]:
         held = {id(one) for one in self._held}
         return [
             entry
@@ -164,7 +163,6 @@ class Outbox:
         ]
 
     def _pass_probed(self) -> None:
-        """Know that the client is done with what was replayed."""
         for entry in self._probed:
             if entry.record.event_id not in self._entries:
                 continue
@@ -175,7 +173,7 @@ class Outbox:
         self._probed = []
 
     def send(self, frame: Frame) -> None:
-        """Send what need not arrive: it keeps its place in the order, and is lost with the connection."""
+        """Send a frame that is not replayed; it keeps its place among held events."""
         if self._transport is None:
             return
         if self._held:
@@ -189,7 +187,7 @@ class Outbox:
         return call_id in self._by_call
 
     def is_ui_call(self, call_id: str) -> bool:
-        """Tell whether it is an unanswered call of the server's own, which is only shown or said."""
+        """Tell whether it is an unanswered UI call: state, message or speech."""
         entry = self._by_call.get(call_id)
         return entry is not None and entry.record.kind in _UI_CALLS
 
@@ -203,55 +201,57 @@ class Outbox:
     def acknowledge(self, call_id: str) -> OutboundRecord | None:
         """Take a call's answer; returns the call's record if it was outstanding.
 
-        The client reads in order, so an answer also acknowledges the interface events written before it,
-        but not a speech: that is over when its own answer comes.
+        The client reads in order, so an answer also acknowledges the UI events written before it, but not a
+        speech: that ends with its own answer.
         """
         entry = self._by_call.get(call_id)
         if entry is None:
             return None
+        # An abandoned call is not among the entries: what was before it is not known any more.
         for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
             if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
-                self._remove(earlier)
+                self._finish(earlier)
             elif earlier.record.kind == "speak" and earlier.replayed:
-                # Its answer went down with the old socket, and an app that knows it does not answer again.
+                # Its answer was lost with the old socket; an app that has spoken it does not answer twice.
                 self._lose(earlier)
         if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
-        self._remove(entry)
+            self.shown_at = _now()
+        self._finish(entry)
         if call_id == self._probe:
             self._pass_probed()
         self._settle()
         return entry.record
 
     def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for a client that has acknowledged nothing of a whole turn, and now starts another."""
+        """Stop waiting for acknowledgements of a client that sent none in a whole turn and starts another."""
         if self._client_acknowledges is False:
             for entry in list(self._entries.values()):
                 if entry.record.kind == "speak" and entry.frame.written:
                     self._lose(entry)
         elif self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
-            for entry in self._lane.entries:
+            for entry in self._call_queue.entries:
                 if entry.record.kind == "speak":
                     self._lose(entry)
                 elif entry.record.kind != "call":
-                    self._lane.leave(entry)
+                    self._call_queue.leave(entry)
             self._settle()
 
     def extend(self, call_id: str) -> bool:
-        """Let a call's time begin anew, for a sign of life; False if it is not waited for."""
+        """Restart a call's time limit; False if the call is not outstanding."""
         entry = self._by_call.get(call_id)
         if entry is None or entry.record.kind != "call":
             return False
-        self._lane.restart(entry)
+        self._call_queue.restart(entry)
         return True
 
-    def stood_still(self, seconds: float) -> None:
-        """Give what is waited for more time: nothing was heard while this process stood still."""
-        self._lane.postpone(seconds)
+    def suspended_for(self, seconds: float) -> None:
+        """Extend all time limits: this process was suspended, and read nothing in that time."""
+        self._call_queue.postpone(seconds)
 
     def end_speech(self, call_id: str) -> None:
-        """Count a speech as over before its answer, and never say it again: it was interrupted."""
+        """End a speech before its answer, and never replay it: it was interrupted."""
         entry = self._by_call.get(call_id)
         if entry is not None and entry.record.kind == "speak":
             entry.frame.withdrawn = True
@@ -262,28 +262,26 @@ class Outbox:
 
     @property
     def unsure(self) -> bool:
-        """Whether calls wait for the answer to one that the client may have had before it came back."""
         return bool(self._unsure())
 
     def _state_sent(self) -> ConversationState:
-        """Give the state that the client was last told, as far as is known."""
         if self._held and self._speaking is not None:
-            return "speaking"  # any later one waits
+            return "speaking"  # later states are held
         if self._last_state is None:
             return "thinking"
         call = msgspec.json.decode(self._last_state.frame)
         return cast(ConversationState, msgspec.json.decode(call["payload"]["arguments"])["state"])
 
-    def let_pass(self, call_id: str) -> ConversationState:
-        """Send this call, when it is put, past those that wait; gives the state that it is to set again.
+    def send_probe(self, call_id: str) -> ConversationState:
+        """Name the next call as the probe: it overtakes held events. Returns the state that it repeats.
 
-        Its answer says that the client is done with all that was replayed before it.
+        Its answer shows that the client has handled everything that was replayed before it.
         """
         self._probe, self._probe_state = call_id, self._state_sent()
         return self._probe_state
 
     def withdraw(self, call_id: str) -> bool:
-        """Take back a call that was not written yet; False if it was, or is not here."""
+        """Withdraw a call that was not written; False if it was written or is unknown."""
         entry = self._by_call.get(call_id)
         if entry is None or entry.frame.written:
             return False
@@ -293,21 +291,21 @@ class Outbox:
         return True
 
     def abandon(self, call_id: str) -> None:
-        """Never replay a call, and expect nothing of it.
+        """Stop replaying a call, and expect no answer.
 
-        The device may still be busy with it, so it keeps its place in the lane until it is answered or its
-        time is over: the calls behind it wait for that.
+        The device may still be working on it, so it stays in the `SerialCallQueue` until it is answered or
+        times out: the calls behind it wait for that.
         """
         entry = self._by_call.get(call_id)
         if entry is not None and self._entries.pop(entry.record.event_id, None) is not None:
             self._gone.append(entry.record.event_id)
-            if entry.record.event_id not in self._lane:
+            if entry.record.event_id not in self._call_queue:
                 del self._by_call[call_id]
 
     def handled(self, event_id: str | None) -> None:
-        """Take it that the client has handled what it was told up to this event: it says so itself.
+        """Acknowledge everything up to this event, which the client's ``resume`` names as handled.
 
-        The event may be acknowledged already, or be one that is not kept.
+        The event may be acknowledged already, or be one that is not replayed.
         """
         if event_id is None:
             return
@@ -316,29 +314,31 @@ class Outbox:
             if not entry.frame.written or not (own_id == event_id or made_before(own_id, event_id)):
                 continue
             if kind in ("state", "message", "final"):
-                self._remove(entry)
+                self._finish(entry)
             elif kind == "speak" and own_id != event_id:
-                self._lose(entry)  # it went on to the next one, and its answer is lost
+                self._lose(entry)  # the client is past it, so its answer was lost
         self._settle()
 
-    def attach(self, transport: Transport, *, states: bool = True) -> None:
-        """Serve this transport from now on, and replay to it what was not acknowledged.
+    def attach(self, transport: Transport, *, states: bool = True, relaunched: bool = False) -> None:
+        """Send to this transport from now on, and replay to it what was not acknowledged.
 
-        Of all states only the latest one, and none without ``states``: a fresh one follows then. No speech
-        that is stale; no write call that a socket ever had, since an app that was relaunched would run it
-        again (protocol, the same section), unless its client says what it has run.
+        Replays only the latest state (none without ``states``: a fresh one follows), but each speech with the
+        ``speaking`` before it, without which the app speaks with its microphone open. Drops stale speech.
+        Does not replay a write call that was written to a socket: an app that was ``relaunched`` would run it
+        twice (protocol, the same section), unless its client reports what it has run.
         """
         self._transport = transport
+        self.shown_at = _now()
         self._probe = ""
         self._held.clear()
         self._speaking = None
-        # The lane is made anew, in the order of the events; what was abandoned still comes first.
-        self._lane.retain(lambda event_id: event_id not in self._entries)
+        # Requeue the calls in the order of the events; abandoned ones stay in front.
+        self._call_queue.retain(lambda event_id: event_id not in self._entries)
         latest = next((e for e in reversed(self._entries.values()) if e.record.kind == "state"), None)
         for entry in list(self._entries.values()):
             kind = entry.record.kind
             entry.replayed = entry.frame.written
-            if kind == "state" and (entry is not latest or not states):
+            if kind == "state" and not (entry is latest and states) and not self._opens_speech(entry):
                 self._remove(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)
@@ -346,34 +346,34 @@ class Outbox:
                 kind == "call"
                 and entry.record.effect != "read"
                 and entry.frame.written
-                and not transport.resumes
+                and (relaunched or not transport.resumes)
             ):
-                self._lane.join(entry)
+                self._call_queue.join(entry)
             else:
                 self._offer(entry)
         self._settle()
 
     def detach(self) -> None:
-        """Serve no transport. Calls keep waiting; what was only shown does not."""
+        """Drop the transport. Time limits of tool calls keep running; those of UI calls stop."""
         self._transport = None
         self._held.clear()
         self._speaking = None
         for entry in list(self._entries.values()):
             if entry.record.kind == "call":
-                self._lane.join(entry)
+                self._call_queue.join(entry)
             else:
-                self._lane.leave(entry)
+                self._call_queue.leave(entry)
         self._settle()
 
     def close(self) -> None:
-        """Stop the clock."""
+        """Stop all time limits."""
         self._transport = None
         self._held.clear()
-        self._lane.clear()
+        self._call_queue.clear()
 
     # -- inside
 
-    def _before(self, entry: Entry) -> Iterator[Entry]:
+    def _before(self, entry: UnackedEvent) -> Iterator[UnackedEvent]:
         for earlier in list(self._entries.values()):
             if earlier is entry:
                 return
@@ -382,35 +382,36 @@ class Outbox:
     def _unanswered(self) -> int:
         return sum(1 for e in self._entries.values() if e.record.kind in _UI_CALLS and e.frame.written)
 
-    def _is_stale(self, entry: Entry) -> bool:
+    def _is_stale(self, entry: UnackedEvent) -> bool:
         return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
 
-    def _offer(self, entry: Entry) -> None:
+    def _offer(self, entry: UnackedEvent) -> None:
         gated = entry.record.kind == "speak" and self._speaking not in (None, entry)
         if self._held or gated:
             self._held.append(entry)
         else:
             self._write(entry)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: UnackedEvent) -> None:
         assert self._transport is not None
         kind = entry.record.kind
         if kind == "speak" and self._client_acknowledges is False:
-            # The newest speech is the only one that can still be heard, as far as anybody knows.
+            # Without acknowledgements, assume that the client is playing its newest speech.
             for earlier in self._before(entry):
                 if earlier.record.kind == "speak":
                     self._lose(earlier)
         if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
-            self._lane.join(entry)
+            self._call_queue.join(entry)
             if kind == "speak":
                 self._speaking = entry
+        if kind in _UI_CALLS:
+            self.shown_at = _now()
         self._transport.send(entry.frame)
 
     def _settle(self) -> None:
-        """Send what is held and may go now, and let the clock run for the lane's head."""
         while self._held and self._transport is not None:
             first = self._held[0]
-            if isinstance(first, Entry):
+            if isinstance(first, UnackedEvent):
                 if first.record.kind == "speak" and self._speaking not in (None, first):
                     break
                 self._held.pop(0)
@@ -419,10 +420,9 @@ class Outbox:
             else:
                 self._held.pop(0)
                 self._transport.send(first)
-        self._lane.watch()
+        self._call_queue.watch()
 
     def _evict(self) -> None:
-        """Forget the oldest interface events of a client that acknowledges nothing."""
         while len(self._entries) > self._limits.max_unacknowledged:
             oldest = next((e for e in self._entries.values() if e.record.kind not in _KEPT), None)
             if oldest is None:
@@ -433,22 +433,38 @@ class Outbox:
                 self._remove(oldest)
             self._settle()
 
-    def _remove(self, entry: Entry) -> None:
+    def _opens_speech(self, entry: UnackedEvent) -> bool:
+        speech = entry.speech
+        if speech is None or speech.record.event_id not in self._entries:
+            return False
+        return not self._is_stale(speech)
+
+    def _finish(self, entry: UnackedEvent) -> None:
+        if self._opens_speech(entry):
+            self._call_queue.leave(entry)
+        else:
+            self._remove(entry)
+
+    def _remove(self, entry: UnackedEvent) -> None:
         if entry.record.kind != "final":
             self._by_call.pop(entry.record.call_id, None)
         if self._entries.pop(entry.record.event_id, None) is not None:
             self._gone.append(entry.record.event_id)
-        self._lane.leave(entry)
+        self._call_queue.leave(entry)
         if self._speaking is entry:
             self._speaking = None
+        if entry.state is not None:
+            state, entry.state = entry.state, None
+            state.speech = None
+            state.frame.withdrawn = True  # no effect if it was already written
+            self._remove(state)
 
-    def _lose(self, entry: Entry) -> None:
-        """Forget a speech that nobody will answer for."""
+    def _lose(self, entry: UnackedEvent) -> None:
         entry.frame.withdrawn = True
         self._remove(entry)
         self._on_expired(entry.record)
 
-    def _expire(self, entry: Entry) -> None:
+    def _expire(self, entry: UnackedEvent) -> None:
         record = entry.record
         if record.kind in ("call", "speak"):
             abandoned = record.event_id not in self._entries
@@ -456,5 +472,9 @@ class Outbox:
             if not abandoned:
                 self._on_expired(record)
         else:
-            self._lane.leave(entry)
+            self._call_queue.leave(entry)
         self._settle()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

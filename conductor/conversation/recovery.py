@@ -1,65 +1,100 @@
-"""A turn that another process began: what of it is kept, and how it goes on from there.
+"""Recovery of a turn that another process started, and backoff against repeated takeovers.
 
-What was recorded decides. A call of the device is waited for under its old id; one that only reads and runs
-here is run again; one that may have changed something and whose result is nowhere is unknown, and is never
-run again (durability, "Operations").
+The record decides. A device call keeps its id and waits for its result. A server call that only reads runs
+again. A call that may have changed something and has no result becomes unknown, and never runs again
+(durability, "Operations").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import structlog
 
-from conductor.conversation.batch import Batch
-from conductor.conversation.memos import TurnMemo
-from conductor.conversation.round import Round
+from conductor.conversation.approvals import ApprovalBatch
+from conductor.conversation.snapshot import ClaimsSnapshot, TurnSnapshot, decode, encode
+from conductor.conversation.tool_round import ToolRound
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.stores.base import CallRecord, SessionState
 from conductor.tools.approvals import DEFINITION_CHANGED, Approval, decode_approvals
 from conductor.tools.base import ToolOutcome, failed
-from conductor.tools.executor import Asked, Ready, ToolExecutor, interrupted_outcome, stamped
+from conductor.tools.executor import (
+    ApprovalNeeded,
+    PreparedCall,
+    ToolExecutor,
+    interrupted_outcome,
+    with_timing,
+)
 from conductor.tools.permissions import Verdict
 
 log = structlog.get_logger(__name__)
 
+
+FIELD = "claims"
+# Takeover backoff: a claim waits if the session was claimed FREE times or more within WINDOW_S seconds (two
+# clients that take it from each other). A phone that changes networks stays below that.
+WINDOW_S = 30.0
+FREE = 6
+# Seconds of the first wait, doubled for each further claim, and the most.
+_FIRST_S = 0.5
+_MOST_S = 5.0
+
+
+def delay_s(fields: Mapping[str, str]) -> float:
+    """Return the takeover backoff in seconds, from the session's recent claims."""
+    count = len(_recent(fields))
+    return 0.0 if count < FREE else min(_MOST_S, _FIRST_S * 2.0 ** (count - FREE))
+
+
+def noted(fields: Mapping[str, str]) -> str:
+    """Encode the recent claims, with one of now."""
+    return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * FREE :]))
+
+
+def _recent(fields: Mapping[str, str]) -> tuple[float, ...]:
+    memo = decode(fields.get(FIELD), ClaimsSnapshot)
+    now = time.time()
+    return tuple(at for at in memo.times if abs(now - at) < WINDOW_S) if memo is not None else ()
+
+
+# Requests to the model for one transcript that kills its process each time; then the turn fails.
 MAX_ATTEMPTS = 2
-"""So often the model is run for the same words; then the person is told that it did not work."""
 _LOST = "connection_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A turn to go on with. ``round`` is the one whose calls were not all done, ``batch`` its questions."""
+    """A turn to resume. ``round`` is its unfinished tool round, ``batch`` that round's approvals."""
 
-    memo: TurnMemo
-    round: Round | None
-    batch: Batch | None = None
+    snapshot: TurnSnapshot
+    round: ToolRound | None
+    batch: ApprovalBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A round as it was recorded; ``standing`` are the questions that were asked about it.
+    """A tool round as it was recorded; ``standing`` are its pending approvals.
 
-    ``unknown`` are calls that may have happened, and of which nothing will ever be heard; ``changes`` names
-    the tools that have changed something in it.
+    ``unknown`` are calls that may have run and will get no result; ``changes`` names the tools that have
+    changed something in it.
     """
 
-    round: Round
-    standing: list[tuple[Asked, Approval]] = field(default_factory=list)
-    unknown: list[tuple[Ready, ToolOutcome]] = field(default_factory=list)
+    round: ToolRound
+    standing: list[tuple[ApprovalNeeded, Approval]] = field(default_factory=list)
+    unknown: list[tuple[PreparedCall, ToolOutcome]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
 
 
 def unfinished(
     state: SessionState, executor: ToolExecutor, was_sent: Callable[[str], bool], approvals: str
 ) -> Unfinished | None:
-    """Give the round whose results are not in the log yet; None if there is none.
+    """Return the tool round whose results are not in the log yet; None if there is none.
 
-    ``was_sent`` tells of a call of the device whether its event waits for an answer. ``approvals`` are the
-    open questions, as they are kept.
+    ``was_sent`` tells whether a device call's event waits for an answer. ``approvals`` are the pending
+    approvals as stored.
     """
     message = state.log[-1] if state.log else None
     if not isinstance(message, AssistantMessage) or not message.calls:
@@ -67,7 +102,7 @@ def unfinished(
     if message.calls[0].call_id not in state.calls:
         return None
     asked_about = {one.call_id: one for one in _readable(approvals)}
-    found = Unfinished(Round(message.calls))
+    found = Unfinished(ToolRound(message.calls))
     for call in message.calls:
         record = state.calls.get(call.call_id)
         if record is not None and record.result is not None:
@@ -82,12 +117,11 @@ def unfinished(
 
 
 def _take_recorded(found: Unfinished, executor: ToolExecutor, call: ToolCall, result: ToolResult) -> None:
-    """Know what a call that changes something has come to, although its round is not over."""
     if not result.is_error:
         found.changes.append(call.name)
         return
     outcome = msgspec.json.decode(result.content, type=ToolOutcome)
-    ready = executor.again(call, ())
+    ready = executor.restore(call, ())
     if outcome.error_type == "unknown" and ready is not None:
         found.unknown.append((ready, outcome))
 
@@ -97,38 +131,38 @@ def _take(
     executor: ToolExecutor,
     record: CallRecord,
     call: ToolCall,
-    how: Ready | Asked | ToolOutcome,
+    how: PreparedCall | ApprovalNeeded | ToolOutcome,
     approval: Approval | None,
 ) -> None:
     match how:
-        case Ready():
+        case PreparedCall():
             found.round.ready.append(how)
-        case Asked():
+        case ApprovalNeeded():
             found.round.asked.append(how)
             if approval is not None:
                 found.standing.append((how, approval))
         case ToolOutcome():
-            outcome = stamped(how, 0.0, record.notes)
-            found.round.results[call.call_id] = executor.settle(call.call_id, outcome)
-            ready = executor.again(call, record.notes)
+            outcome = with_timing(how, 0.0, record.notes)
+            found.round.results[call.call_id] = executor.to_result(call.call_id, outcome)
+            ready = executor.restore(call, record.notes)
             if outcome.error_type == "unknown" and ready is not None:
                 found.unknown.append((ready, outcome))
 
 
 def _go_on(
     executor: ToolExecutor, call: ToolCall, record: CallRecord, approval: Approval | None, *, sent: bool
-) -> Ready | Asked | ToolOutcome:
-    """Say how an open call goes on: run or waited for, asked about, or given up."""
+) -> PreparedCall | ApprovalNeeded | ToolOutcome:
     arguments = approval.arguments if approval is not None else None
-    ready = executor.again(call, record.notes, arguments)
-    if ready is None:  # the tool is not there any more
+    ready = executor.restore(call, record.notes, arguments)
+    if ready is None:  # the tool was removed
         return interrupted_outcome(record.effect, sent=sent or record.consent != "asked", reason=_LOST)
     if record.consent == "asked":
         if approval is None:
-            return Asked(ready, Verdict("ask", ("It was to be asked about.",), None, warn=False))
+            return ApprovalNeeded(ready, Verdict("ask", ("It was to be asked about.",), None, warn=False))
         if approval.fingerprint != ready.spec.fingerprint:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
-        return Asked(ready, Verdict("ask", approval.reasons, None, warn=False))
+        return ApprovalNeeded(ready, Verdict("ask", approval.reasons, None, warn=False))
+    # The device still has the call, or its result is unknown: it must not get a second one.
     if record.source == "device":
         return ready if sent else interrupted_outcome(record.effect, sent=True, reason=_LOST)
     if record.effect == "read" and not record.consent:

@@ -1,4 +1,4 @@
-"""What all sessions of a server share."""
+"""The services that all sessions of a server share."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conductor.conversation.lasting import LastingGrants
-from conductor.conversation.sentences import FAILURES
-from conductor.errors import ErrorCode
+from conductor.conversation.grants import LastingGrants
+from conductor.conversation.phrases import FAILURES, Failure
 from conductor.models.base import ModelProvider
+from conductor.models.budget import BudgetedProvider
+from conductor.rate_limit import ANONYMOUS, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
 from conductor.stores.base import SessionStore
 from conductor.tools.base import Toolset, ToolSpec
-from conductor.tools.figures import Figures
+from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
+from conductor.tools.policies import PolicyFile
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all sessions of a server share.
+    """The services that all sessions of a server share.
 
-    ``catalog`` is the device's tools for clients that do not declare theirs. ``failures`` are the sentences
-    that a failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` puts what
-    was said and answered into the log. ``rules`` are the operator's. Without ``lasting_grants`` nothing can
-    be allowed always.
+    ``catalog`` lists the device's tools for clients that declare none. ``failures`` are the sentences that a
+    failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
+    and replies. ``rules`` are the operator's, read from ``policies``. Without ``lasting_grants`` the scope
+    "always" is not offered. ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
     """
 
     store: SessionStore
@@ -37,9 +39,28 @@ class Services:
     limits: Limits = field(default_factory=Limits)
     interruption_mode: Literal["cancel", "queue"] = "cancel"
     log_content: bool = False
-    failures: Mapping[ErrorCode, str] = field(default_factory=lambda: FAILURES)
-    figures: Figures = field(default_factory=Figures)
+    failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
+    metrics: ToolMetrics = field(default_factory=ToolMetrics)
     rules: Sequence[Rule] = ()
+    policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     lasting_grants: LastingGrants | None = None
+    turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
+    budget: DailyBudget | None = None
+
+    def turn_rate(self, subject: str, now: float) -> SharedRate:
+        """Make the rate limit of a session's turns, shared with its subject's other sessions."""
+        limits = self.limits
+        own = TokenBucket(limits.turns_per_minute / 60, limits.turns_per_minute, now)
+        # Without tokens all people have one subject: a subject's limit would be the server's.
+        if subject == ANONYMOUS:
+            return SharedRate(own)
+        if subject not in self.turn_rates:
+            most = limits.subject_turns_per_minute
+            self.turn_rates[subject] = TokenBucket(most / 60, most, now)
+        return SharedRate(own, self.turn_rates[subject])
+
+    def provider_for(self, subject: str) -> ModelProvider:
+        """Return the model, limited to the subject's budget if one is set."""
+        return self.provider if self.budget is None else BudgetedProvider(self.provider, self.budget, subject)

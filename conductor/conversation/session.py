@@ -1,7 +1,7 @@
-"""One conversation: its connections, and how it begins, goes on elsewhere, and ends.
+"""One conversation: its connections, start, restore, drain and end.
 
 A session outlives its connections. It takes events from any connection that is bound to it, and sends to the
-one that is served.
+one that is attached.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from dataclasses import dataclass
 
 import structlog
 
-from conductor.conversation.duel import FIELD as CLAIMS
-from conductor.conversation.duel import noted
-from conductor.conversation.intake import Intake, Reception
-from conductor.conversation.memos import LATE, PROFILE, SPEECH
+from conductor.conversation.diagnostics import of_start
+from conductor.conversation.inbound import InboundHandler, Reception
 from conductor.conversation.parts import make_parts
+from conductor.conversation.recovery import FIELD as CLAIMS
+from conductor.conversation.recovery import noted
 from conductor.conversation.services import Services
+from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
 from conductor.conversation.transport import Transport
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
 from conductor.stores.base import Claim
+from conductor.tools.declarations import Reading
 
 log = structlog.get_logger(__name__)
 
+# The WebSocket close code of the older of two connections (protocol, "Base: client to server").
 SUPERSEDED = 4409
-"""The code that closes the older of two connections (protocol, "Base: client to server")."""
+# Seconds between two checks of a draining session whether its client is still connected.
 _LOOK_S = 0.1
-"""How often a draining session looks whether its client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is left of what a client knew: calls to answer again, and calls that nobody waits for."""
+    """The answer to ``resume``: calls whose result to resend, and calls that the server does not wait for."""
 
     resend: list[str]
     drop: list[str]
 
 
 class Session:
-    """One conversation, from its first event until its grace is over."""
+    """One conversation, from its first event until the grace period after its last connection ends."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Session:
         claim: Claim,
         on_lost: Callable[[bool], None] = lambda _: None,
         former: Session | None = None,
+        readings: Sequence[Reading] | None = None,
     ) -> None:
         self.key = claim.key
         self._on_lost = on_lost
@@ -59,29 +62,29 @@ class Session:
         self._limits = services.limits
         self._outbox = parts.outbox
         self._profile = parts.profile
-        self._ledger = parts.ledger
-        self._delivery = parts.delivery
+        self._committer = parts.committer
+        self._encoder = parts.encoder
         self._device = parts.device
-        self._questions = parts.questions
-        self._hearing = parts.hearing
+        self._approvals = parts.approvals
+        self._spoken_approvals = parts.spoken_approvals
         self._turns = parts.turns
-        self._intake = Intake(services.limits, parts)
+        self._inbound_handler = InboundHandler(services.limits, parts)
+        self._reopening: asyncio.Task[None] | None = None
         claims = noted(claim.state.fields)
         unsent = former.unsent(claim) if former is not None else set[str]()
-        self._ledger.keep(CLAIMS, lambda: claims)
-        self._ledger.changed(CLAIMS)
+        self._committer.register(CLAIMS, lambda: claims)
+        self._committer.mark_dirty(CLAIMS)
         if not self.is_new:
-            self._restore(unsent)
+            self._restore(unsent, readings)
 
-    def _restore(self, unsent: set[str]) -> None:
-        """Go on where the process before this one was."""
-        state = self._ledger.state
-        self._profile.restore(state.fields.get(PROFILE))
+    def _restore(self, unsent: set[str], readings: Sequence[Reading] | None) -> None:
+        state = self._committer.state
+        self._profile.restore(state.fields.get(PROFILE), readings)
         outbound, state.outbound = state.outbound, OrderedDict()
         for record in outbound.values():
             call = state.calls.get(record.call_id)
             if record.kind != "call" or (call is not None and call.result is None):
-                limit = self._delivery.limit(record, call.name if call is not None else None)
+                limit = self._encoder.limit(record, call.name if call is not None else None)
                 self._outbox.restore(record, limit, sent=record.event_id not in unsent)
             else:
                 self._outbox.drop(record.event_id)
@@ -89,74 +92,76 @@ class Session:
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
         for record in outbound.values():
-            if record.kind == "approval" and record.call_id not in self._questions.standing:
+            if record.kind == "approval" and record.call_id not in self._approvals.pending:
                 self._outbox.abandon(record.call_id)
 
     def unsent(self, claim: Claim) -> set[str]:
-        """List what the store keeps for the client and this session never sent: it knew of no such commit.
+        """List the stored events that this session never sent, because a commit seemed to have failed.
 
-        ``claim`` is the one after this session's. Nothing, if another process may have sent it.
+        ``claim`` is the one after this session's. Empty, if another process may have sent them.
         """
         kept = claim.state.fields.get(CLAIMS)
-        if claim.epoch != self._ledger.epoch + 1 or kept != self._ledger.state.fields.get(CLAIMS):
+        if claim.epoch != self._committer.epoch + 1 or kept != self._committer.state.fields.get(CLAIMS):
             return set()
         return {event_id for event_id in claim.state.outbound if not self._outbox.has_had(event_id)}
 
     def _text_at(self, position: int) -> str:
-        state = self._ledger.state
+        state = self._committer.state
         index = position - state.log_start
         message = state.log[index] if 0 <= index < len(state.log) else None
         return message.text if isinstance(message, AssistantMessage) else ""
 
     def _lose(self, stale: bool) -> None:
-        """Fall silent: another claim has the session, or what is here is not what the store has."""
         log.warning("session taken over", session=self.key.session_id, stale=stale)
-        self._on_lost(stale)  # first: it asks who was served
-        self._outbox.mute()
+        self._on_lost(stale)  # first: it looks up the attached connection
+        self._outbox.stop_sending()
 
-    def stood_still(self, seconds: float) -> None:
-        """Know that this process heard nothing for so long: clients are given as much more time."""
-        self._outbox.stood_still(seconds)
+    def suspended_for(self, seconds: float) -> None:
+        """Extend the clients' time limits: this process was suspended for ``seconds``."""
+        self._outbox.suspended_for(seconds)
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The history."""
-        return self._ledger.state.log
+        return self._committer.state.log
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running or about to."""
         return self._turns.busy
 
     # -- connections
 
     @property
     def transport(self) -> Transport | None:
-        """The connection that is served."""
         return self._outbox.transport
 
-    def attach(self, transport: Transport, *, resumed: bool) -> None:
-        """Serve this connection from now on; any other one of this session falls silent."""
+    def attach(self, transport: Transport, *, resumed: bool, same_process: bool = False) -> None:
+        """Send to this connection from now on, and suspend any other one of this session.
+
+        ``same_process``: the client has not been relaunched since it was last attached.
+        """
         previous = self._outbox.transport
-        reopens = resumed and not self.busy and not self._questions.open
+        reopens = resumed and not self.busy and not self._approvals.open
         if previous is not transport:
             if previous is not None:
-                previous.park()
+                previous.suspend()
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
-            prompting = self._questions.voice.is_being_said
-            self._outbox.attach(transport, states=not reopens)
-            if prompting and not self._questions.voice.is_being_said:
-                self._hearing.prompt_lost()
+            self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
             if self._outbox.unsure and self.busy and not transport.resumes:
-                self._parts.tasks.spawn(self._intake.probe())
+                self._parts.tasks.spawn(self._inbound_handler.probe())
+        self._spoken_approvals.attached(new=previous is not transport, same_process=same_process)
         if reopens:
-            # A transcript that was lost with the old socket has left the app waiting for this.
-            self._parts.tasks.spawn(self._intake.reopen_microphone())
-        self._turns.tell_news()
+            # A transcript lost with the old socket has left the app waiting for ``idle``.
+            self._reopening = self._parts.tasks.spawn(self._reopen())
+        else:
+            self._turns.deliver_notices()
+
+    async def _reopen(self) -> None:
+        await self._inbound_handler.reopen_microphone()
+        self._turns.deliver_notices()
 
     def detach(self, transport: Transport) -> None:
-        """Note that the connection is gone; the running turn goes on."""
+        """Note that the connection closed; the running turn continues."""
         if self._outbox.transport is transport:
             self._outbox.detach()
 
@@ -165,36 +170,35 @@ class Session:
         self._profile.reload(services)
 
     def drain(self) -> None:
-        """Begin no more turns: the server is about to stop."""
+        """Start no more turns: the server is about to stop."""
         self._parts.draining = True
-        if self._ledger.durable:
-            self._turns.lay_down()
+        if self._committer.durable:
+            self._turns.suspend()
         self._outbox.expect_no_acknowledgements()
 
     async def settled(self) -> None:
-        """Wait until no turn is running, and the client has answered every call or had its time.
+        """Wait until no turn is running, and every call of the client was answered or has timed out.
 
-        Where another process will go on with it, a turn that asks a person is not waited for, nor one that
-        waits for a client which is away.
+        With a durable store another process resumes the turn: then this does not wait for an approval, nor
+        for a client that is not connected.
         """
         while self._waits_for_turn or self._waits_for_client:
             await self._look_again()
 
     @property
     def _waits_for_turn(self) -> bool:
-        left = self._questions.open or (self.transport is None and self._turns.waits_for_device)
-        return self.busy and not (self._ledger.durable and left)
+        left = self._approvals.open or (self.transport is None and self._turns.waits_for_device)
+        return self.busy and not (self._committer.durable and left)
 
     @property
     def _waits_for_client(self) -> bool:
         return self.transport is not None and self._outbox.outstanding
 
     async def _look_again(self) -> None:
-        """Wait until what is waited for may have come, or the client may have gone."""
         if self._waits_for_turn:
             ends = [asyncio.create_task(self._turns.settled())]
-            if self._ledger.durable:
-                ends.append(asyncio.create_task(self._questions.stands()))
+            if self._committer.durable:
+                ends.append(asyncio.create_task(self._approvals.opened()))
         else:
             ends = [asyncio.create_task(self._outbox.quiet())]
         try:
@@ -204,18 +208,18 @@ class Session:
                 end.cancel()
 
     async def close(self) -> None:
-        """End the session: stop its turn, wait until that has ended, and let go of it in the store."""
+        """Stop the turn, wait for its end, and release the session in the store."""
         self._parts.floor.close()
-        self._intake.close()
-        self._hearing.close()
-        self._questions.close()
+        self._inbound_handler.close()
+        self._spoken_approvals.close()
+        self._approvals.close()
         await self._turns.close()
         self._outbox.close()
-        await self._ledger.settled(self._limits.close_timeout)
+        await self._committer.settled(self._limits.close_timeout)
         await self._parts.tasks.close(self._limits.close_timeout)
-        await self._ledger.release()
+        await self._committer.release()
 
-    # -- what the client says
+    # -- what the client sends
 
     def start(
         self,
@@ -224,12 +228,16 @@ class Session:
         *,
         resumed: bool,
         known: Known | None = None,
+        readings: Sequence[Reading] | None = None,
     ) -> None:
-        """Answer ``session.start``, then replay what this connection has not seen."""
-        rejected = self._profile.start(event)
+        """Answer ``session.start``, then replay what this connection has not seen.
+
+        ``readings`` are those of the event's tools by `read_declarations`.
+        """
+        rejected = self._profile.start(event, readings)
         transport.resumes = "resume" in self._profile.capabilities
-        if self._profile.kept() != self._ledger.state.fields.get(PROFILE):
-            self._ledger.changed(PROFILE)
+        if self._profile.dump() != self._committer.state.fields.get(PROFILE):
+            self._committer.mark_dirty(PROFILE)
         started = SessionStarted(
             self.key.session_id,
             resumed,
@@ -240,17 +248,16 @@ class Session:
             known.resend if known is not None else None,
             known.drop if known is not None else None,
         )
-        new = self._outbox.transport is not transport
         if "approval" not in self._profile.capabilities:
-            self._questions.take_cards_back()
-        transport.send(self._delivery.frame(started))
-        self.attach(transport, resumed=resumed)
-        self._hearing.attached(new=new)
+            self._approvals.withdraw_cards()
+        transport.send(self._encoder.frame(started))
+        self.attach(transport, resumed=resumed, same_process=known is not None)
+        self._inbound_handler.diagnose(of_start(event))
 
     async def learn(self, event: client.SessionStart) -> Known | None:
-        """Record what a client that comes back has done meanwhile, before `start`. Raises `StoreError`.
+        """Record the results that a reconnecting client reports, before `start`. Raises `StoreError`.
 
-        None where it does not say.
+        None without ``resume``.
         """
         resume = event.resume
         if resume is None or "resume" not in event.capabilities:
@@ -265,26 +272,29 @@ class Session:
             else:
                 await self._device.take(client.ToolResultEvent(done.call_id, done.result, done.error))
         drop += [call_id for call_id in resume.pending if not self._device.wants(call_id)]
+        # UI calls are acknowledged by `handled`; the bound holds against any number of made-up ids.
+        drop = [call_id for call_id in drop if not self._outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
         self._outbox.handled(resume.last_event_id)
         return Known(resend, drop)
 
     def rejoin(self, transport: Transport) -> None:
-        """Serve a connection again that knew this session before it was taken from the store anew."""
-        self.attach(transport, resumed=True)
-        self._hearing.attached(new=True)
+        """Attach a connection that was attached before the session was reloaded from the store."""
+        self.attach(transport, resumed=True, same_process=True)
 
     async def flush(self) -> None:
-        """Record what nobody waits for; where the store is away, a later commit takes it along."""
-        await self._ledger.try_flush()
+        """Record dirty snapshots; if the store is unreachable, a later commit records them."""
+        await self._committer.try_flush()
 
     async def verify(self) -> bool:
-        """Tell whether this process still has the session. Raises `StoreError`."""
-        return await self._ledger.verify()
+        """Tell whether this process still owns the session. Raises `StoreError`."""
+        return await self._committer.verify()
 
     async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
-        """Take one event from a connection that is bound to this session. Never waits for a turn."""
-        return await self._intake.receive(inbound, transport)
+        """Handle one event from a connection that is bound to this session. Never waits for a turn."""
+        if self._reopening is not None and not self._reopening.done():
+            await asyncio.wait([self._reopening])  # its ``idle`` precedes what this event starts
+        return await self._inbound_handler.receive(inbound, transport)
 
     async def reopen_microphone(self) -> None:
-        """Say ``idle`` where no turn will: the app is transcribing until it hears that."""
-        await self._intake.reopen_microphone()
+        """Send ``idle`` if no turn will: the app stays in its transcribing state until then."""
+        await self._inbound_handler.reopen_microphone()

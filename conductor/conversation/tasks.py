@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tasks:
-    """Holds on to tasks until they are done."""
+    """Holds references to tasks until they are done; the loop itself keeps only weak ones."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -21,7 +21,7 @@ class Tasks:
         return task
 
     async def close(self, seconds: float) -> None:
-        """Cancel what still runs, and wait that long for it to end."""
+        """Cancel the running tasks, and wait at most ``seconds`` for them to end."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What a session needs of the thing that carries its frames to a client."""
+"""The connection as a session sees it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """Bytes on their way to a client.
+    """An encoded event for a client.
 
-    ``partial``: a later partial may take this one's place. ``written`` is set when the socket has it.
-    ``withdrawn`` frames are skipped.
+    ``partial``: a later partial may replace it in the queue. ``written``: it was handed to the socket.
+    ``withdrawn`` frames are not sent.
     """
 
     data: bytes
@@ -26,21 +26,21 @@ class Transport(Protocol):
     resumes: bool
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; never waits. A queue that is full closes the connection, not the session."""
+        """Queue a frame; never waits. A full queue closes the connection, not the session."""
         ...
 
     def drop_partials(self) -> None:
-        """Forget the partials that were not written yet."""
+        """Drop the queued partials."""
         ...
 
-    def park(self) -> None:
-        """Forget what was not written yet: another connection serves the session now."""
+    def suspend(self) -> None:
+        """Drop what is queued: another connection serves the session now."""
         ...
 
     def close(self, code: int, reason: str) -> None:
-        """Begin to close the connection."""
+        """Start to close the connection."""
         ...
 
-    def lose(self, *, stale: bool) -> None:
-        """Know the session no more; where it is only ``stale``, bind to it anew."""
+    def ownership_lost(self, *, stale: bool) -> None:
+        """Unbind from the session; if its state is only ``stale``, bind to it again."""
         ...

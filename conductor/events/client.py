@@ -1,20 +1,41 @@
-"""Every event that a client may send, one struct each; fields are the payload's, in snake case."""
+"""Every event that a client may send, one struct each; fields are the payload's, in snake case.
+
+Their docstrings and descriptions are the reference's, so they name fields as they are on the wire.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 MAX_RESUMED = 256
-"""Calls that a client may name when it comes back; more are not open in one turn."""
+"""Of the calls that a client names and nobody waits for, so many are answered for when it comes back."""
 MAX_INSTRUCTIONS_BYTES = 4096
 """Protocol, "Base: client to server": ``instructions`` are at most 4 KiB."""
 
-_Id = Annotated[str, Meta(min_length=1, max_length=128)]
+_encode = msgspec.json.Encoder().encode
+
+Id = Annotated[str, Meta(min_length=1, max_length=128)]
+"""The id of an event, or of a call, as a client may give it."""
 _Short = Annotated[str, Meta(max_length=256)]
 _DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
+_ARGUMENTS = {"editedArguments": {"type": "object"}}
+_NO_ARGUMENTS = {"editedArguments": {"type": "null"}}
+_EDITS = [
+    {
+        "if": {"properties": {"decision": {"const": "edit"}}, "required": ["decision"]},
+        "then": {"properties": _ARGUMENTS, "required": ["editedArguments"]},
+    },
+    {
+        "if": {"properties": {"decision": {"const": "allow"}}, "required": ["decision"]},
+        "then": {"properties": _NO_ARGUMENTS},
+    },
+]
+"""`_check_edit` as JSON Schema."""
+_ONE = ("approvalId", "argumentsDigest", "decision")
 _TOOL = {
     "name": "lamp.switch",
     "description": "Switches the lamp of a room on or off.",
@@ -31,13 +52,19 @@ _TOOL = {
 class ResumeDone(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A call that the client has run."""
 
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
-    result: Annotated[str | None, Meta(description="What the tool gave.", examples=["on"])] = None
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    result: Annotated[Any, Meta(description="As in ``tool.result``.", examples=["on"])] = None
     error: Annotated[str | None, Meta(description="What went wrong.")] = None
+
+    def __post_init__(self) -> None:
+        _make_text(self)
 
 
 class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What the client knows of the session that it comes back to; UI calls are left out."""
+    """What the client knows of the session that it comes back to.
+
+    It is about calls of tools; UI calls may be left out, and mean nothing here.
+    """
 
     last_event_id: Annotated[
         str | None,
@@ -51,16 +78,14 @@ class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     done: Annotated[
         list[ResumeDone],
         Meta(
-            max_length=MAX_RESUMED,
             description="Calls whose result the server has not acknowledged by ``event.ack``. One with "
             "neither ``result`` nor ``error``, which may be too large here, is asked for in ``resend``.",
             examples=[[{"callId": "call_5d_1", "result": "on"}]],
         ),
     ] = []
     pending: Annotated[
-        list[_Id],
+        list[Id],
         Meta(
-            max_length=MAX_RESUMED,
             description="Calls that were received and have no result yet.",
             examples=[["call_5d_2"]],
         ),
@@ -101,20 +126,22 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     tools: Annotated[
         list[Any] | None,
         Meta(
-            description="The device's tools; read only with the capability ``tools``. Left out, they stay.",
+            description="The device's tools. Left out, they stay.",
             examples=[[_TOOL]],
+            extra={"needs": "tools"},
         ),
     ] = None
     resume: Annotated[
         Resume | None,
-        Meta(description="What the client knows already; read only with the capability ``resume``."),
+        Meta(description="What the client knows already.", extra={"needs": "resume"}),
     ] = None
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Declare the device's tools anew (capability ``tools``); answered by ``tools.changed``."""
+    """Declare the device's tools again; answered by ``tools.changed``."""
 
     TYPE: ClassVar[str] = "session.update"
+    CAPABILITY: ClassVar[str] = "tools"
     tools: Annotated[
         list[Any], Meta(description="All of the device's tools; they replace the former.", examples=[[_TOOL]])
     ]
@@ -144,20 +171,27 @@ class ToolResultEvent(msgspec.Struct, frozen=True, rename="camel"):
     """What came of a ``tool.call``. A non-null ``error`` wins over ``result``."""
 
     TYPE: ClassVar[str] = "tool.result"
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     result: Annotated[
-        str | None,
-        Meta(description="What the tool gave, often JSON as text.", examples=['{"status":"running"}']),
+        Any,
+        Meta(
+            description="What the tool gave: a string, often JSON as text. Any other value but null is taken "
+            "as its JSON text.",
+            examples=['{"status":"running"}'],
+        ),
     ] = None
     error: Annotated[
         str | None, Meta(description="What went wrong, in words that the model can pass on.", examples=[None])
     ] = None
 
+    def __post_init__(self) -> None:
+        _make_text(self)
+
 
 class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Barge-in: the person spoke, or touched, over the speech.
 
-    It concerns the oldest ``tts.speak`` that is not over. Either of ``spoken_text`` and ``played_ms`` lets
+    It concerns the oldest ``tts.speak`` that is not over. Either of ``spokenText`` and ``playedMs`` lets
     the model know how much of its reply was heard.
     """
 
@@ -179,7 +213,7 @@ class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     """A coding agent has ended; the server narrates it in a turn of its own."""
 
     TYPE: ClassVar[str] = "agent.completed"
-    agent_id: Annotated[_Id, Meta(description="The agent's id.", examples=["a-77"])]
+    agent_id: Annotated[Id, Meta(description="The agent's id.", examples=["a-77"])]
     status: Annotated[_Short, Meta(description="How it ended.", examples=["FINISHED"])]
     summary: Annotated[
         str | None, Meta(description="What it did.", examples=["Fixed the login page and its test."])
@@ -191,37 +225,44 @@ class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
 
 class ResponseCancel(msgspec.Struct, frozen=True, rename="camel"):
-    """Stop the running turn without a word (capability ``cancel``): a button instead of a barge-in."""
+    """Stop the running turn without a word: a button instead of a barge-in."""
 
     TYPE: ClassVar[str] = "response.cancel"
+    CAPABILITY: ClassVar[str] = "cancel"
 
 
 class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What became of a call that was to be cancelled (capability ``cancel``)."""
+    """What became of a call that was to be cancelled."""
 
     TYPE: ClassVar[str] = "tool.cancelled"
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    CAPABILITY: ClassVar[str] = "cancel"
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     effect: Annotated[
         Literal["none", "partial", "complete"],
         Meta(description="How much of it had happened by then.", examples=["none"]),
     ]
     result: Annotated[
-        str | None, Meta(description="What the tool gave, where it was complete, or what was done.")
+        Any, Meta(description="What the tool gave, where it was complete, or what was done.")
     ] = None
+
+    def __post_init__(self) -> None:
+        _make_text(self)
 
 
 class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
-    """The device has begun with a call (capability ``lease``): its time limit starts anew."""
+    """The device has begun with a call: its time limit starts again."""
 
     TYPE: ClassVar[str] = "tool.started"
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    CAPABILITY: ClassVar[str] = "lease"
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
 
 
 class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The device is still at it (capability ``lease``): the limit counts silence since this event."""
+    """The device is still at it: the limit counts silence since this event."""
 
     TYPE: ClassVar[str] = "tool.progress"
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    CAPABILITY: ClassVar[str] = "lease"
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     message: Annotated[str | None, Meta(description="Where it is, in words.", examples=["3 of 7"])] = None
     percent: Annotated[
         Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How much is done.", examples=[42])
@@ -229,11 +270,24 @@ class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
 
 class ToolAccepted(msgspec.Struct, frozen=True, rename="camel"):
-    """The call has become a job (capability ``async``): the turn goes on, the ``tool.result`` comes later."""
+    """The call has become a job: the turn goes on, the ``tool.result`` comes later."""
 
     TYPE: ClassVar[str] = "tool.accepted"
-    call_id: Annotated[_Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
+    CAPABILITY: ClassVar[str] = "async"
+    call_id: Annotated[Id, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     job_id: Annotated[_Short, Meta(description="The device's own name for the job.", examples=["job-7"])]
+
+
+class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
+    """A person can see the card of a request now.
+
+    From then on a yes by voice counts for the card too; words that were on their way before it do not. An app
+    that never sends this is answered by ``approval.response`` alone.
+    """
+
+    TYPE: ClassVar[str] = "approval.shown"
+    CAPABILITY: ClassVar[str] = "approval"
+    approval_id: Annotated[Id, Meta(description="Of the request.", examples=["appr_5d_1"])]
 
 
 class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -243,7 +297,8 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     which are meant.
     """
 
-    approval_id: Annotated[_Id, Meta(description="Of the request.", examples=["appr_5d_1"])]
+    CONDITIONS: ClassVar[Mapping[str, Any]] = {"allOf": _EDITS}
+    approval_id: Annotated[Id, Meta(description="Of the request.", examples=["appr_5d_1"])]
     arguments_digest: Annotated[
         str,
         Meta(
@@ -274,13 +329,30 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Decide a call that was asked about (capability ``approval``): one, or several in ``decisions``.
+    """Decide a call that was asked about: one, or several in ``decisions``.
 
-    Either ``approval_id``, ``arguments_digest`` and ``decision`` are given, or ``decisions`` alone.
+    Either ``approvalId``, ``argumentsDigest`` and ``decision`` are given, or ``decisions`` alone.
     """
 
     TYPE: ClassVar[str] = "approval.response"
-    approval_id: Annotated[_Id | None, Meta(description="Of the request.", examples=["appr_5d_1"])] = None
+    CAPABILITY: ClassVar[str] = "approval"
+    CONDITIONS: ClassVar[Mapping[str, Any]] = {
+        "allOf": _EDITS,
+        # Null is as good as left out, so `required` alone would say too little and too much.
+        "oneOf": [
+            {
+                "title": "one decision",
+                "properties": {"decisions": {"type": "null"}} | {name: {"type": "string"} for name in _ONE},
+                "required": list(_ONE),
+            },
+            {
+                "title": "several decisions",
+                "properties": {"decisions": {"type": "array"}} | {name: {"type": "null"} for name in _ONE},
+                "required": ["decisions"],
+            },
+        ],
+    }
+    approval_id: Annotated[Id | None, Meta(description="Of the request.", examples=["appr_5d_1"])] = None
     arguments_digest: Annotated[
         Annotated[str, Meta(max_length=128)] | None,
         Meta(description="Of the request; see ``decisions`` for all of these fields.", examples=[_DIGEST]),
@@ -328,6 +400,12 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
         ]
 
 
+def _make_text(event: ResumeDone | ToolResultEvent | ToolCancelled) -> None:
+    """Let a result that is no string be its JSON text: apps send objects."""
+    if event.result is not None and not isinstance(event.result, str):
+        msgspec.structs.force_setattr(event, "result", _encode(event.result).decode())
+
+
 def _check_edit(decision: str | None, edited_arguments: dict[str, Any] | None) -> None:
     if decision == "edit" and edited_arguments is None:
         raise ValueError("an edit needs editedArguments")
@@ -348,5 +426,6 @@ ClientEvent: TypeAlias = (
     | ToolStarted
     | ToolProgress
     | ToolAccepted
+    | ApprovalShown
     | ApprovalResponse
 )

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import msgspec
 
@@ -25,24 +25,7 @@ BINARY_MARK = b"\x00"
 
 _NO_CHOICE = "Invalid enum value"
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-_TYPES: dict[str, type[ClientEvent]] = {
-    event.TYPE: event
-    for event in (
-        client.SessionStart,
-        client.SessionUpdate,
-        client.TranscriptPartial,
-        client.TranscriptFinal,
-        client.ToolResultEvent,
-        client.OutputInterrupted,
-        client.AgentCompleted,
-        client.ResponseCancel,
-        client.ToolCancelled,
-        client.ToolStarted,
-        client.ToolProgress,
-        client.ToolAccepted,
-        client.ApprovalResponse,
-    )
-}
+_TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(ClientEvent)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +93,14 @@ def _refuse(message: str, found: _Found, code: ErrorCode = "invalid_event") -> N
     raise InvalidFrame(code, message, found) from None
 
 
+class _LargeResult(msgspec.Struct, rename="camel"):
+    """The payload of a `_Large`; the result is not built, whatever it holds."""
+
+    call_id: client.Id
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str | None = None
+
+
 class _Large(msgspec.Struct, rename="camel"):
     """A large ``tool.result``: other fields are passed over without being built."""
 
@@ -118,10 +109,11 @@ class _Large(msgspec.Struct, rename="camel"):
     timestamp: str | None = None
     session_id: str | None = None
     protocol_version: int = PROTOCOL_VERSION
-    payload: client.ToolResultEvent | None = None
+    payload: _LargeResult | None = None
 
 
-_decode_result = msgspec.json.Decoder(_Large).decode
+_decode_large_result = msgspec.json.Decoder(_Large).decode
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
@@ -133,7 +125,8 @@ def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
     if found.type != client.ToolResultEvent.TYPE:
         _refuse(f"event_too_large:{len(frame)}", found)
     try:
-        large = _decode_result(frame)
+        large = _decode_large_result(frame)
+        event = None if large.payload is None else _result_of(large.payload)
     except UnicodeDecodeError:
         _refuse("invalid_utf8", found)
     except msgspec.ValidationError as error:
@@ -153,7 +146,17 @@ def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
     if len(frame) - len(_encode(large.payload)) <= max_bytes:
         _check_keys(frame, found)
     assert found.id is not None and found.session_id is not None
-    return Inbound(found.id, found.type, found.session_id, len(frame), large.payload)
+    return Inbound(found.id, found.type, found.session_id, len(frame), event)
+
+
+def _result_of(large: _LargeResult) -> client.ToolResultEvent:
+    raw = bytes(large.result)
+    result: str | None
+    if raw == b"null":
+        result = None
+    else:
+        result = _decode_text(raw) if raw.startswith(b'"') else raw.decode()
+    return client.ToolResultEvent(large.call_id, result, large.error)
 
 
 def _read_head(frame: bytes, found: _Found) -> None:

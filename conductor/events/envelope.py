@@ -10,6 +10,9 @@ from typing import ClassVar, Protocol
 import msgspec
 
 PROTOCOL_VERSION = 1
+PATH = "/ws"
+SUBPROTOCOL = "conductor.v1"
+"""What a browser names beside ``bearer.TOKEN``; the token itself is never echoed."""
 
 
 class Payload(Protocol):
@@ -37,7 +40,7 @@ def encode_event(event_id: str, session_id: str, payload: Payload) -> bytes:
     return _encode(Envelope(event_id, payload.TYPE, timestamp(), session_id, PROTOCOL_VERSION, payload))
 
 
-class IdSource:
+class IdGenerator:
     """Makes unique ids: a random prefix and a counter, since a uuid costs 25 times as much."""
 
     def __init__(self, kind: str) -> None:
@@ -73,3 +76,6 @@ def timestamp() -> str:
         _second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         _second = second
     return f"{_second_text}.{rest:03d}Z"
+
+
+new_call_id = IdGenerator("call")

@@ -1,4 +1,7 @@
-"""Every event that the server may send, one struct each; fields are the payload's, in snake case."""
+"""Every event that the server may send, one struct each; fields are the payload's, in snake case.
+
+Their docstrings and descriptions are the reference's, so they name fields as they are on the wire.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,30 @@ STATE_MEANINGS: Mapping[ConversationState, str] = MappingProxyType(
     }
 )
 """What each state means for the app's screen and microphone."""
+
+CAPABILITIES: Mapping[str, str] = MappingProxyType(
+    {
+        "resume": "The client says what it knows when it comes back, and keeps what is not acknowledged.",
+        "tools": "The app declares its own tools.",
+        "approval": "The app shows calls that need a person's consent, and sends the decisions.",
+        "cancel": "Turns and calls are cancelled by events.",
+        "lease": "The time limit of a call counts silence.",
+        "late": "Results after the time limit are confirmed.",
+        "async": "A call may go on as a job beside the conversation.",
+        "activity": "The app is told when a tool begins and ends, wherever it runs.",
+        "diagnostics": "The app's developer is told what the server ignores.",
+    }
+)
+"""The extensions that this version accepts, each with its meaning."""
+
+DiagnosticCode: TypeAlias = Literal[
+    "unknown_event",
+    "unknown_capability",
+    "missing_capability",
+    "unknown_field",
+    "unknown_time_zone",
+    "unknown_call",
+]
 
 
 class RejectedTool(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,13 +80,14 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     accepted_tools: Annotated[
         list[str] | None,
         Meta(
-            description="Names of the declared tools that the model is offered (capability ``tools``).",
+            description="Names of the declared tools that the model is offered.",
             examples=[["lamp.switch"]],
+            extra={"needs": "tools"},
         ),
     ] = None
     rejected_tools: Annotated[
         list[RejectedTool] | None,
-        Meta(description="The declared tools that it is not (capability ``tools``).", examples=[[]]),
+        Meta(description="The declared tools that it is not.", examples=[[]], extra={"needs": "tools"}),
     ] = None
     reason: Annotated[
         Literal["new", "not_kept"] | None,
@@ -72,24 +100,26 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     resend: Annotated[
         list[str] | None,
         Meta(
-            description="Calls whose ``tool.result`` is to be sent again (capability ``resume``).",
+            description="Calls whose ``tool.result`` is to be sent again.",
             examples=[[]],
+            extra={"needs": "resume"},
         ),
     ] = None
     drop: Annotated[
         list[str] | None,
         Meta(
-            description="Calls that are no longer wanted: not to be started, their results to be forgotten "
-            "(capability ``resume``).",
+            description="Calls that are no longer wanted: not to be started, their results to be forgotten.",
             examples=[[]],
+            extra={"needs": "resume"},
         ),
     ] = None
 
 
 class EventAck(msgspec.Struct, frozen=True, rename="camel"):
-    """Transcripts and results that are recorded: the client may forget them (capability ``resume``)."""
+    """Transcripts and results that are recorded: the client may forget them."""
 
     TYPE: ClassVar[str] = "event.ack"
+    CAPABILITY: ClassVar[str] = "resume"
     event_ids: Annotated[
         list[str], Meta(description="The envelope ids of the client's events.", examples=[["cevt_3"]])
     ]
@@ -102,7 +132,7 @@ class SpeechPartial(msgspec.Struct, frozen=True, rename="camel"):
     text: Annotated[
         str,
         Meta(
-            description="All of the text so far; it begins anew with each message of the model.",
+            description="All of the text so far; it begins again with each message of the model.",
             examples=["Seventeen percent of 2340"],
         ),
     ]
@@ -134,7 +164,7 @@ class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     ]
     timeout_ms: Annotated[
         int | None,
-        Meta(description="How long the server waits without a sign of life (capability ``lease``)."),
+        Meta(description="How long the server waits without a sign of life.", extra={"needs": "lease"}),
     ] = None
 
 
@@ -154,9 +184,10 @@ class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 
 class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
-    """The device's tools are now these (capability ``tools``)."""
+    """The device's tools are now these."""
 
     TYPE: ClassVar[str] = "tools.changed"
+    CAPABILITY: ClassVar[str] = "tools"
     accepted_tools: Annotated[
         list[str],
         Meta(description="Names of the tools that the model is offered.", examples=[["lamp.switch"]]),
@@ -171,12 +202,13 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
-    """The result of a call is not waited for any more: stop it (capability ``cancel``).
+    """The result of a call is not waited for any more: stop it.
 
     Answered by ``tool.cancelled``, or by the ``tool.result`` if that was faster.
     """
 
     TYPE: ClassVar[str] = "tool.cancel"
+    CAPABILITY: ClassVar[str] = "cancel"
     call_id: Annotated[str, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     reason: Annotated[
         Literal["barge_in", "superseded", "timeout", "session_end"],
@@ -185,9 +217,10 @@ class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
-    """A result that came after its time is used all the same (capability ``late``)."""
+    """A result that came after its time is used all the same."""
 
     TYPE: ClassVar[str] = "tool.late"
+    CAPABILITY: ClassVar[str] = "late"
     call_id: Annotated[str, Meta(description="The ``callId`` of the call.", examples=["call_5d_1"])]
     delivered_as: Annotated[
         Literal["context", "turn"],
@@ -199,9 +232,10 @@ class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A tool begins or ends, wherever it runs (capability ``activity``)."""
+    """A tool begins or ends, wherever it runs."""
 
     TYPE: ClassVar[str] = "tool.activity"
+    CAPABILITY: ClassVar[str] = "activity"
     call_id: Annotated[str, Meta(description="Names the call.", examples=["call_5d_1"])]
     name: Annotated[str, Meta(description="The tool.", examples=["calculator"])]
     source: Annotated[
@@ -219,9 +253,10 @@ class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """A call that runs only if the person says so (capability ``approval``)."""
+    """A call that runs only if the person says so."""
 
     TYPE: ClassVar[str] = "approval.request"
+    CAPABILITY: ClassVar[str] = "approval"
     approval_id: Annotated[str, Meta(description="Names the request.", examples=["appr_5d_1"])]
     batch_id: Annotated[
         str, Meta(description="The same for all requests of one reply of the model.", examples=["batch_5d_1"])
@@ -235,7 +270,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
         str,
         Meta(
             description="Hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON "
-            "(sorted keys, no spaces, UTF-8). The decision echoes it.",
+            "(RFC 8785). The decision echoes it.",
             examples=["26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"],
         ),
     ]
@@ -258,9 +293,10 @@ class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What became of a request, or of a decision that came too late for one (capability ``approval``)."""
+    """What became of a request, or of a decision that came too late for one."""
 
     TYPE: ClassVar[str] = "approval.resolved"
+    CAPABILITY: ClassVar[str] = "approval"
     approval_id: Annotated[str, Meta(description="Of the request.", examples=["appr_5d_1"])]
     outcome: Annotated[
         Literal["allowed", "denied", "edited", "expired", "superseded", "refused"],
@@ -272,6 +308,29 @@ class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_default
     message: Annotated[str | None, Meta(description="Why, for people.")] = None
 
 
+class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A mistake of the client that is otherwise ignored in silence.
+
+    It is for the app's author. Each is sent once a session; what it is about was ignored.
+    """
+
+    TYPE: ClassVar[str] = "diagnostic"
+    CAPABILITY: ClassVar[str] = "diagnostics"
+    severity: Annotated[
+        Literal["info", "warning"],
+        Meta(description="``info`` may be meant, ``warning`` is a mistake.", examples=["warning"]),
+    ]
+    code: Annotated[DiagnosticCode, Meta(description="What it is.", examples=["unknown_field"])]
+    message: Annotated[
+        str,
+        Meta(
+            description="The same in words; it may quote the client's own names.",
+            examples=["'annotations.readonlyHint' of the tool 'lamp.switch' is not known."],
+        ),
+    ]
+    event_id: Annotated[str | None, Meta(description="The id of the event that it is about.")] = None
+
+
 class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
     """A sign of life; a client ignores it."""
 
@@ -280,6 +339,7 @@ class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
 
 ServerEvent: TypeAlias = (
     SessionStarted
+    | EventAck
     | SpeechPartial
     | SpeechFinal
     | ToolCallEvent
@@ -290,7 +350,7 @@ ServerEvent: TypeAlias = (
     | ToolActivity
     | ApprovalRequest
     | ApprovalResolved
-    | EventAck
+    | Diagnostic
     | SessionPing
 )
 

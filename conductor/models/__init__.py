@@ -1,1 +1,1 @@
-"""Model providers: one seam, one file a provider."""
+"""Model providers: one interface, one file a provider."""

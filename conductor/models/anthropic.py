@@ -1,7 +1,7 @@
 """The model provider for Anthropic's Messages API.
 
-The official SDK takes a second or two to import (`anthropic_client` does it), so that happens in `start`,
-in a thread, or at the first request, and not when this module is imported.
+Importing the official SDK takes a second or two. `anthropic_client` imports it, and that module is imported
+by `start` in a thread, or by the first request.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from random import Random
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_render import PROVIDER, body_of, encode, names_of
+from conductor.models.anthropic_request import PROVIDER, body_of, encode, names_of
 from conductor.models.base import ModelEvent, ModelRequest
-from conductor.models.retry import RetryPolicy, Waiting, with_retries
+from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 if TYPE_CHECKING:
-    from conductor.models.anthropic_client import MessagesClient, Reply
+    from conductor.models.anthropic_client import MessagesClient, ReplyStream
     from conductor.settings import Settings
 
 DEFAULT_BASE_URL = "https://api.anthropic.com"
@@ -27,10 +28,10 @@ class AnthropicProvider:
     """Anthropic's Messages API, streaming.
 
     ``max_tokens`` is the limit for spoken answers; with tools offered it is raised
-    (`anthropic_render.body_of`). ``pool_size`` is how many requests may be under way at once, and how many
-    connections are kept: as many as the sessions served. ``keep_alive_s`` is how long an idle connection is
-    kept. With ``trust_env`` the HTTP client looks at the environment's proxy and certificate variables, as
-    HTTP clients do.
+    (`anthropic_request.body_of`). ``pool_size`` is the largest number of concurrent requests and of
+    connections kept: as many as the sessions served. ``keep_alive_s`` is how long an idle connection is kept.
+    With ``trust_env`` the HTTP client reads the environment's proxy and certificate variables, as HTTP
+    clients do.
 
     Use ``contextlib.aclosing`` around `stream`: only closing it, or cancelling the task that is inside it,
     stops the request at once.
@@ -49,7 +50,7 @@ class AnthropicProvider:
         keep_alive_s: float = 60.0,
         trust_env: bool = True,
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
-        waiting: Waiting = Waiting(),  # noqa: B008 - a frozen value
+        waiting: RetryClock = RetryClock(),  # noqa: B008 - a frozen value
         random: Random | None = None,
     ) -> None:
         self._api_key = api_key
@@ -67,7 +68,7 @@ class AnthropicProvider:
         self._draining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Import the SDK, in a thread, and make the client, so that the first request need not wait."""
+        """Import the SDK in a thread and make the client, so that the first request need not wait."""
         await self._started()
 
     async def _started(self) -> MessagesClient:
@@ -107,8 +108,8 @@ class AnthropicProvider:
         finally:
             await self._let_go(reply)
 
-    async def _let_go(self, reply: Reply) -> None:
-        """Close a stream that is not finished; read a finished one to its end, which keeps its connection."""
+    async def _let_go(self, reply: ReplyStream) -> None:
+        # A finished stream is read to its end: only then its connection is reused.
         if not reply.decoder.finished:
             await reply.aclose()
             return
@@ -117,7 +118,7 @@ class AnthropicProvider:
         task.add_done_callback(self._draining.discard)
 
     async def aclose(self) -> None:
-        """Close all connections. Streams that are under way fail."""
+        """Close all connections. Running streams fail."""
         draining = list(self._draining)
         for task in draining:
             task.cancel()
@@ -131,14 +132,35 @@ def _import_client() -> None:
 
 
 def from_settings(settings: Settings) -> AnthropicProvider:
-    """Make the provider from the settings. Raises `SettingsError` without a key."""
+    """Make the provider from the settings.
+
+    Raises `SettingsError` without a key, and for settings that the SDK would report as a lost connection.
+    """
     if settings.anthropic_api_key is None:
         raise SettingsError(
             "ANTHROPIC_API_KEY is not set; the anthropic provider needs it (the demo needs none)."
         )
+    key = settings.anthropic_api_key.get_secret_value()
+    if not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\"":
+        raise SettingsError("ANTHROPIC_API_KEY holds spaces, quotes or other characters that no key has.")
+    if settings.anthropic_base_url is not None:
+        _check_address(settings.anthropic_base_url)
     return AnthropicProvider(
-        settings.anthropic_api_key.get_secret_value(),
-        settings.anthropic_model,
-        settings.anthropic_max_tokens,
-        settings.anthropic_base_url,
+        key, settings.anthropic_model, settings.anthropic_max_tokens, settings.anthropic_base_url
     )
+
+
+def _check_address(base_url: str) -> None:
+    try:
+        url = urlsplit(base_url)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # an invalid port or IPv6 address
+        good = False
+    if not good:
+        raise SettingsError(
+            "ANTHROPIC_BASE_URL is no address: it must begin with https:// or http:// and a host."
+        )
+    if url.username is not None or url.password is not None:
+        raise SettingsError("ANTHROPIC_BASE_URL must hold no user name and no password.")
+    if url.path.rstrip("/").endswith("/v1"):
+        raise SettingsError("ANTHROPIC_BASE_URL must not end in /v1: that is added.")

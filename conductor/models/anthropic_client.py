@@ -1,7 +1,7 @@
 """Requests to the Messages API through the official SDK, and the raw bytes that come back.
 
-The SDK does authentication, requests and errors over its aiohttp transport; the stream is decoded by
-`anthropic_events`, since the SDK's own event objects cost ten times as much a token. Importing this module
+The SDK does authentication, requests and errors over its aiohttp transport. `anthropic_stream` decodes the
+stream, because the SDK's own event objects cost ten times as much for each token. Importing this module
 imports the SDK.
 """
 
@@ -18,31 +18,32 @@ import msgspec
 import structlog
 
 from conductor.errors import ModelError
-from conductor.models.anthropic_errors import failure, from_status
-from conductor.models.anthropic_events import ReplyDecoder
+from conductor.models.anthropic_stream import ReplyDecoder, failure, from_status
 from conductor.models.base import ModelEvent
-from conductor.models.names import NameMap
+from conductor.models.tool_names import ToolNameMap
 
+# Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0
+# Seconds to read the rest of a response; then its connection is given up.
 DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
 _BROKEN = (httpx2.RequestError, aiohttp.ClientError, OSError, RuntimeError)
-"""How a connection fails. RuntimeError("Connection closed.") is what aiohttp says if this side closed it."""
+"""Errors of a lost connection. aiohttp raises RuntimeError("Connection closed.") if this side closed it."""
 
 log = structlog.get_logger(__name__)
 
 
-class Reply:
-    """A stream that has begun. ``events`` are those that the last bytes gave."""
+class ReplyStream:
+    """An open response stream. ``events`` are those of the last bytes."""
 
-    def __init__(self, response: httpx2.Response, names: NameMap) -> None:
+    def __init__(self, response: httpx2.Response, names: ToolNameMap) -> None:
         self.events: list[ModelEvent] = []
         self.decoder = ReplyDecoder(names)
         self._response = response
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
 
     async def read(self) -> None:
-        """Read on until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
+        """Read until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
         self.events = []
         while not self.events:
             self.events = self.decoder.feed(await self._next_chunk())
@@ -60,7 +61,7 @@ class Reply:
             raise failure("connection") from None
 
     async def drain(self) -> None:
-        """Read what follows the last event: the response's end, as a rule there already; then close."""
+        """Read the rest of a finished response, which usually has arrived already; then close."""
         with contextlib.suppress(TimeoutError, httpx2.HTTPError, OSError, RuntimeError):
             async with asyncio.timeout(DRAIN_S):
                 async for _ in self._chunks:
@@ -68,12 +69,12 @@ class Reply:
         await self._response.aclose()
 
     async def aclose(self) -> None:
-        """Close the response, and with it a connection whose response is not at its end."""
+        """Close the response; its connection is closed unless the response has ended."""
         await self._response.aclose()
 
 
 class MessagesClient:
-    """One pool of connections to the service; see `conductor.models.anthropic` for the parameters."""
+    """A connection pool to the service; `conductor.models.anthropic` explains the parameters."""
 
     def __init__(
         self, api_key: str, base_url: str, *, pool_size: int, keep_alive_s: float, trust_env: bool
@@ -92,17 +93,17 @@ class MessagesClient:
         self._headers = httpx2.Headers(given)
         self._headers.update(_HEADERS)
 
-    async def open(self, body: bytes, names: NameMap, silence_s: float) -> Reply:
+    async def open(self, body: bytes, names: ToolNameMap, silence_s: float) -> ReplyStream:
         """Send the request and read until the first events.
 
-        ``silence_s`` bounds how long no byte may come, now and later. Raises `ModelError`.
+        ``silence_s`` bounds the time between two bytes, now and later. Raises `ModelError`.
         """
         try:
             async with asyncio.timeout(silence_s):
                 response = await self._send(body, silence_s)
         except TimeoutError:
             raise failure("timeout") from None
-        reply = Reply(response, names)
+        reply = ReplyStream(response, names)
         try:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise failure("protocol")
@@ -113,9 +114,8 @@ class MessagesClient:
         return reply
 
     async def _send(self, body: bytes, silence_s: float) -> httpx2.Response:
-        """Post the request. Raises `ModelError` for a status that is no success."""
-        # The SDK's own HTTP client, address, credentials and headers, put together once: its methods do that
-        # anew for each request and walk the whole body, which took as long as all the rest.
+        # The SDK's own HTTP client, address, credentials and headers, put together once. The SDK's methods
+        # repeat that for each request and walk the whole body, which took as long as all the rest.
         timeout = {"connect": min(CONNECT_TIMEOUT_S, silence_s), "read": silence_s}
         request = httpx2.Request(
             "POST", self._url, headers=self._headers, content=body, extensions={"timeout": timeout}
@@ -147,7 +147,7 @@ class _Failure(msgspec.Struct):
 
 
 def _message_of(response: httpx2.Response) -> str:
-    """Read the service's own words, which only decide what kind of failure it is: they are never shown."""
+    # The service's words only decide which kind of failure it is; they are never shown.
     try:
         return msgspec.json.decode(response.content, type=_Failure).error.message
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The seam between a turn and a model service."""
+"""The interface between a turn and a model service."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ StopReason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolDefinition:
-    """A tool as a model sees it. ``name`` is the tool's own dotted name; a provider maps it as it must.
+    """A tool as a model sees it. ``name`` is the tool's dotted name; a provider maps it to an accepted one.
 
-    Definitions are equal only to themselves, so that what is made of them can be cached by them.
+    Definitions compare by identity, so that a cache can use them as keys.
     """
 
     name: str
@@ -29,10 +29,10 @@ class ToolDefinition:
 class ModelRequest:
     """One call of the model.
 
-    ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message,
-    a note or tool results. ``tool_choice`` "none" switches the tools off and leaves them in the request.
-    ``silence_s`` bounds how long the service may send no byte; ``deadline_s`` is what is left of the turn,
-    within which retries must stay.
+    ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message, a note
+    or tool results. ``tool_choice`` "none" forbids calls, but leaves the tools in the request. ``silence_s``
+    bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
+    retries.
     """
 
     system: str
@@ -45,7 +45,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens used by one call of the model, as far as the service says."""
+    """Tokens used by one call of the model, as reported by the service."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -55,14 +55,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Some more words of the reply."""
+    """More text of the reply."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The reply is complete. ``opaque`` goes into the `AssistantMessage` and comes back with it."""
+    """The reply is complete. ``opaque`` is stored in the `AssistantMessage` and sent back with it."""
 
     stop: StopReason
     usage: Usage = field(default_factory=Usage)
@@ -75,22 +75,23 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | Finished
 class ModelProvider(Protocol):
     """A model service.
 
-    ``stream`` yields the reply as it arrives and ends with exactly one `Finished`; a `ToolCall` is yielded
-    when its block ends, and its ``arguments`` are the raw text, which is complete JSON only if the stop
-    reason is ``tool_use``. Closing the iterator (``aclose``) stops the request at the service at once.
-    Raises `ModelError`; retries (429, 5xx, 529, connection) happen inside, only before the first event.
+    ``stream`` yields the reply as it arrives and ends with exactly one `Finished`. A `ToolCall` is yielded
+    when its block ends; its ``arguments`` are the raw text, which is complete JSON only if the stop reason is
+    ``tool_use``. Closing the iterator (``aclose``) stops the request at the service at once. Raises
+    `ModelError`; retries (429, 5xx, 529, connection) happen inside, only before the first event. If a reply
+    breaks off later, the turn repeats the request once.
     """
 
     name: str
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model to go on from ``request.messages``."""
+        """Stream the reply to ``request.messages``."""
         ...
 
     async def start(self) -> None:
-        """Get ready, so that the first request need not wait; `stream` works without it."""
+        """Prepare, so that the first request need not wait; optional."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...

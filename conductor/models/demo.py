@@ -1,29 +1,8 @@
 """The demo model: it needs no key and no network, and understands a short list of requests.
 
 It is a demonstration and a test fake, not an assistant. It calls tools through the same loop as any model
-does, decides from the request's messages and tools alone, and keeps nothing itself.
-
-==========================================  ========================================================
-what is said                                what it does
-==========================================  ========================================================
-"what time is it (in Tokyo, Paris …)"       get_current_time, one call a place; also "what day is it"
-"what is 17% of 2340", "3 + 4 * (2 - 1)"    calculator; also "square root of", "squared", number words
-two of these in one sentence                both calls in one reply
-"start an agent to … (in owner/repo)"       agent.spawn; asks for the repository if none was named
-"owner/repo", "pick a repository"           answers that question; repositories.select, then agent.spawn
-"status of agent X", "how is the agent"     agent.status; without a name, of the agent started last
-"tell agent X to …", "cancel agent X"       agent.followup, agent.cancel
-"list my agents", "list my repositories"    agent.list, repositories.list
-"add a task to …", "list my tasks",         add_task, list_tasks, update_task
-"task 2 is done", "start task 2"
-"read the file X", "list the files",        read_file, get_file_tree, create_file
-"create a file X saying …"
-"call TOOL with {json}"                     that tool, with those arguments
-"say …"                                     says exactly that
-"count to N"                                counts, up to 1000
-"repeat", "what did I say"                  says its last reply, or the user's last words, again
-"help", anything else                       names what it can do
-==========================================  ========================================================
+does, decides from the request's messages and tools alone, and keeps nothing itself. README.md lists what
+it understands; `conductor.models.demo_replies` holds the table.
 """
 
 from __future__ import annotations
@@ -31,48 +10,48 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, ToolCall, ToolResult
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
-from conductor.models.demo_agents import Wish
-from conductor.models.demo_answers import answer, narrated, outcome_of
-from conductor.models.demo_history import (
-    Now,
-    asked_for_place,
-    last_reply,
-    last_utterance,
-    latest_agent,
-    now,
-    waiting_agent,
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.demo_replies import (
+    ROLES,
+    UNCLEAR,
+    Intent,
+    agent_id,
+    answer,
+    call_result,
+    decoded,
+    picked_repository,
+    place,
+    sentence,
+    understand,
 )
-from conductor.models.demo_places import place
-from conductor.models.demo_requests import UNCLEAR, understand
-from conductor.models.demo_tools import arguments, offered
-from conductor.models.demo_values import picked_repository
 from conductor.settings import Settings
 
 MAX_COUNT = 1000
 
 ASK_REPOSITORY = 'In which repository? Say its owner, slash, and its name, or say "pick a repository".'
 ASK_TASK = "What should the agent do? Say it in one sentence, such as: start an agent to fix the login page."
-_ABILITIES = (
-    ("get_current_time", "tell the time"),
-    ("calculator", "work out sums"),
-    ("agent.spawn", "start, follow and cancel agents"),
-    ("repositories.list", "list your repositories"),
-    ("add_task", "keep tasks"),
-    ("read_file", "read files"),
-)
-_WORD = re.compile(r"\s*\S+(?:\s+\Z)?")
+_ABILITIES = {
+    "get_current_time": "tell the time",
+    "calculator": "work out sums",
+    "agent.spawn": "start, follow and cancel agents",
+    "repositories.list": "list your repositories",
+    "add_task": "keep tasks",
+    "read_file": "read files",
+}
+# How many of the user's messages back a question of the demo's may lie.
+_LOOK_BACK = 4
+_ONLY_IF_OFFERED = ("filter", "pull_request", "branch")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class DemoOutput:
     """What the demo says, and the tools it calls: (name, arguments as JSON text)."""
 
     text: str = ""
@@ -97,173 +76,275 @@ class DemoProvider:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Say the reply word by word, then make its calls."""
-        reply = reply_to(request)
-        for word in _WORD.findall(reply.text):
+        output = output_for(request)
+        for word in re.findall(r"\s*\S+(?:\s+\Z)?", output.text):
             yield TextDelta(word)
             await self._sleep(self._pace_s)
-        for name, given in reply.calls:
-            yield ToolCall(self._new_id(), name, given)
-        yield Finished("tool_use" if reply.calls else "end_turn", _usage(request, reply))
+        for name, arguments in output.calls:
+            yield ToolCall(self._new_id(), name, arguments)
+        yield Finished("tool_use" if output.calls else "end_turn", _usage(request, output))
 
     async def start(self) -> None:
         """Get nothing ready."""
 
     async def aclose(self) -> None:
-        """Let go of nothing: there is no connection."""
+        """There is no connection to close."""
 
 
-def reply_to(request: ModelRequest) -> Reply:
-    """Decide what to say and call; the same request gets the same reply."""
-    moment = now(request.messages)
-    if moment.utterance is not None:
-        wishes = _wishes(moment.utterance, moment)
-        replies = [_fulfil(wish, request, moment) for wish in wishes]
-        if wishes == (UNCLEAR,):
-            replies = [Reply(f"I did not understand that. {_help(request)}")]
-    elif moment.results:
-        replies = _report(request, moment)
+def from_settings(settings: Settings) -> DemoProvider:
+    """Make the provider from the settings: the demo needs none."""
+    return DemoProvider()
+
+
+def output_for(request: ModelRequest) -> DemoOutput:
+    """Decide what to say and call; the same request gets the same output."""
+    state = dialogue_state(request.messages)
+    if state.utterance is None:
+        outputs = _report(request, state)
+    elif (intents := _intents(state.utterance, state)) == (UNCLEAR,):
+        outputs = [DemoOutput(f"I did not understand that. {_help(request)}")]
     else:
-        replies = []
-    if moment.notes:
-        replies.insert(0, Reply(narrated(moment.notes)))
-    if not replies:
-        replies = [Reply(_help(request))]
-    text = " ".join(dict.fromkeys(reply.text for reply in replies if reply.text))
-    return Reply(text, tuple(dict.fromkeys(call for reply in replies for call in reply.calls)))
+        outputs = [_fulfil(intent, request, state) for intent in intents]
+    if state.notes:
+        news = " ".join(sentence(note) for note in state.notes)
+        outputs.insert(0, DemoOutput(f"Here is some news. {news}"))
+    outputs = outputs or [DemoOutput(_help(request))]
+    text = " ".join(dict.fromkeys(each.text for each in outputs if each.text))
+    return DemoOutput(text, tuple(dict.fromkeys(call for each in outputs for call in each.calls)))
 
 
-def _wishes(utterance: str, moment: Now) -> tuple[Wish, ...]:
+# -- the state of the dialogue: only what the request's messages say
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueState:
+    """What there is to react to: what the user said (and the notes beside it), or the results of calls.
+
+    ``asked`` is the utterance that the results belong to; ``before`` is the history ahead of ``utterance``,
+    or up to and with ``asked``.
+    """
+
+    utterance: str | None
+    notes: tuple[str, ...]
+    results: tuple[tuple[ToolCall, ToolResult], ...]
+    asked: str
+    before: Sequence[Message]
+
+
+def dialogue_state(messages: Sequence[Message]) -> DialogueState:
+    """Look at the end of the history."""
+    start = len(messages)
+    while start and isinstance(messages[start - 1], (UserMessage, Note)):
+        start -= 1
+    spoken = [(index, each.text) for index, each in enumerate(messages) if isinstance(each, UserMessage)]
+    last, asked = spoken[-1] if spoken else (-1, "")
+    # Notes ahead of an utterance are context for it; notes behind it are still to be told.
+    notes = tuple(each.text for each in messages[max(start, last + 1) :] if isinstance(each, Note))
+    if last >= start:
+        return DialogueState(asked, notes, (), asked, messages[:last])
+    calls = (
+        next(_calls_with_results(messages[:start]), []) if isinstance(messages[start - 1], ToolResult) else []
+    )
+    return DialogueState(None, notes, tuple(calls), asked, messages[: last + 1])
+
+
+def _calls_with_results(messages: Sequence[Message]) -> Iterator[list[tuple[ToolCall, ToolResult]]]:
+    """Yield each reply's calls that have a result, from the last reply back."""
+    results: dict[str, ToolResult] = {}
+    for message in reversed(messages):
+        if isinstance(message, ToolResult):
+            results[message.call_id] = message
+        elif isinstance(message, AssistantMessage):
+            yield [(call, results[call.call_id]) for call in message.calls if call.call_id in results]
+
+
+def _last_utterance(before: Sequence[Message]) -> str | None:
+    return next((each.text for each in reversed(before) if isinstance(each, UserMessage)), None)
+
+
+def _last_reply(before: Sequence[Message]) -> str | None:
+    """Return what the model said last, as far as it was heard: without the history's marks of a cut."""
+    mark = re.compile(r"(?:\s*\[(?:The user interrupted|Done, though) [^\]]*\])+\s*\Z")
+    replies = (
+        mark.sub("", each.text).strip() for each in reversed(before) if isinstance(each, AssistantMessage)
+    )
+    return next(filter(None, replies), None)
+
+
+def _latest_agent(before: Sequence[Message]) -> str | None:
+    """Return the id of the agent that was started last, as far as a result told it."""
+    for calls in _calls_with_results(before):
+        for call, result in reversed(calls):
+            if call.name == "agent.spawn" and (found := agent_id(call_result(call, result).data)):
+                return found
+    return None
+
+
+def _waiting_agent(before: Sequence[Message]) -> Mapping[str, Any] | None:
+    """Return the agent that the user asked for and whose repository is not known yet, if it waits still."""
+    seen = 0
+    for message in reversed(before):
+        if isinstance(message, AssistantMessage) and any(
+            call.name == "agent.spawn" for call in message.calls
+        ):
+            return None
+        if not isinstance(message, UserMessage):
+            continue
+        seen += 1
+        for intent in understand(message.text):
+            if intent.tool == "agent.spawn" and intent.slots and intent.slots["prompt"]:
+                return None if "repository" in intent.slots else intent.slots
+            if intent.kind != "unclear" and intent.tool not in ("repositories.select", "repositories.list"):
+                return None
+        if seen == _LOOK_BACK:
+            break
+    return None
+
+
+def _intents(utterance: str, state: DialogueState) -> tuple[Intent, ...]:
     """Understand an utterance, also as the answer to a question that the demo asked before."""
-    wishes = understand(utterance)
-    if len(wishes) != 1 or wishes[0].kind not in ("repository", "unclear"):
-        return wishes
-    name = utterance.strip(" .?!").removeprefix("in ").removeprefix("In ")
-    if asked_for_place(moment.before) and (found := place(name)):
-        return (Wish("call", "get_current_time", {"zone": found[1]}, found[0]),)
-    waiting = waiting_agent(moment.before)
-    if waiting is None or waiting.values is None:
-        return wishes
-    # An answer that makes no sense leaves the wish without a repository, and so the question is asked again.
-    return (Wish("call", "agent.spawn", {**waiting.values, **(wishes[0].values or {})}),)
+    intents = understand(utterance)
+    if len(intents) != 1 or intents[0].kind not in ("repository", "unclear"):
+        return intents
+    asked = _last_utterance(state.before)
+    if asked is not None and understand(asked)[-1].kind == "place":
+        name = utterance.strip(" .?!").removeprefix("in ").removeprefix("In ")
+        if found := place(name):
+            return (Intent("call", "get_current_time", {"zone": found[1]}, found[0]),)
+    waiting = _waiting_agent(state.before)
+    if waiting is None:
+        return intents
+    # An answer that makes no sense leaves the agent without a repository, and so the question is asked again.
+    return (Intent("call", "agent.spawn", {**waiting, **(intents[0].slots or {})}),)
 
 
-def _fulfil(wish: Wish, request: ModelRequest, moment: Now) -> Reply:
-    match wish.kind:
+# -- from intents and results to an output
+
+
+def _fulfil(intent: Intent, request: ModelRequest, state: DialogueState) -> DemoOutput:
+    slots = intent.slots or {}
+    match intent.kind:
         case "call":
-            return _call(wish, request, moment)
+            return _call(intent, request, state)
         case "say":
-            return Reply(wish.said)
+            text = intent.said
         case "count":
-            return Reply(_counted(wish.values or {}))
+            text = _counted(int(slots.get("first", 1)), int(slots["last"]))
         case "repeat":
-            return Reply(last_reply(moment.before) or "I have not said anything yet.")
+            text = _last_reply(state.before) or "I have not said anything yet."
         case "recall":
-            said = last_utterance(moment.before)
-            return Reply(f"You said: {said}" if said else "You have not said anything before that.")
+            said = _last_utterance(state.before)
+            text = f"You said: {said}" if said else "You have not said anything before that."
         case "place":
             known = "Name a larger city, or a zone such as Europe slash Berlin."
-            return Reply(f"I do not know the time zone of {wish.said}. {known}")
+            text = f"I do not know the time zone of {intent.said}. {known}"
         case "repository":
-            named = (wish.values or {})["repository"]
-            return Reply(f"You named {named}. Say what an agent should do there, and the repository with it.")
+            hint = "Say what an agent should do there, and the repository with it."
+            text = f"You named {slots['repository']}. {hint}"
         case "help":
-            return Reply(_help(request))
+            text = _help(request)
         case "unclear":
-            return Reply("I did not understand all of that.")
+            text = "I did not understand all of that."
+    return DemoOutput(text)
 
 
-def _call(wish: Wish, request: ModelRequest, moment: Now) -> Reply:
-    values = dict(wish.values or {})
-    tool = offered(request.tools, wish.tool)
+def _call(intent: Intent, request: ModelRequest, state: DialogueState) -> DemoOutput:
+    tool = _offered(request.tools, intent.tool)
     if tool is None:
-        return Reply(f"The tool {wish.tool.replace('.', ' ').replace('_', ' ')} is not available here.")
+        return DemoOutput(
+            f"The tool {intent.tool.replace('.', ' ').replace('_', ' ')} is not available here."
+        )
     if request.tool_choice == "none":
-        return Reply("I may not use any tools just now.")
-    if wish.values is None:
-        return _call_as_written(tool.name, wish.said)
-    if wish.tool == "agent.spawn" and not values["prompt"]:
-        return Reply(ASK_TASK)
-    if wish.tool == "agent.spawn" and "repository" not in values:
-        return Reply(ASK_REPOSITORY)
-    if values.get("agent") == "":
-        latest = latest_agent(moment.before)
+        return DemoOutput("I may not use any tools just now.")
+    if intent.slots is None:
+        if not isinstance(decoded(intent.said), dict):
+            return DemoOutput("What follows the word with has to be a JSON object, so I called nothing.")
+        return DemoOutput(calls=((tool.name, intent.said),))
+    slots = dict(intent.slots)
+    if intent.tool == "agent.spawn" and not slots["prompt"]:
+        return DemoOutput(ASK_TASK)
+    if intent.tool == "agent.spawn" and "repository" not in slots:
+        return DemoOutput(ASK_REPOSITORY)
+    if slots.get("agent") == "":
+        latest = _latest_agent(state.before)
         if latest is None:
-            return Reply("Which agent? Say its name, or ask me to list your agents.")
-        values["agent"] = latest
-    return Reply(calls=((tool.name, _json(arguments(tool, values))),))
+            return DemoOutput("Which agent? Say its name, or ask me to list your agents.")
+        slots["agent"] = latest
+    return DemoOutput(calls=((tool.name, _arguments(tool, slots)),))
 
 
-def _call_as_written(name: str, text: str) -> Reply:
-    try:
-        given = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        return Reply("What follows the word with has to be a JSON object, so I called nothing.")
-    return Reply(calls=((name, text),))
-
-
-def _report(request: ModelRequest, moment: Now) -> list[Reply]:
+def _report(request: ModelRequest, state: DialogueState) -> list[DemoOutput]:
     """Put results into words; a repository that was picked for a waiting agent starts it."""
-    replies: list[Reply] = []
-    labels = _labels(request, moment)
-    for call, result in moment.results:
-        said = labels.get((call.name, call.arguments), "")
-        words = answer(call, result, said=said, alone=len(moment.results) == 1)
-        replies.append(Reply(words))
-        outcome = outcome_of(result)
-        if call.name != "repositories.select" or not outcome.success:
-            continue
-        picked, waiting = picked_repository(outcome.data), waiting_agent(moment.before)
-        if picked and waiting:
-            wish = Wish("call", "agent.spawn", {**(waiting.values or {}), "repository": picked})
-            replies.append(_call(wish, request, moment))
-    return replies
+    # How the user put each call is understood once more, since nothing is kept.
+    said: dict[tuple[str, str], str] = {}
+    for intent in _intents(state.asked, state) if state.results and state.asked else ():
+        tool = _offered(request.tools, intent.tool) if intent.kind == "call" else None
+        if tool and intent.slots is not None:
+            said.setdefault((tool.name, _arguments(tool, intent.slots)), intent.said)
+    outputs: list[DemoOutput] = []
+    for call, content in state.results:
+        result = call_result(call, content, said.get((call.name, call.arguments), ""))
+        outputs.append(DemoOutput(answer(result, alone=len(state.results) == 1)))
+        if call.name == "repositories.select" and result.success:
+            picked, waiting = picked_repository(result.data), _waiting_agent(state.before)
+            if picked and waiting:
+                intent = Intent("call", "agent.spawn", {**waiting, "repository": picked})
+                outputs.append(_call(intent, request, state))
+    return outputs
 
 
-def _labels(request: ModelRequest, moment: Now) -> Mapping[tuple[str, str], str]:
-    """Return how the user put each call: the utterance is understood once more, since nothing is kept."""
-    labels: dict[tuple[str, str], str] = {}
-    for wish in _wishes(moment.asked, moment) if moment.asked else ():
-        tool = offered(request.tools, wish.tool) if wish.kind == "call" and wish.values is not None else None
-        if tool and wish.values is not None:
-            labels.setdefault((tool.name, _json(arguments(tool, wish.values))), wish.said)
-    return labels
-
-
-def _counted(values: Mapping[str, Any]) -> str:
-    first, last = values["first"], values["last"]
+def _counted(first: int, last: int) -> str:
     if first > last or last > MAX_COUNT or last < 1:
         return f"I count upwards, and to {MAX_COUNT} at most."
     return ", ".join(str(number) for number in range(first, last + 1)) + "."
 
 
 def _help(request: ModelRequest) -> str:
-    able = [words for tool, words in _ABILITIES if offered(request.tools, tool)]
+    able = [words for tool, words in _ABILITIES.items() if _offered(request.tools, tool)]
     listed = ", ".join([*able, "say what you tell me to", "count"])
     return (
         f"I am the demo model: a demonstration, not an assistant. I can {listed}, and repeat what was said."
     )
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    return msgspec.json.encode(value).decode()
+# -- tools
 
 
-def _usage(request: ModelRequest, reply: Reply) -> Usage:
+def _offered(tools: Sequence[ToolDefinition], name: str) -> ToolDefinition | None:
+    """Return the tool called ``name``, also where it was written with underscores for dots."""
+    wanted = name.replace(".", "_").casefold()
+    alike = [tool for tool in tools if tool.name.replace(".", "_").casefold() == wanted]
+    return min(alike, key=lambda tool: tool.name != name, default=None)
+
+
+def _arguments(tool: ToolDefinition, slots: Mapping[str, Any]) -> str:
+    """Return the arguments as JSON, under the names that the tool's schema uses."""
+    properties: Mapping[str, Any] = tool.input_schema.get("properties") or {}
+    filled: dict[str, Any] = {}
+    for role, value in slots.items():
+        names = ROLES[role]
+        name = next((name for name in names if name in properties and name not in filled), None)
+        if name is not None or role not in _ONLY_IF_OFFERED:
+            name = name or names[0]
+            filled[name] = _typed(role, value, properties.get(name))
+    return msgspec.json.encode(filled).decode()
+
+
+def _typed(role: str, value: Any, schema: Any) -> Any:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if isinstance(value, str) and value.isdecimal() and kind in ("integer", "number"):
+        return int(value)
+    if role == "task" and isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return f"task_{int(value)}"  # tasks are numbered task_1, task_2, …; a person says the number
+    return value
+
+
+def _usage(request: ModelRequest, output: DemoOutput) -> Usage:
     """Count tokens as roughly four characters each."""
     read = len(request.system) + sum(len(tool.name) + len(tool.description) for tool in request.tools)
     for message in request.messages:
-        if isinstance(message, ToolResult):
-            read += len(message.content)
-        else:
-            read += len(message.text)
-            if isinstance(message, AssistantMessage):
-                read += sum(len(call.arguments) for call in message.calls)
-    written = len(reply.text) + sum(len(name) + len(given) for name, given in reply.calls)
+        read += len(message.content) if isinstance(message, ToolResult) else len(message.text)
+        if isinstance(message, AssistantMessage):
+            read += sum(len(call.arguments) for call in message.calls)
+    written = len(output.text) + sum(len(name) + len(arguments) for name, arguments in output.calls)
     return Usage(input_tokens=1 + read // 4, output_tokens=1 + written // 4)
-
-
-def from_settings(settings: Settings) -> DemoProvider:
-    """Make the provider from the settings: the demo needs none."""
-    return DemoProvider()

@@ -1,4 +1,4 @@
-"""Which model providers there are: one line each, imported only when chosen."""
+"""The model providers by name; each module is imported only when chosen."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROVIDERS = {
 
 
 def make_provider(settings: Settings) -> ModelProvider:
-    """Make the provider that the settings ask for.
+    """Make the provider that the settings choose.
 
-    Raises `SettingsError` for an unknown name, or for what the provider is missing.
+    Raises `SettingsError` for an unknown name, or if the provider lacks a setting.
     """
     target = PROVIDERS.get(settings.provider)
     if target is None:

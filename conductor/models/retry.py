@@ -1,4 +1,4 @@
-"""How the opening of a model's stream is tried again."""
+"""Retries for opening a model's stream."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to try again, and how long to wait.
+    """How often to retry, and the delay.
 
-    The wait before retry *n* (from 0) is ``base_s * 2**n``, at most ``cap_s``, less up to half of it by
-    chance, so that sessions that failed together do not come back together. A service's retry-after is the
-    least wait.
+    The delay before retry *n* (from 0) is ``base_s * 2**n``, at most ``cap_s``, less a random part of up to
+    half, so that sessions that failed together do not retry together. It is never shorter than the service's
+    retry-after.
     """
 
     retries: int = 2
@@ -33,14 +33,14 @@ class RetryPolicy:
     cap_s: float = 8.0
 
     def wait_s(self, retry: int, retry_after: float | None, random: Random) -> float:
-        """Seconds to wait before the given retry."""
+        """Give the seconds to wait before a retry."""
         backoff = min(self.base_s * 2.0**retry, self.cap_s) * (1.0 - random.random() / 2)
         return backoff if retry_after is None else max(backoff, retry_after)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """The clock (seconds) and the sleep that retries go by; tests pass their own."""
+class RetryClock:
+    """The clock and the sleep of retries, in seconds; tests pass their own."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -52,14 +52,14 @@ async def with_retries(
     deadline_s: float,
     random: Random,
     policy: RetryPolicy = RetryPolicy(),
-    waiting: Waiting = Waiting(),
+    waiting: RetryClock = RetryClock(),
 ) -> T:
-    """Give what ``attempt`` gives, trying again while its `ModelError` is worth it.
+    """Return the result of ``attempt``, retrying while its `ModelError` is retryable.
 
-    ``attempt`` is given the seconds that are left of ``deadline_s``, is cut off when they are over, and
-    must let go of what it holds when it fails or is cancelled. It must end with the stream's first event:
-    what comes after cannot be tried again. A wait that would go beyond the deadline is not begun: the error
-    is raised at once. Raises the last `ModelError`; ``timeout`` if the deadline passed during an attempt.
+    ``attempt`` is given the seconds left of ``deadline_s`` and is cancelled when they are over. It must
+    release its resources when it fails or is cancelled, and must end with the stream's first event: later
+    failures are not retried. If the delay would exceed the deadline, the error is raised at once. Raises the
+    last `ModelError`; ``timeout`` if the deadline passed during an attempt.
     """
     end = waiting.clock() + deadline_s
     retry = 0

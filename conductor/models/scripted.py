@@ -1,4 +1,4 @@
-"""A model provider that plays scripts: the tests' way to decide what the model says and when."""
+"""A model provider that plays scripts: a test decides what the model says and when."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Script: TypeAlias = Sequence[Step]
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What became of one stream: ``closed`` is set when it ended, however it ended.
+    """The state of one stream: ``closed`` is set when it has ended in any way.
 
-    ``closed_early`` is true when it was closed or cancelled before its `Finished` or `ModelError`.
+    ``closed_early`` is true if it was closed or cancelled before its `Finished` or `ModelError`.
     """
 
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,8 +36,8 @@ class ScriptedProvider:
     `ModelError` gets a `Finished` whose stop reason is ``tool_use`` if it held a call, else ``end_turn``.
     When no script is left, the request fails with ``ModelError("protocol")``.
 
-    ``requests`` holds what was asked, ``record(i)`` says what became of the i-th stream (also before it
-    has begun, so that a test can wait for it), and ``closed`` is set once any stream was closed early.
+    ``requests`` holds the requests, ``record(i)`` is the state of the i-th stream (also before it starts, so
+    that a test can wait for it), and ``closed`` is set once any stream was closed early.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class ScriptedProvider:
         self._records: dict[int, StreamRecord] = {}
 
     def record(self, index: int) -> StreamRecord:
-        """Return what is known of the stream number ``index``, counted from 0 in the order of requests."""
+        """Return the record of the stream number ``index``, counted from 0 in the order of requests."""
         return self._records.setdefault(index, StreamRecord())
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Play the next script."""
         record = self.record(len(self.requests))
         record.request = request
-        record.closed_early = True  # until its end is reached: closing arrives as an exception at any yield
+        record.closed_early = True  # until the end is reached: closing raises at any yield
         self.requests.append(request)
         record.started.set()
         try:
@@ -86,10 +86,10 @@ class ScriptedProvider:
             record.closed.set()
 
     async def start(self) -> None:
-        """Get nothing ready."""
+        """Do nothing."""
 
     async def aclose(self) -> None:
-        """Let go of nothing."""
+        """Do nothing."""
 
 
 def _in_order(replies: Iterable[Script]) -> Callable[[ModelRequest], Script]:

@@ -1,1 +1,1 @@
-"""Sockets: who may connect, what they send, and which session it is for."""
+"""The server: access, connections, rate limits, and the registry of sessions."""

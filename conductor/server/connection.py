@@ -10,53 +10,54 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.ids import new_call_id
 from conductor.conversation.session import SUPERSEDED, Session
 from conductor.conversation.transport import Frame
-from conductor.errors import ErrorCode, Fenced, StoreError
+from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
-from conductor.events.envelope import IdSource, encode_event
+from conductor.events.envelope import IdGenerator, encode_event, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
-from conductor.server.hub import Hub
-from conductor.server.incoming import Incoming
-from conductor.server.pace import Pace
-from conductor.server.socket import PING_LEAST, Socket
-from conductor.server.writer import Writer
+from conductor.server.admission import Pace
+from conductor.server.sessions import SessionRegistry
+from conductor.server.websocket import PING_LEAST, Incoming, Socket, Writer
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
+from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
 
+# The sessionId of an error event about an event without one.
 UNBOUND = "unknown"
-"""The sessionId of an error about an event that named none."""
 
+# Bytes of a frame from which on it passes a turnstile: with tool declarations it may take a millisecond.
 DEAR_BYTES = 2_048
-"""A frame of this size may take a millisecond, with the tools that it declares."""
+# Turnstile weight of later tool declarations: no turn waits for them, and a tenth of the core is enough.
 DECLARATION = 9.0
-"""Nobody waits for tools that are declared later: a tenth of the core is enough for them."""
+# Seconds that an event may wait before the server checks that its client is still connected.
 LATE_S = 0.5
-"""An event that had to wait for so long may be that of a client that has gone."""
+# Turnstile weight of a first turn: it costs about eight times the step that the turnstile measures.
 FIRST_TURN = 8.0
-"""A turn is so much dearer than its first step, which is what is seen of it when it begins."""
+# WebSocket close code of a client that breaks a limit.
 POLICY_VIOLATION = 1008
+# Tries to deliver an event while another client takes the session over each time.
+DELIVERY_ATTEMPTS = 8
+# Seconds between two tries to bind to a session again while the store is unreachable.
 REJOIN_S = 0.5
-"""Between two tries to bind to a session anew, while the store is away."""
 
-_event_ids = IdSource("evt")
+_event_ids = IdGenerator("evt")
 
 
 class Connection:
-    """A client's connection: decodes what comes, binds it to its session, and sends in order."""
+    """A client's connection: decodes events, binds to their session, and sends in order."""
 
-    def __init__(self, socket: Socket, hub: Hub, limits: Limits) -> None:
+    def __init__(self, socket: Socket, registry: SessionRegistry, limits: Limits) -> None:
         self._socket = socket
-        self._hub = hub
+        self._registry = registry
         self._limits = limits
         self._opened_at = self._now()
         self._incoming = Incoming(socket)
-        self._writer = Writer(socket, limits, hub.trust, UNBOUND)
-        self._pace = Pace(limits, hub.rush, self._warn_of_flood)
+        self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
+        self._pace = Pace(limits, registry.rush, self._warn_of_flood)
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None
@@ -91,10 +92,10 @@ class Connection:
             if self._rejoining is not None:
                 self._rejoining.cancel()
             if self._session is not None:
-                self._hub.unbind(self._session.key, self)
+                self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
 
-    async def retire(self, code: int, reason: str) -> None:
+    async def drain(self, code: int, reason: str) -> None:
         """Close once the session's turn has ended and its client has answered every call."""
         if self._session is not None:
             self._session.drain()
@@ -104,42 +105,42 @@ class Connection:
     # -- what a session needs (`Transport`)
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame; a partial takes the place of one that was not written yet."""
+        """Queue a frame; a partial replaces a queued partial."""
         self._writer.send(frame)
 
     def drop_partials(self) -> None:
-        """Forget the partials that were not written yet."""
+        """Drop the queued partials."""
         self._writer.drop_partials()
 
-    def park(self) -> None:
-        """Forget what was not written yet."""
+    def suspend(self) -> None:
+        """Drop all queued frames."""
         self._writer.clear()
 
     def close(self, code: int, reason: str) -> None:
-        """Begin to close, after what is queued."""
+        """Close, after the queued frames are written."""
         self._writer.close(code, reason)
 
     def abort(self, why: str) -> None:
-        """Cut the connection; the session survives."""
+        """Abort the connection; the session survives."""
         self._writer.abort(why)
 
     async def is_alive(self) -> bool:
-        """Tell whether the client is still there."""
+        """Tell whether the client answers a ping."""
         return await self._incoming.is_alive()
 
-    def lose(self, *, stale: bool) -> None:
-        """Know the session no more.
+    def ownership_lost(self, *, stale: bool) -> None:
+        """Unbind from the session.
 
-        One that is other in the store than here is bound anew at once. One that another process has is taken
-        back by an event that starts a turn, as a parked connection does; a client that resumes is sent away.
+        If its state here was stale, bind again at once. If another process owns it, the next event that
+        starts a turn takes it back, as for a suspended connection; a client that resumes is closed.
         """
         served = self._session is not None and self._session.transport is self
         self._former, self._session = self._session if stale else None, None
-        self._stale = stale and served  # a parked one stays that
-        if stale and served and not self._dispatching:  # else the event that is dispatched does it
+        self._stale = stale and served  # a suspended one stays suspended
+        if stale and served and not self._dispatching:  # else the running dispatch binds again
             self._rejoining = asyncio.create_task(self._rejoin())
         elif not stale:
-            self.park()
+            self.suspend()
             if self.resumes:
                 self.close(SUPERSEDED, "another connection serves the session")
 
@@ -155,7 +156,6 @@ class Connection:
             log.exception("session not bound again", session=self._session_id)
 
     def _rejoin_alone(self, session: Session) -> None:
-        """Be served again, unless the client has come by another connection meanwhile."""
         if session.transport is None:
             session.rejoin(self)
 
@@ -174,13 +174,15 @@ class Connection:
         while True:
             async with asyncio.timeout_at(None if self._heard else deadline):
                 frame = await self._incoming.next()
-            if not await self._pace.admit(len(frame)):
+            size = len(frame)
+            await self._registry.ownership_verified.wait()
+            if size >= DEAR_BYTES:
+                await self._registry.turnstile.enter()
+            await self._take(frame)
+            del frame  # free up to 1 MiB during the wait
+            if not await self._pace.admit(size):
                 self.close(POLICY_VIOLATION, "too many events")
                 return
-            await self._hub.trust.wait()
-            if len(frame) >= DEAR_BYTES:
-                await self._hub.turnstile.enter()
-            await self._take(frame)
 
     def _warn_of_flood(self, wait: float) -> None:
         log.warning("events too fast", session=self._session_id)
@@ -201,13 +203,14 @@ class Connection:
             self._dispatching = True
             await self._dispatch(inbound)
         except StoreError as error:
-            self._send_error(
-                error.code, "The session store cannot be reached.", inbound.id, inbound.session_id
-            )
+            message, retry_after_ms = "The session store cannot be reached.", None
+            if isinstance(error, TooManySessions):
+                message, retry_after_ms = str(error), ceil(error.RETRY_S * 1000)
+            self._send_error(error.code, message, inbound.id, inbound.session_id, retry_after_ms)
             if isinstance(inbound.event, client.TranscriptFinal):
                 self._say_idle(inbound.session_id)
         except Exception:
-            # One event that shows a bug of ours must not cost the client its connection.
+            # A bug in the server must not cost the client its connection.
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
         finally:
@@ -231,76 +234,81 @@ class Connection:
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
+        # Expensive work passes a turnstile, so that a crowd of new clients does not slow running turns.
         came_at = self._now()
         if self._bound_to is None or (starts_turn and self._is_untried):
-            await self._hub.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
+            await self._registry.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
         elif isinstance(event, client.SessionUpdate) and inbound.size >= DEAR_BYTES:
-            await self._hub.declarations.enter(DECLARATION)
+            await self._registry.declarations.enter(DECLARATION)
         elif starts_turn:
-            await self._hub.turnstile.enter()
+            await self._registry.turnstile.enter()
         if self._session is None and not await self._may_bind(event, came_at):
             return
         if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
-            return  # parked: another process serves the session
-        delivered = await self._deliver(inbound, starts_turn=starts_turn)
-        if not delivered and (self._stale or claims) and await self.is_alive():
-            await self._deliver(inbound, starts_turn=starts_turn)
+            return  # suspended: another process serves the session
+        for _ in range(DELIVERY_ATTEMPTS):
+            if await self._deliver(inbound, starts_turn=starts_turn):
+                return
+            if not ((self._stale or claims) and await self.is_alive()):
+                return
+        raise StoreUnavailable("Other connections keep taking the session.")
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
-        """Give an event to the session; False if it turned out that this process has it no more."""
         event = inbound.event
         new, stale = self._session is None, self._stale
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
+            tools = event.tools if "tools" in event.capabilities else None
+            readings = await read_declarations(tools or ())
             try:
                 known = await session.learn(event)
                 if not (new or await session.verify()):
                     return False
             except Fenced:
                 return False
-            session.start(event, self, resumed=self._resumed, known=known)
+            session.start(event, self, resumed=self._resumed, known=known, readings=readings)
             await session.flush()
             self._resumed = True
             return True
         served = session.transport is self
         if isinstance(event, client.ToolResultEvent):
-            # Before attaching: what it answers need not be replayed.
-            if await session.receive(inbound, self) == "expected":
+            # Before attaching: the call that it answers need not be replayed.
+            expected = await session.receive(inbound, self) == "expected"
+            if expected:
                 self._pace.expected(inbound.size)
-            if new:
-                session.attach(self, resumed=self._resumed)
+            if new:  # an expected answer shows that the app was not relaunched
+                session.attach(self, resumed=self._resumed, same_process=expected)
             return self._session is session
         if not served:
             if not (new or starts_turn):
-                return True  # parked: another connection serves the session
+                return True  # suspended: another connection serves the session
             if stale and not starts_turn:
                 self._rejoin_alone(session)
             elif new or await self.is_alive():
-                session.attach(self, resumed=self._resumed and not starts_turn)
+                resumed = self._resumed and not starts_turn
+                session.attach(self, resumed=resumed, same_process=stale)
         if await session.receive(inbound, self) == "refused":
             self._pace.refused()
         return self._session is session
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
-        """Whether to take a session for an event: its client may have gone to another process since."""
         if isinstance(event, client.SessionStart) and self._socket.state is not State.OPEN:
-            return False  # nobody would hear the answer
-        late = self._now() - came_at > LATE_S or self._opened_at < self._hub.thawed_at
+            return False  # the client has gone
+        # A dead client's events must not take the session from the process that serves it now.
+        late = self._now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
         return not late or await self.is_alive()
 
     @property
     def _is_untried(self) -> bool:
-        """Whether its session has had no turn yet."""
         return self._session is not None and not self._session.messages
 
     @property
     def _is_lost(self) -> bool:
-        """Whether it was bound to a session that another process has taken."""
         return self._session is None and self._bound_to is not None and not self._stale
 
     async def _bind(self, session_id: str) -> Session:
-        key = SessionKey(self._socket.subject, session_id)
-        self._session, self._resumed = await self._hub.bind(key, self, self._former)
+        key = SessionKey(self._socket.client.subject, session_id)
+        self._session, self._resumed = await self._registry.bind(key, self, self._former)
         self._bound_to, self._stale, self._former = session_id, False, None
         self._writer.session_id = session_id
         return self._session
@@ -310,7 +318,6 @@ class Connection:
         return self._bound_to or UNBOUND
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
-        """Say ``idle`` after a bad transcript: the app is transcribing until it hears that."""
         if self._is_lost:
             self._say_idle(self._session_id)
         elif self._session is None and session_id is not None:
@@ -325,7 +332,6 @@ class Connection:
                 self._say_idle(self._session_id)
 
     def _say_idle(self, session_id: str) -> None:
-        """Say ``idle`` without a session: there is none, since the store is away."""
         self.send(Frame(encode_event(_event_ids(), session_id, set_state(new_call_id(), "idle"))))
 
     def _send_error(

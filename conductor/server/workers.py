@@ -1,14 +1,19 @@
-"""Several processes that are one server: a parent starts them, keeps them running, and rolls and ends them.
+"""Worker processes and their supervisor, which starts, restarts, replaces and stops them.
 
-Each has a slot with sockets of its own on the shared address. A worker that is replaced hands its sockets to
-the replacement, so that nobody who is connecting meanwhile is refused.
+Each worker has a slot with its own sockets on the shared address. A replaced worker passes its sockets to its
+replacement, so that no connection is refused during the change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import json
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,31 +21,166 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.server.address import SharedAddress, close
-from conductor.server.child import Child, start_child
-from conductor.server.worker import write_whole_lines
+from conductor.server.access import SharedAddress, close
 from conductor.settings import Settings
+from conductor.stores.registry import check_shared
 
 log = structlog.get_logger(__name__)
 
-MISTAKE = 2
-"""The exit code of a worker that said in one sentence what the user has to mend."""
+
+READY = b"ready\n"
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How long workers may take, and how soon one is started again; in seconds."""
+class Worker:
+    """One of several server processes.
+
+    ``descriptors`` are those of the inherited sockets. ``options`` are the command line's, with the bound
+    port.
+    """
+
+    number: int
+    options: Mapping[str, Any]
+    descriptors: tuple[int, ...]
+
+    def sockets(self) -> list[socket.socket]:
+        """Make socket objects of the descriptors; call it once."""
+        return [socket.socket(fileno=descriptor) for descriptor in self.descriptors]
+
+    def watch(self, stop: Callable[[], None]) -> None:
+        """Call ``stop`` when the parent process has ended for any reason."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            if not os.read(_STDIN, 1024):
+                loop.remove_reader(_STDIN)
+                stop()
+
+        loop.add_reader(_STDIN, read)
+
+    def ready(self) -> None:
+        """Tell the parent that this worker listens."""
+        os.write(_STDOUT, READY)
+
+    def leave(self) -> None:
+        """Tell the parent that this worker accepts no more connections, so that it starts another."""
+        os.dup2(_STDERR, _STDOUT)
+
+
+def order(options: Mapping[str, Any], sockets: tuple[socket.socket, ...]) -> bytes:
+    """Encode what a parent writes to its worker's standard input; the sockets are inherited."""
+    descriptors = [one.fileno() for one in sockets]
+    return json.dumps({"options": dict(options), "sockets": descriptors}).encode() + b"\n"
+
+
+def join(number: int) -> Worker:
+    """Read the parent's order. Raises `SettingsError` if there is none."""
+    # SIGUSR2 to all processes is meant for the parent, which replaces the workers.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    write_whole_lines()
+    try:
+        given = json.loads(sys.stdin.buffer.readline())
+        return Worker(number, given["options"], tuple(given["sockets"]))
+    except (ValueError, KeyError, TypeError, OSError):
+        raise SettingsError("--worker is for the server's own use; --workers N starts several.") from None
+
+
+def write_whole_lines() -> None:
+    """Write each line to standard error at once: the lines of several processes would mix otherwise."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(line_buffering=True, write_through=False)
+
+
+class Child:
+    """A worker's process, from the parent's side."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._ready = False
+        self._reload_due = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def becomes_ready(self, timeout: float) -> bool:
+        """Wait until it listens; False if it ended first, or was killed after ``timeout`` seconds."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout):
+                async for line in self._process.stdout:
+                    if line == READY:
+                        self._ready = True
+                        break
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+        if self._ready and self._reload_due:
+            self.send(signal.SIGHUP)
+        return self._ready
+
+    async def left(self) -> None:
+        """Wait, without a time limit, until it accepts no more connections or has ended."""
+        assert self._process.stdout is not None
+        while await self._process.stdout.read(4_096):
+            pass
+
+    async def ended(self, timeout: float) -> int | None:
+        """Wait up to ``timeout`` seconds for its end; returns its exit code, or None."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), timeout)
+        except TimeoutError:
+            return None
+
+    def reload(self) -> None:
+        """Make it reload; a starting worker has no handler yet, so it gets the signal when it is ready."""
+        if self._ready:
+            self.send(signal.SIGHUP)
+        self._reload_due = True
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process.returncode is None:
+            self._process.send_signal(signum)
+
+
+async def start_child(number: int, options: Mapping[str, Any], sockets: tuple[socket.socket, ...]) -> Child:
+    """Start a worker that inherits ``sockets``; its options, which may be secret, go through a pipe.
+
+    It gets its own process group: Ctrl-C reaches only the parent, which forwards it. Raises OSError.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "conductor", "serve", "--worker", str(number)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        pass_fds=[one.fileno() for one in sockets],
+        process_group=0,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it ended already: `ended` will report that
+        # It fits into the pipe's buffer, so this does not wait for the worker to read.
+        process.stdin.write(order(options, sockets))
+    return Child(process)
+
+
+# The exit code of a worker that ended because of a user's mistake, after one sentence about it.
+MISTAKE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBackoff:
+    """Time limits of workers, and the backoff of restarts; in seconds."""
 
     start: float = 30.0  # until it listens
     stop: float = 30.0  # from SIGTERM on; a worker lets turns end for 25 s
-    early: float = 10.0  # one that lives shorter died at once
-    pause: float = 0.2  # after the first early death, and twice as long after each one more ...
+    early: float = 10.0  # a worker that ends sooner than this died early
+    pause: float = 0.2  # after the first early death, doubled for each further one ...
     longest_pause: float = 15.0  # ... up to this
-    tries: int = 4  # early deaths in a row until a server that is just starting gives up
+    tries: int = 4  # early deaths in a row until a starting server gives up
 
 
 class _GaveUp(Exception):
-    """The server cannot start; ``exit_code`` is what its process ends with."""
+    """The server cannot start; its process ends with ``exit_code``."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -48,7 +188,7 @@ class _GaveUp(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The place of one worker; ``lock`` is held while a worker is started for it."""
+    """The sockets and the process of one worker; ``lock`` is held while a process starts for it."""
 
     number: int
     child: Child | None = None
@@ -57,41 +197,48 @@ class _Slot:
     served: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self) -> None:
-        """Close the parent's side of the sockets; the system drops them once their worker has, too."""
         close(self.sockets)
         self.sockets = ()
 
 
 class Supervisor:
-    """Runs WORKERS processes with the command line's ``options``, which go to each through a pipe.
+    """Runs WORKERS processes with the command line's ``options``, passed to each through a pipe.
 
-    Raises `SettingsError` if several cannot share the session store, or the address cannot be had.
+    Raises `SettingsError` if several cannot share the session store, or the address cannot be bound.
     """
 
-    def __init__(self, settings: Settings, options: Mapping[str, Any], pace: Pace | None = None) -> None:
-        if settings.store_scheme == "memory":
-            raise SettingsError(
-                f"WORKERS is {settings.workers}, but sessions that are kept in memory belong to one process: "
-                "set SESSION_STORE_URL or DATA_DIR."
-            )
+    def __init__(
+        self, settings: Settings, options: Mapping[str, Any], pace: RestartBackoff | None = None
+    ) -> None:
+        check_shared(settings)
         self._address = SharedAddress(settings.host, settings.port)
         self._options = {**options, "host": settings.host, "port": self._address.port}
-        self._pace = pace or Pace()
+        self._pace = pace or RestartBackoff()
         self._slots = [_Slot(number) for number in range(1, settings.workers + 1)]
         self._children: set[Child] = set()
         self._reaping: set[asyncio.Task[None]] = set()
         self._rolling = asyncio.Event()
         self._announced = False
 
-    async def run(self, announce: Callable[[int], None]) -> int:
-        """Run until SIGTERM or SIGINT; returns the exit code. ``announce`` is told the port.
+    async def run(self, announce: Callable[[int], None], on_stop: Callable[[], None]) -> int:
+        """Run until SIGTERM or SIGINT; returns the exit code. ``announce`` gets the port.
 
-        SIGHUP goes to all workers, SIGUSR2 replaces them one after the other.
+        ``on_stop`` is called when the workers start to stop; a second signal kills them. SIGHUP goes to all
+        workers, SIGUSR2 replaces them one after the other.
         """
         write_whole_lines()
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        def interrupt() -> None:
+            if stop.is_set():
+                for child in self._children:
+                    child.send(signal.SIGKILL)
+            else:
+                on_stop()
+            stop.set()
+
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, stop.set)
+            loop.add_signal_handler(signum, interrupt)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._rolling.set)
         working, stopped = asyncio.create_task(self._work(announce)), asyncio.create_task(stop.wait())
@@ -105,12 +252,11 @@ class Supervisor:
             await self._end()
 
     async def _work(self, announce: Callable[[int], None]) -> int:
-        """Never returns, but when the server cannot start."""
         first, *others = self._slots
         exit_code = 1
         try:
             async with asyncio.TaskGroup() as group:
-                # Alone: what all would say is said once.
+                # The first one alone: a mistake that all would report is reported once.
                 group.create_task(self._keep(first))
                 await first.served.wait()
                 for slot in others:
@@ -126,7 +272,6 @@ class Supervisor:
         return exit_code
 
     async def _keep(self, slot: _Slot) -> None:
-        """Start a worker again each time that it is gone."""
         deaths, now = 0, asyncio.get_running_loop().time
         while True:
             began = now()
@@ -138,11 +283,9 @@ class Supervisor:
             log.warning("worker gone", worker=slot.number, exit_code=exit_code, again_in_s=pause)
             await asyncio.sleep(pause)
 
+    # Serves a slot until its last worker leaves. Returns that worker's exit code; None if it could not be
+    # started, or if its turns are still ending.
     async def _serve(self, slot: _Slot) -> int | None:
-        """Have a worker in a slot, and those that replace it, until the last one takes no more connections.
-
-        Returns its exit code; None if it could not be started, or if its turns are still ending.
-        """
         try:
             async with slot.lock:
                 slot.sockets = self._address.open()
@@ -163,7 +306,6 @@ class Supervisor:
             log.info("worker ready", worker=slot.number, pid=child.pid)
 
     async def _gone(self, slot: _Slot, child: Child) -> Child:
-        """Wait until a slot has nobody who takes connections; gives the last one, who left unasked."""
         while True:
             await child.left()
             async with slot.lock:
@@ -172,10 +314,9 @@ class Supervisor:
                     slot.close()
                     return child
                 assert slot.child is not None
-                child = slot.child  # which replaced the one that left
+                child = slot.child  # the replacement of the one that left
 
     def _check_start(self, exit_code: int | None, deaths: int) -> None:
-        """Raise `_GaveUp` if there is no hope that the server starts."""
         if exit_code == MISTAKE:
             raise _GaveUp(MISTAKE)
         if deaths >= self._pace.tries:
@@ -190,23 +331,21 @@ class Supervisor:
     # -- rolling, reloading, ending
 
     async def _roll(self) -> None:
-        """Replace all workers, one after the other, each time that it is asked for."""
         while True:
             await self._rolling.wait()
             self._rolling.clear()
             log.info("replacing the workers", workers=len(self._slots))
             for slot in self._slots:
                 if not await self._replace(slot):
-                    break  # the others would fare no better
+                    break  # the others would fail the same way
             else:
                 log.info("workers replaced", workers=len(self._slots))
 
     async def _replace(self, slot: _Slot) -> bool:
-        """Start a worker beside the one that is there, then end that; False if the new one does not run."""
         async with slot.lock:
             old = slot.child
             if old is None:
-                return True  # it is gone, and started anew in a moment
+                return True  # it has ended, and `_keep` restarts it
             try:
                 new = await self._start(slot)
             except OSError as error:
@@ -227,7 +366,6 @@ class Supervisor:
             child.reload()
 
     def _reap(self, child: Child) -> None:
-        """See a worker off that leaves, without waiting for it."""
         task = asyncio.create_task(self._reaped(child))
         self._reaping.add(task)
         task.add_done_callback(self._reaping.discard)
@@ -240,7 +378,6 @@ class Supervisor:
         self._children.discard(child)
 
     async def _end(self) -> None:
-        """Give the address up, and let all workers end."""
         self._address.close()
         for slot in self._slots:
             slot.close()

@@ -1,4 +1,4 @@
-"""What an operator may do with stored sessions: list, show, export and delete them."""
+"""The operator's operations on stored sessions: list, show, export and delete."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conductor.stores.base import SessionKey, SessionState
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """A session from outside. ``updated`` is epoch seconds, ``size`` bytes of stored text.
+    """A session's row in a list. ``updated`` is epoch seconds, ``size`` bytes of stored text.
 
-    ``owned``: a claim was made and not released; its process need not be alive.
+    ``owned``: a claim was made and not released; its process may be dead.
     """
 
     subject: str
@@ -29,37 +29,37 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
 
 class SessionAdmin(Protocol):
-    """Looks at sessions without claiming them: nobody is fenced by it. All raise `StoreUnavailable`."""
+    """Works without claims, so only a deletion fences an owner. All raise `StoreUnavailable`."""
 
     async def sessions(
         self, subject: str | None = None, *, after: SessionKey | None = None, limit: int = 100
     ) -> list[SessionInfo]:
-        """List sessions by subject and id, all or a subject's; ``after`` ended the page before."""
+        """List sessions by subject and id, all or a subject's, starting behind ``after``."""
         ...
 
     async def subjects(self, session_id: str) -> list[str]:
-        """Name those who have a session with this id."""
+        """List the subjects that have a session with this id."""
         ...
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
-        """Give all that is kept of a session, as JSON can hold it; None if there is none."""
+        """Give all that is stored of a session as JSON values; None if there is none."""
         ...
 
     def export(self, subject: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Give all sessions, or a subject's, each as `show` does and consistent in itself."""
+        """Give all sessions, or a subject's, each consistent in itself, in the form of `show`."""
         ...
 
     async def delete(self, key: SessionKey) -> bool:
-        """Delete a session; its owner is fenced. Tells whether there was one."""
+        """Delete a session and fence its owner; False if there was none."""
         ...
 
     async def delete_subject(self, subject: str) -> int:
-        """Delete all sessions of a subject; returns how many there were."""
+        """Delete all sessions of a subject; return their number."""
         ...
 
 
 def dump(info: SessionInfo, state: SessionState) -> dict[str, Any]:
-    """Write a session as JSON can hold it: the info's fields, and the state's, the log with positions."""
+    """Make JSON values of a session: the fields of its info and state, and the log with positions."""
     whole = {
         "info": info,
         "log": state.log,

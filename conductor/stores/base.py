@@ -1,8 +1,8 @@
 """The contract of a session store: claim a session, commit operations to it, release it.
 
-Every write carries the claim's unique token, the revision it expects, and a commit id, so that a zombie is
-refused, a lost update is noticed, and a retry after a lost reply does nothing. What a client can act upon is
-committed before it is sent.
+Every write carries the claim's unique token, the revision it expects, and a commit id: a stale owner is
+refused, a lost update is detected, and a retry after a lost reply does nothing. An event that a client may
+act upon is committed before it is sent.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.messages import AssistantMessage, Message, ToolResult
+from conductor.rate_limit import ANONYMOUS
 
+# Sessions that a store keeps of one subject by default.
+KEPT = 2_000
+# Ids of inbound events remembered for a session. Only transcripts and notices count: hours of talk.
 MAX_SEEN = 512
-"""Inbound event ids remembered a session: transcripts and news only, so that this is hours of talk."""
+# First character of the server's own ids: no client can use it, and these records never expire.
 LASTING = "$"
-"""What ids begin with that no client can name, and whose records never expire."""
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
-    """Give the assistant's message at log position ``position`` another text: what was heard of it.
+    """Replace the text of the assistant's message at log position ``position`` by what was heard of it.
 
-    Where there is none, trimmed since or somebody else's, it does nothing.
+    Does nothing if the message was trimmed, or is not the assistant's.
     """
 
     position: int
@@ -38,9 +42,9 @@ LogEntry: TypeAlias = Message | Amendment
 class CallRecord(msgspec.Struct, frozen=True):
     """A tool call, from the commit that opens it until its result is in the log.
 
-    ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the
-    model with the result: what was changed about the arguments, what the person said. ``untrusted``:
-    strangers write the result. ``consent``: a person is ``asked`` and nothing has run, or has ``given`` it.
+    ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the model
+    with the result: changes of the arguments, the person's words. ``untrusted``: third parties write the
+    result. ``consent``: the person was ``asked`` and nothing has run, or consent was ``given``.
     """
 
     call_id: str
@@ -56,9 +60,9 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):
-    """A durable event until the client acknowledges it. ``frame`` is what was, or will be, sent.
+    """A durable event, until the client acknowledges it. ``frame`` is what was, or will be, sent.
 
-    ``kind``: a model's ``call``; ``final`` and ``message``, which are one reply's text and its place in the
+    ``kind``: a ``call`` of the model; ``final`` and ``message``, the text of one reply and its entry in the
     app's transcript; ``state``; ``speak``; an ``approval`` request, whose ``call_id`` is the approval's id.
     ``created_ms`` is epoch milliseconds.
     """
@@ -74,21 +78,21 @@ class OutboundRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AppendLog:
-    """Put an entry at the end of the log; amendments take no position of their own."""
+    """Append an entry to the log; an amendment takes no position."""
 
     entry: LogEntry
 
 
 @dataclass(frozen=True, slots=True)
 class TrimLog:
-    """Forget the log's messages before position ``before``."""
+    """Drop the log's messages before position ``before``."""
 
     before: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """Record a call before it is sent or run. A call id that is known already is a `Duplicate`."""
+    """Record a call before it is sent or run. A known call id is a `Duplicate`."""
 
     call: CallRecord
 
@@ -110,28 +114,28 @@ class ForgetCall:
 
 @dataclass(frozen=True, slots=True)
 class RememberInbound:
-    """Note that an inbound event was processed. An id that is known already is a `Duplicate`."""
+    """Record that an inbound event was processed. A known id is a `Duplicate`."""
 
     event_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutOutbound:
-    """Keep an event until it is acknowledged."""
+    """Store an event until it is acknowledged."""
 
     event: OutboundRecord
 
 
 @dataclass(frozen=True, slots=True)
 class AckOutbound:
-    """Drop an event that was acknowledged, or that nobody needs any more."""
+    """Drop an event that was acknowledged or has become obsolete."""
 
     event_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetField:
-    """Set a named field of the session; an empty value drops it."""
+    """Set a named field of the session; an empty value deletes it."""
 
     name: str
     value: str
@@ -152,9 +156,9 @@ Operation: TypeAlias = (
 
 @dataclass(slots=True)
 class SessionState:
-    """Everything that is kept of a session.
+    """Everything that is stored of a session.
 
-    ``log`` holds messages only, amendments applied; its first one has position ``log_start``.
+    ``log`` holds messages only, with amendments applied; the first one has position ``log_start``.
     """
 
     log: list[Message] = field(default_factory=list)
@@ -166,11 +170,10 @@ class SessionState:
 
     @property
     def log_end(self) -> int:
-        """The position that the next message will have."""
         return self.log_start + len(self.log)
 
     def apply(self, operation: Operation) -> None:
-        """Carry out one operation that has been checked."""
+        """Apply an operation that has been checked."""
         match operation:
             case AppendLog(entry=entry):
                 self._append(entry)
@@ -213,9 +216,11 @@ class SessionState:
             self.fields.pop(name, None)
 
     def duplicate(self, operations: Sequence[Operation]) -> str | None:
-        """Name what makes a commit a duplicate, if anything does; an operation counts for those after it."""
+        """Name what makes a commit a duplicate, or None. Operations see those before them."""
         seen: set[str] = set()
-        is_open: dict[str, bool | None] = {}  # what this commit itself did to calls; None: forgot them
+        is_open: dict[
+            str, bool | None
+        ] = {}  # calls that this commit opened (True), finished (False) or forgot (None)
         for operation in operations:
             match operation:
                 case OpenCall(call=call):
@@ -235,30 +240,34 @@ class SessionState:
         return None
 
     def _is_open(self, call_id: str) -> bool | None:
-        """Whether a call waits for its result; None where it is not known."""
         known = self.calls.get(call_id)
         return None if known is None else known.result is None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Whose session: nobody reaches one by naming its id under another subject."""
+    """The id of a session within its subject: no other subject can name it."""
 
     subject: str
     session_id: str
 
     @property
     def lasting(self) -> bool:
-        """Whether it never expires: the server's own records, whose ids begin with ``$``."""
+        """Whether it never expires: the server's own records have ids that begin with ``$``."""
         return self.session_id.startswith(LASTING)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it counts towards the subject's limit of sessions."""
+        return not self.lasting and self.subject != ANONYMOUS
 
 
 @dataclass(slots=True)
 class Claim:
-    """The right to write to a session, until somebody else claims it.
+    """The right to write to a session, until another claim.
 
-    ``epoch`` counts claims: 1 means that the session is new. ``revision`` moves with each commit.
-    ``state`` is what was kept at the time of the claim; it belongs to the claimant.
+    ``epoch`` counts claims: 1 means that the session is new. ``revision`` grows with each commit. ``state``
+    is the stored state at the time of the claim; it belongs to the claimant.
     """
 
     key: SessionKey
@@ -268,40 +277,118 @@ class Claim:
     state: SessionState
 
 
-class SessionStore(Protocol):
-    """Keeps sessions.
+def too_many(kept: int) -> TooManySessions:
+    """Make the error for a new session beyond the subject's limit."""
+    return TooManySessions(f"{kept} sessions of this token are kept already; delete one, or let one expire.")
 
-    ``suspends`` is False only for an engine whose commits never wait: nothing can come between their steps.
+
+class SessionStore(Protocol):
+    """Stores sessions.
+
+    ``is_async`` is False only for a store whose commits never await: no other task can run between their
+    steps.
     """
 
     @property
-    def suspends(self) -> bool:
-        """Whether a commit may wait."""
+    def is_async(self) -> bool:
+        """Whether a commit may await."""
         ...
 
     async def open(self) -> None:
-        """Reach for the file or the server, before anything else.
+        """Open the file or connect to the server, before any other method.
 
-        Raises `SettingsError` for what cannot be a store, `StoreUnavailable` for one that is not there now.
+        Raises `SettingsError` for what cannot be a store, `StoreUnavailable` if it cannot be reached now.
         """
         ...
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
+        """Claim a session, creating it if there is none; the former owner is fenced.
+
+        Raises `StoreUnavailable`, and `TooManySessions` for a new session beyond the subject's limit.
+        """
         ...
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all of them, or none; moves ``claim.revision``.
+        """Check all operations, then apply all or none; advances ``claim.revision``.
 
-        A commit id that was the session's last one does nothing. Raises `Fenced`, `Duplicate`, `Conflict`,
+        Repeating the session's last commit id does nothing. Raises `Fenced`, `Duplicate`, `Conflict`,
         `Rollback` or `StoreUnavailable`.
         """
         ...
 
     async def release(self, claim: Claim) -> None:
-        """Let go of a session that nobody is connected to."""
+        """Release a session that has no connection."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
+
+
+_T = TypeVar("_T")
+
+_encode = msgspec.json.Encoder().encode
+_entries: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(LogEntry)
+_calls = msgspec.json.Decoder(CallRecord)
+_outbound = msgspec.json.Decoder(OutboundRecord)
+
+
+def encode_entry(entry: LogEntry) -> str:
+    """Encode an entry of the log; a call's result is encoded in the same way."""
+    return _text(entry)
+
+
+def decode_entry(text: str | bytes) -> LogEntry:
+    """Decode what `encode_entry` wrote."""
+    return _read(_entries, text)
+
+
+def encode_call(call: CallRecord) -> str:
+    """Encode a call, with its result if it has one."""
+    return _text(call)
+
+
+def decode_call(text: str | bytes) -> CallRecord:
+    """Decode what `encode_call` wrote."""
+    return _read(_calls, text)
+
+
+def encode_outbound(record: OutboundRecord) -> str:
+    """Encode an outbound event; its frame is stored byte for byte."""
+    return _text(record)
+
+
+def decode_outbound(text: str | bytes) -> OutboundRecord:
+    """Decode what `encode_outbound` wrote. The frame is a copy, so that no larger buffer stays alive."""
+    record = _read(_outbound, text)
+    return msgspec.structs.replace(record, frame=record.frame.copy())
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates by ``?``; for ids and values that are stored as they are."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _text(value: LogEntry | CallRecord | OutboundRecord) -> str:
+    try:
+        return _encode(value).decode()
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))
+        return _encode(_cleaned(plain)).decode()
+
+
+def _cleaned(value: object) -> object:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list | tuple):
+        return [_cleaned(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _cleaned(each) for key, each in value.items()}
+    return value
+
+
+def _read(decoder: msgspec.json.Decoder[_T], text: str | bytes) -> _T:
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreUnavailable("The store holds something that this version cannot read.") from error

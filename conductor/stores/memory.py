@@ -1,16 +1,16 @@
-"""The session store of a single process: sessions live as long as it does, and no longer than their grace."""
+"""The session store of a single process: a session lives until its grace is over."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conductor.errors import Conflict, Duplicate, Fenced
-from conductor.events.envelope import IdSource
+from conductor.events.envelope import IdGenerator
 from conductor.settings import Settings
-from conductor.stores.base import Claim, Operation, SessionKey, SessionState
+from conductor.stores.base import KEPT, Claim, Operation, SessionKey, SessionState, too_many
 
 
 @dataclass(slots=True)
@@ -23,26 +23,36 @@ class _Row:
 
 
 class MemoryStore:
-    """Keeps sessions in a dictionary. Messages are immutable and shared with the claimant, not copied."""
+    """Keeps sessions in a dictionary, at most ``kept`` of a subject.
 
-    suspends = False
+    Messages are immutable and shared with the claimant, not copied.
+    """
 
-    def __init__(self) -> None:
+    is_async = False
+
+    def __init__(self, *, kept: int = KEPT) -> None:
         self._rows: dict[SessionKey, _Row] = {}
-        self._tokens = IdSource("claim")
+        self._kept = kept
+        self._counts: Counter[str] = Counter()
+        self._tokens = IdGenerator("claim")
 
     async def open(self) -> None:
-        """There is nothing to open."""
+        """Do nothing."""
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Take a session over, making it if there is none."""
-        row = self._rows.setdefault(key, _Row())
+        """Claim a session, creating it if there is none."""
+        row = self._rows.get(key)
+        if row is None:
+            if key.counted and self._counts[key.subject] >= self._kept:
+                raise too_many(self._kept)
+            row = self._rows[key] = _Row()
+            self._counts[key.subject] += key.counted
         row.token = self._tokens()
         row.epoch += 1
         return Claim(key, row.token, row.epoch, row.revision, _copy(row.state))
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all of them, or none."""
+        """Check all operations, then apply all or none."""
         row = self._rows.get(claim.key)
         if row is None or row.token != claim.token:
             raise Fenced("Another claim owns this session.")
@@ -61,22 +71,23 @@ class MemoryStore:
         claim.revision = row.revision
 
     async def release(self, claim: Claim) -> None:
-        """Forget the session: its grace is over, and memory promises no more than that."""
+        """Delete the session: its grace is over, and memory keeps nothing longer."""
         row = self._rows.get(claim.key)
         if row is not None and row.token == claim.token:
             del self._rows[claim.key]
+            self._counts[claim.key.subject] -= claim.key.counted
 
     async def aclose(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
     def __len__(self) -> int:
-        """Count the sessions kept."""
+        """Count the sessions."""
         return len(self._rows)
 
 
-def from_settings(_: Settings) -> MemoryStore:
-    """Make the store; nothing about it can be set."""
-    return MemoryStore()
+def from_settings(settings: Settings) -> MemoryStore:
+    """Make the store."""
+    return MemoryStore(kept=settings.max_kept_sessions_per_subject)
 
 
 def _copy(state: SessionState) -> SessionState:

@@ -10,18 +10,31 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
 import structlog
 
-from conductor.errors import Conflict, Duplicate, Fenced, Rollback, StoreUnavailable
+from conductor.errors import Conflict, Duplicate, Fenced, Rollback, SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.base import MAX_SEEN, Claim, Operation, SessionKey
-from conductor.stores.redis_client import Client, write_keys
-from conductor.stores.redis_protocol import Reply
-from conductor.stores.redis_records import read, text, written
-from conductor.stores.redis_scripts import CLAIM, COMMIT, RELEASE
+from conductor.stores.base import KEPT, MAX_SEEN, Claim, Operation, SessionKey, too_many
+from conductor.stores.redis_records import (
+    CLAIM,
+    COMMIT,
+    COUNT,
+    RELEASE,
+    STRANGE,
+    Reply,
+    index_name,
+    key_names,
+    read,
+    text,
+    written,
+)
+from conductor.stores.redis_url import RedisAddress
+
+if TYPE_CHECKING:
+    from conductor.stores.redis_client import Client
 
 log = structlog.get_logger(__name__)
 
@@ -34,10 +47,11 @@ class RedisStore:
     A commit is tried for ``retry_for`` seconds and then is `StoreUnavailable`; it may have been recorded all
     the same, and then the next commit is a `Conflict`: claim the session anew. With ``replicas``, each claim
     and commit waits up to ``wait_ms`` until so many replicas have it, and counts as not done before.
-    ``prefix`` begins the names of all keys. Raises `SettingsError` for a URL that is none.
+    ``prefix`` begins the names of all keys. A subject may keep ``kept`` sessions. Raises `SettingsError` for
+    a URL that is none.
     """
 
-    suspends = True
+    is_async = True
 
     def __init__(
         self,
@@ -48,12 +62,16 @@ class RedisStore:
         replicas: int = 0,
         wait_ms: int = 500,
         prefix: str = "conductor",
+        kept: int = KEPT,
     ) -> None:
-        self.client = Client(url, retry_for=retry_for, replicas=replicas, wait_ms=wait_ms)
+        self.client = _client()(
+            RedisAddress.parse(url), retry_for=retry_for, replicas=replicas, wait_ms=wait_ms
+        )
         self.prefix = prefix
+        self._kept = kept
         self.ttl_ms = str(max(1, round(session_ttl * 1000)))
         self._node = f"{platform.node() or 'node'}-{os.getpid()}"
-        self._held: dict[str, bytes] = {}  # token -> its session's keys, as they are sent
+        self._held: dict[str, list[str]] = {}  # token -> its session's keys
 
     async def open(self) -> None:
         """Connect now, so that a mistake is said at the start; without this, the first claim connects.
@@ -63,9 +81,11 @@ class RedisStore:
         await self.client.open()
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
+        """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
+        if key.counted:
+            await self._count(key)
         token = f"{self._node}:{uuid4().hex}"
-        keys = write_keys(self.prefix, key)
+        keys = key_names(self.prefix, key)
         kept = read(await self.client.write(CLAIM, keys, (token, self._ttl(key))))
         if not kept.whole:
             log.warning("session incomplete", session=key.session_id)
@@ -77,7 +97,7 @@ class RedisStore:
         """Check all operations, then apply all of them, or none; see `SessionStore`."""
         keys = self._held.get(claim.token)
         if keys is None and claim.key.lasting:
-            keys = write_keys(self.prefix, claim.key)
+            keys = key_names(self.prefix, claim.key)
         if keys is None:  # released, fenced before, or made up
             raise Fenced("Another claim owns this session.")
         arguments = [
@@ -97,11 +117,20 @@ class RedisStore:
         """Let go of a session, which stays until it expires; without a server too. Raises nothing."""
         keys = self._held.pop(claim.token, None)
         if keys is not None:
-            await self.client.write_once(RELEASE, keys, (claim.token,))
+            await self.client.best_effort_write(RELEASE, keys, (claim.token,))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self.client.aclose()
+
+    async def _count(self, key: SessionKey) -> None:
+        """Count a session that is about to be claimed. One that is there already always may be."""
+        index = index_name(self.prefix, key.subject)
+        arguments = (key.session_id, self.ttl_ms, str(self._kept))
+        if await self.client.query(index, "EVAL", COUNT, "1", index, *arguments) == 0:
+            meta = key_names(self.prefix, key)[0]
+            if await self.client.query(meta, "EXISTS", meta) == 0:
+                raise too_many(self._kept)
 
     def _ttl(self, key: SessionKey) -> str:
         """Say for how many milliseconds a session is kept; ``0`` is for ever."""
@@ -123,11 +152,26 @@ class RedisStore:
                 raise Conflict(f"The session is at revision {detail}, not {claim.revision}.")
             case b"LOST", _:
                 raise Rollback("The store has lost this session, or a part of it.")
-        raise StoreUnavailable("The session store gave an answer that this version cannot read.")
+        raise StoreUnavailable(STRANGE)
+
+
+def _client() -> type[Client]:
+    try:
+        from conductor.stores.redis_client import Client
+    except ModuleNotFoundError as error:
+        if error.name not in ("redis", "hiredis"):
+            raise
+        raise SettingsError(
+            f"SESSION_STORE_URL needs the package {error.name}: pip install 'conductor-voice[redis]'."
+        ) from None
+    return Client
 
 
 def from_settings(settings: Settings) -> RedisStore:
     """Make the store on the server that SESSION_STORE_URL names."""
     return RedisStore(
-        settings.store_url, session_ttl=settings.session_ttl_s, replicas=settings.session_store_replicas
+        settings.store_url,
+        session_ttl=settings.session_ttl_s,
+        replicas=settings.session_store_replicas,
+        kept=settings.max_kept_sessions_per_subject,
     )

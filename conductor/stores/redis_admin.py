@@ -10,17 +10,23 @@ from conductor.errors import StoreUnavailable
 from conductor.stores.admin import SessionInfo, dump
 from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
-from conductor.stores.redis_client import write_keys
-from conductor.stores.redis_protocol import Reply
-from conductor.stores.redis_records import meta_pattern, read, session_of, text
-from conductor.stores.redis_scripts import DELETE, LOOK, READ
+from conductor.stores.redis_records import (
+    DELETE,
+    LOOK,
+    READ,
+    STRANGE,
+    Reply,
+    index_name,
+    key_names,
+    meta_pattern,
+    read,
+    session_of,
+    text,
+)
 
 _PAGE = 100
 _EXPORTED = 10_000
 """Names that are read at once where all sessions are wanted, so that few looks are needed."""
-_SCANNED = "1000"
-"""Keys that the server looks at in one go: less than a millisecond."""
-_STRANGE = "The session store gave an answer that this version cannot read."
 
 
 class RedisAdmin:
@@ -51,14 +57,14 @@ class RedisAdmin:
     async def subjects(self, session_id: str) -> list[str]:
         """Name those who have a session with this id. Raises `StoreUnavailable`."""
         found: set[tuple[str, str]] = set()
-        async for names in self._scan(meta_pattern(self._store.prefix, session_id=session_id)):
+        async for names in self._store.client.scan(meta_pattern(self._store.prefix, session_id=session_id)):
             found |= _after(names, None)
         keys = [SessionKey(*pair) for pair in sorted(found)]
         return [key.subject for key in keys if await self._look(key) is not None]
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
         """Give all that is kept of a session, as JSON can hold it. Raises `StoreUnavailable`."""
-        reply = await self._store.client.read(READ, write_keys(self._store.prefix, key))
+        reply = await self._store.client.read(READ, key_names(self._store.prefix, key))
         if reply is None:
             return None
         kept = read(reply)
@@ -76,7 +82,10 @@ class RedisAdmin:
     async def delete(self, key: SessionKey) -> bool:
         """Delete a session; its owner is fenced. Raises `StoreUnavailable`."""
         store = self._store
-        return await store.client.write(DELETE, write_keys(store.prefix, key), (store.ttl_ms,)) == 1
+        deleted = await store.client.write(DELETE, key_names(store.prefix, key), (store.ttl_ms,)) == 1
+        index = index_name(store.prefix, key.subject)
+        await store.client.query(index, "ZREM", index, key.session_id)
+        return deleted
 
     async def delete_subject(self, subject: str) -> int:
         """Delete all sessions of a subject. Raises `StoreUnavailable`."""
@@ -90,27 +99,15 @@ class RedisAdmin:
     async def _page(self, subject: str | None, after: SessionKey | None, limit: int) -> list[SessionKey]:
         """Find the next session names; what is in memory is bounded, however many there are."""
         found: set[tuple[str, str]] = set()
-        async for names in self._scan(meta_pattern(self._store.prefix, subject)):
+        async for names in self._store.client.scan(meta_pattern(self._store.prefix, subject)):
             found |= _after(names, after)
             if len(found) > 10 * limit:
                 found = set(heapq.nsmallest(limit, found))
         return [SessionKey(*each) for each in heapq.nsmallest(limit, found)]
 
-    async def _scan(self, pattern: str) -> AsyncIterator[list[Reply]]:
-        """Give the names of all keys that match, some of them more than once."""
-        cursor: bytes | None = b"0"
-        while cursor is not None:
-            reply = await self._store.client.ask("SCAN", text(cursor), "MATCH", pattern, "COUNT", _SCANNED)
-            match reply:
-                case [bytes() as following, list() as names]:
-                    yield names
-                    cursor = None if following == b"0" else following
-                case _:
-                    raise StoreUnavailable(_STRANGE)
-
     async def _look(self, key: SessionKey) -> Reply:
         """Describe a session; None where there is none, or what is left of a deleted one."""
-        return await self._store.client.read(LOOK, write_keys(self._store.prefix, key))
+        return await self._store.client.read(LOOK, key_names(self._store.prefix, key))
 
 
 def _after(names: Iterable[Reply], after: SessionKey | None) -> set[tuple[str, str]]:
@@ -122,7 +119,7 @@ def _after(names: Iterable[Reply], after: SessionKey | None) -> set[tuple[str, s
 def _info(key: SessionKey, reply: Reply) -> SessionInfo:
     figures = [each for each in reply if isinstance(each, int)] if isinstance(reply, list) else []
     if len(figures) != 8:
-        raise StoreUnavailable(_STRANGE)
+        raise StoreUnavailable(STRANGE)
     updated, epoch, revision, owned, messages, calls, outbound, size = figures
     return SessionInfo(
         key.subject,

@@ -1,110 +1,131 @@
-"""Asks a Redis server to run scripts, again and again until it answers or the time is up."""
+"""Asks Redis to run scripts, again and again until it answers or the time is up.
+
+The library connects, signs in and finds the primary. Its own retries are off: what may have been carried out
+is asked for again here, under the same commit id.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
+from redis import exceptions
 
 from conductor.errors import SettingsError, StoreUnavailable
-from conductor.stores.base import SessionKey
-from conductor.stores.redis_connection import Connection, ConnectionLost, Connections, Endpoint, Refused
-from conductor.stores.redis_protocol import Reply, ReplyError, write_arguments, write_command
-from conductor.stores.redis_records import key_names, text
-from conductor.stores.redis_scripts import KEYS, Script
+from conductor.stores.redis_batch import Answer, Batcher, ConnectionLost, Copies, Refused, checked, pack
+from conductor.stores.redis_cluster import Cluster
+from conductor.stores.redis_nodes import Primary
+from conductor.stores.redis_records import STRANGE, Reply, Script, text
+from conductor.stores.redis_url import RedisAddress
 
 log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.25
 """Between tries: soon at first, since a server that restarts is back within a blink."""
-
-_PASSING = frozenset(
-    ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF", "OOM", "NOREPLICAS")
-)
-"""Errors of a server that starts, fails over or is full: they pass."""
-
-_WITH_REPLICAS = 8
-"""Connections, where each write waits for replicas: WAIT holds up all that follows on its connection."""
+_SCANNED = "1000"
+"""Keys that the server looks at in one go: less than a millisecond."""
 
 
 class Client:
-    """Runs scripts at ``url``; each may come there more than once, and has to bear that.
+    """Runs scripts at ``address``; each may come there more than once, and has to bear that.
 
     ``retry_for`` is in seconds. With ``replicas``, a write counts when so many replicas have it, for which
-    one try waits ``wait_ms``. Raises `SettingsError` for a URL that is none.
+    one try waits ``wait_ms``.
     """
 
-    def __init__(self, url: str, *, retry_for: float, replicas: int, wait_ms: int) -> None:
-        self._endpoint = Endpoint.parse(url)
+    def __init__(self, address: RedisAddress, *, retry_for: float, replicas: int, wait_ms: int) -> None:
+        self._address = address
         # One try may take half of the time, so that a dead connection leaves time for another one.
         timeout = max(retry_for / 2, wait_ms / 1000 * 1.5 if replicas else 0.0)
-        self._connections = Connections(self._endpoint, _WITH_REPLICAS if replicas else 1, timeout)
+        servers = Cluster if address.kind == "cluster" else Primary
+        self._servers: Cluster | Primary = servers(address, timeout, Copies(replicas, wait_ms))
         self._retry_for = retry_for
-        self._replicas = replicas
-        self._wait = write_command("WAIT", str(replicas), str(wait_ms))
 
     async def open(self) -> None:
         """Connect now, so that a mistake is said at the start. Raises `SettingsError`."""
-        for complaint in await self.complaints():
-            log.warning("sessions may be lost", store=str(self._endpoint), why=complaint)
+        for warning in await self.warnings():
+            log.warning("sessions may be lost", store=str(self._address), why=warning)
 
-    async def complaints(self) -> list[str]:
+    async def warnings(self) -> list[str]:
         """Connect, and say what about the server may lose sessions, a clause each. Raises `SettingsError`."""
+        found: list[str] = []
         try:
-            connection = await self._connections.get()
+            for batcher in await self._servers.batchers():
+                found += [each for each in await _warnings(batcher) if each not in found]
         except (ConnectionLost, Refused) as error:
             raise SettingsError(
-                f"SESSION_STORE_URL names {self._endpoint}, which cannot be used: {error}."
+                f"SESSION_STORE_URL names {self._address}, which cannot be used: {error}."
             ) from None
-        return await _complaints(connection)
+        return found
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._connections.aclose()
+        await self._servers.aclose()
 
-    async def write(self, script: Script, keys: bytes, arguments: Sequence[str] = ()) -> Reply:
-        """Run a script that changes something, with keys from `write_keys`. Raises `StoreUnavailable`."""
-        send = self._replicated if self._replicas else Connection.call
-        return await self._retrying(lambda connection: _run(send, connection, script, keys, arguments))
+    async def write(self, script: Script, keys: Sequence[str], arguments: Sequence[str] = ()) -> Reply:
+        """Run a script that changes something. Raises `StoreUnavailable`."""
+        return await self._retrying(partial(self._run, script, keys, arguments, writes=True))
 
-    async def read(self, script: Script, keys: bytes) -> Reply:
+    async def read(self, script: Script, keys: Sequence[str]) -> Reply:
         """Run a script that changes nothing. Raises `StoreUnavailable`."""
-        return await self._retrying(lambda connection: _run(Connection.call, connection, script, keys, ()))
+        return await self._retrying(partial(self._run, script, keys, (), writes=False))
 
-    async def ask(self, *command: str) -> Reply:
-        """Run a plain command that changes nothing. Raises `StoreUnavailable`."""
-
-        async def send(connection: Connection) -> Reply:
-            return _checked(connection, await connection.call(write_command(*command)))
-
-        return await self._retrying(send)
-
-    async def write_once(self, script: Script, keys: bytes, arguments: Sequence[str]) -> None:
-        """Run a script if the server is there; it does not matter much."""
-        connection = self._connections.least_busy()
-        if connection is not None:
-            try:
-                await _run(Connection.call, connection, script, keys, arguments)
-            except (ConnectionLost, Refused) as error:
-                log.debug("not written", why=str(error))
-
-    async def _retrying(self, send: Callable[[Connection], Awaitable[Reply]]) -> Reply:
-        deadline = asyncio.get_running_loop().time() + self._retry_for
-        connection = self._connections.least_busy()
-        why = ConnectionLost("there is no connection")
+    async def best_effort_write(self, script: Script, keys: Sequence[str], arguments: Sequence[str]) -> None:
+        """Run a script if the server is there."""
         try:
-            if connection is not None:
-                try:
-                    return await send(connection)
-                except ConnectionLost as error:
-                    why = error
+            await self._run(script, keys, arguments, writes=False)
+        except (ConnectionLost, Refused) as error:
+            log.debug("not written", why=str(error))
+
+    async def query(self, key: str, *command: str) -> Reply:
+        """Send a plain command about ``key``; it may be carried out twice. Raises `StoreUnavailable`."""
+        packed = pack(*command)
+        return await self._retrying(partial(_checked, self._servers.ask, packed, key))
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[Reply]]:
+        """Give the names of all keys that match, some of them more than once. Raises `StoreUnavailable`."""
+        for batcher in await self._retrying(self._servers.batchers):
+            cursor: Reply = b"0"
+            while isinstance(cursor, bytes):
+                page = pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
+                match await self._retrying(partial(_checked, batcher.ask, page)):
+                    case [following, list() as names]:
+                        yield names
+                        cursor = None if following == b"0" else following
+                    case _:
+                        raise StoreUnavailable(STRANGE)
+
+    async def _run(
+        self, script: Script, keys: Sequence[str], arguments: Sequence[str], *, writes: bool
+    ) -> Reply:
+        """Run a script by its digest, or by its text on a server that has not seen it."""
+        answer: Answer = None
+        for way in (("EVALSHA", script.digest), ("EVAL", script.text)):
+            command = pack(*way, str(len(keys)), *keys, *arguments)
+            answer = await self._servers.ask(command, keys[0], writes=writes)
+            if not isinstance(answer, exceptions.NoScriptError):
+                break
+        return checked(answer)
+
+    async def _retrying(self, send: Callable[[], Awaitable[_T]]) -> _T:
+        deadline = asyncio.get_running_loop().time() + self._retry_for
+        why: ConnectionLost
+        try:
+            try:
+                return await send()
+            except ConnectionLost as error:
+                why = error
             pause = _PAUSE_S
             async with asyncio.timeout_at(deadline):
                 while True:
                     try:
-                        return await send(await self._connections.get())
+                        return await send()
                     except ConnectionLost as error:
                         why = error
                     await asyncio.sleep(pause)
@@ -114,56 +135,19 @@ class Client:
         except Refused as error:
             raise StoreUnavailable(f"The session store refuses: {error}.") from None
 
-    async def _replicated(self, connection: Connection, command: bytes) -> Reply:
-        # WAIT counts what its own connection wrote, so it has to follow on the same one.
-        reply, copies = await asyncio.gather(connection.call(command), connection.call(self._wait))
-        if not isinstance(reply, ReplyError) and not (isinstance(copies, int) and copies >= self._replicas):
-            raise ConnectionLost(f"fewer than {self._replicas} replicas have it")
-        return reply
+
+async def _checked(ask: Callable[..., Awaitable[Answer]], *arguments: Any) -> Reply:
+    return checked(await ask(*arguments))
 
 
-def write_keys(prefix: str, key: SessionKey) -> bytes:
-    """Write a session's keys as the arguments that a script takes, their number first."""
-    return write_arguments((str(len(KEYS)), *key_names(prefix, key)))
-
-
-async def _run(
-    send: Callable[[Connection, bytes], Awaitable[Reply]],
-    connection: Connection,
-    script: Script,
-    keys: bytes,
-    arguments: Sequence[str],
-) -> Reply:
-    """Run a script by its digest, or by its text on a server that has not seen it."""
-    count = 3 + len(KEYS) + len(arguments)
-    body = keys + write_arguments(arguments)
-    reply: Reply = None
-    for way in (("EVALSHA", script.digest), ("EVAL", script.text)):
-        reply = await send(connection, b"*%d\r\n%b%b" % (count, write_arguments(way), body))
-        if not isinstance(reply, ReplyError) or reply.code != "NOSCRIPT":
-            break
-    return _checked(connection, reply)
-
-
-def _checked(connection: Connection, reply: Reply) -> Reply:
-    if not isinstance(reply, ReplyError):
-        return reply
-    if reply.code not in _PASSING:
-        raise Refused(f"it answered {reply.code}")
-    if reply.code in ("READONLY", "MASTERDOWN"):
-        connection.abort("the server is a replica now")  # its name may lead to another one by now
-    raise ConnectionLost(f"the server says {reply.code}")
-
-
-async def _complaints(connection: Connection) -> list[str]:
+async def _warnings(batcher: Batcher) -> list[str]:
     """Say what about the server's configuration may lose sessions; nothing if it will not tell."""
     told: dict[str, str] = {}
     for section in ("memory", "persistence"):
-        try:
-            reply = await connection.call(write_command("INFO", section))
-        except ConnectionLost:
+        answer = await batcher.ask(pack("INFO", section))
+        if isinstance(answer, exceptions.ResponseError):
             return []
-        lines = (line.partition(":") for line in text(reply).splitlines())
+        lines = (line.partition(":") for line in text(answer).splitlines())
         told |= {name: value for name, _, value in lines}
     found = []
     if told.get("aof_enabled") == "0":

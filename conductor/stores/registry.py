@@ -1,4 +1,4 @@
-"""Which session stores there are: one line each, imported only when chosen."""
+"""The session stores by name; each module is imported only when chosen."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ from conductor.errors import SettingsError
 from conductor.settings import Settings
 from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionStore
+from conductor.stores.redis_url import RedisAddress
 
 STORES = {
     "memory": "conductor.stores.memory:from_settings",
     "sqlite": "conductor.stores.sqlite:from_settings",
     "redis": "conductor.stores.redis:from_settings",
-    "rediss": "conductor.stores.redis:from_settings",
-    "valkey": "conductor.stores.redis:from_settings",
-    "valkeys": "conductor.stores.redis:from_settings",
 }
-"""Scheme of SESSION_STORE_URL -> module and function that makes the store from the settings."""
+"""Kind of store -> module and function that makes it from the settings."""
 
 ADMINS = {
     "sqlite": "conductor.stores.sqlite_admin:SqliteAdmin",
     "redis": "conductor.stores.redis_admin:RedisAdmin",
-    "rediss": "conductor.stores.redis_admin:RedisAdmin",
-    "valkey": "conductor.stores.redis_admin:RedisAdmin",
-    "valkeys": "conductor.stores.redis_admin:RedisAdmin",
 }
-"""Scheme -> module and class that lets an operator look at such a store, and delete from it."""
+"""Kind of store -> module and class that lets an operator look at it, and delete from it."""
+
+
+def check_shared(settings: Settings) -> None:
+    """Raise `SettingsError` if several processes cannot share the store."""
+    if settings.workers > 1 and settings.store_kind == "memory":
+        raise SettingsError(
+            f"WORKERS is {settings.workers}, but sessions that are kept in memory belong to one process: "
+            "set DATA_DIR or SESSION_STORE_URL."
+        )
 
 
 def make_store(settings: Settings) -> SessionStore:
-    """Make the store that the settings ask for; it is not open yet. Raises `SettingsError`."""
+    """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
     return cast(SessionStore, _find(STORES, settings)(settings))
 
 
 def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
-    """Make what an operator looks at an open store with.
+    """Make the operator's view of an open store.
 
     Raises `SettingsError` for a store that only its own process can see.
     """
-    if settings.store_scheme not in ADMINS:
+    if settings.store_kind not in ADMINS:
         raise SettingsError(
             "Sessions are kept in memory, where only their own server sees them; "
             "DATA_DIR or SESSION_STORE_URL names a store that outlives it."
@@ -50,17 +54,14 @@ def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
 
 
 def describe_store(settings: Settings) -> str:
-    """Name the store for people, without its password. Raises `SettingsError` for a URL that is none."""
-    scheme = settings.store_scheme
-    if scheme == "memory":
+    """Name the store for people, without its password. Raises `SettingsError` for an invalid URL."""
+    if settings.store_kind == "memory":
         return "in memory: they end with the server"
-    if scheme == "sqlite":
+    if settings.store_kind == "sqlite":
         return str(settings.store_path)
-    from conductor.stores.redis_connection import Endpoint
-
-    return f"{scheme}://{str(Endpoint.parse(settings.store_url)).partition('://')[2]}"
+    return str(RedisAddress.parse(settings.store_url))
 
 
 def _find(known: dict[str, str], settings: Settings) -> Callable[[Any], Any]:
-    module, _, name = known[settings.store_scheme].partition(":")
+    module, _, name = known[settings.store_kind].partition(":")
     return cast(Callable[[Any], Any], getattr(import_module(module), name))

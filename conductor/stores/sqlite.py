@@ -1,4 +1,4 @@
-"""The session store in a SQLite file: sessions outlive the process; those of one host may share them."""
+"""The session store in a SQLite file: sessions outlive the process, and one host's processes share them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 
 from conductor.errors import StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.base import Claim, Operation, SessionKey
-from conductor.stores.sqlite_group import Commit, Delete, LetGo, Sweep, TakeOver, Work
-from conductor.stores.sqlite_writer import Limits, Writer
+from conductor.stores.base import KEPT, Claim, Operation, SessionKey
+from conductor.stores.sqlite_writer import Commit, Delete, LetGo, Limits, Sweep, TakeOver, Work, Writer
 
+# Seconds that closing waits for queued work.
 _CLOSE_S = 5.0
+# Seconds between sweeps at most, also when sessions are kept for years.
 _SWEEP_MOST_S = 86_400.0
 
 
 class SqliteStore:
-    """Keeps sessions in a file (durability, "Operations"); `open` it first.
+    """Stores sessions in a file (durability, "Operations"); `open` it first.
 
-    ``session_ttl`` is how many seconds a session is kept that nobody writes to, unless it is a lasting one;
-    ``busy_timeout`` how many a commit waits for other processes; ``now`` gives epoch seconds. All in one
-    event loop.
+    ``session_ttl`` is how many seconds a session without writes is kept, unless it is a lasting one;
+    ``busy_timeout`` how many seconds a commit waits for other processes; ``look_every`` how many seconds lie
+    between checks that the file is still there; ``now`` gives epoch seconds; ``kept`` is the limit of
+    sessions of a subject. Use it in one event loop.
     """
 
-    suspends = True
+    is_async = True
 
     def __init__(
         self,
@@ -34,22 +36,25 @@ class SqliteStore:
         session_ttl: float = 86_400.0,
         busy_timeout: float = 2.0,
         sweep_every: float = 60.0,
+        look_every: float = 1.0,
         now: Callable[[], float] = time.time,
+        kept: int = KEPT,
     ) -> None:
         self.path = Path(path)
-        self._limits = Limits(session_ttl, busy_timeout, min(sweep_every, _SWEEP_MOST_S), now)
+        sweep_every = min(sweep_every, _SWEEP_MOST_S)
+        self._limits = Limits(session_ttl, busy_timeout, sweep_every, look_every, now, kept)
         self._writer: Writer | None = None
 
     @property
     def groups(self) -> int:
-        """Count the transactions so far, each of which is one fsync and any number of commits."""
+        """The number of transactions so far; each is one fsync for any number of commits."""
         return 0 if self._writer is None else self._writer.groups
 
     async def open(self) -> None:
-        """Open the file, and make it and its folder where they are missing.
+        """Open the file; create it and its folder if they are missing.
 
-        Raises `SettingsError` for what cannot be a store: a folder, another program's or a newer version's
-        file, a damaged one, one that may not be written. Raises `StoreUnavailable` for one that is locked.
+        Raises `SettingsError` for what cannot be a store: a folder, a file of another program or of a newer
+        version, a damaged file, a read-only one. Raises `StoreUnavailable` for a locked one.
         """
         if self._writer is not None:
             return
@@ -58,34 +63,35 @@ class SqliteStore:
         self._writer = writer
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Take a session over, making it if there is none. Raises `StoreUnavailable`."""
+        """Claim a session, creating it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         claim: Claim = await self._submit(TakeOver(key))
         return claim
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all of them, or none; it is on the disk when this returns.
+        """Check all operations, then apply all or none; returns when they are on the disk.
 
-        Whoever stops waiting does not stop the commit. Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback`
-        or `StoreUnavailable`, after which only a retry with the same id can tell whether it was recorded.
+        Cancelling the caller does not cancel the commit. Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback`
+        or `StoreUnavailable`; after the last one only a retry with the same id can tell whether it was
+        recorded.
         """
         await self._submit(Commit(claim, commit_id, operations))
 
     async def release(self, claim: Claim) -> None:
-        """End the claim; the session stays, for whoever claims it next. Raises `StoreUnavailable`."""
+        """End the claim; the session stays for the next one. Raises `StoreUnavailable`."""
         await self._submit(LetGo(claim.key, claim.token))
 
     async def sweep(self) -> int:
-        """Delete all expired sessions now, as happens by itself every so often; returns how many."""
+        """Delete all expired sessions now, and return their number; this also happens regularly."""
         deleted: int = await self._submit(Sweep())
         return deleted
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
-        """Delete a session, or all of a subject's; who owns one is fenced. Returns how many there were."""
+        """Delete a session, or all of a subject's, and fence the owners; return their number."""
         deleted: int = await self._submit(Delete(subject, session_id))
         return deleted
 
     async def aclose(self) -> None:
-        """Finish what waits, and close the file."""
+        """Finish queued work, and close the file."""
         if self._writer is not None:
             await self._writer.close(_CLOSE_S)
 
@@ -97,4 +103,8 @@ class SqliteStore:
 
 def from_settings(settings: Settings) -> SqliteStore:
     """Make the store in the file that SESSION_STORE_URL or DATA_DIR names."""
-    return SqliteStore(settings.store_path, session_ttl=settings.session_ttl_s)
+    return SqliteStore(
+        settings.store_path,
+        session_ttl=settings.session_ttl_s,
+        kept=settings.max_kept_sessions_per_subject,
+    )

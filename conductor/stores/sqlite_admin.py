@@ -1,4 +1,4 @@
-"""The operator's view of a SQLite store: reads beside the writer, on connections of its own."""
+"""The operator's view of a SQLite store, on read-only connections beside the writer's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from conductor.errors import StoreUnavailable
 from conductor.stores.admin import SessionInfo, dump
 from conductor.stores.base import SessionKey
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_rows import HEAD, Head, load
+from conductor.stores.sqlite_schema import HEAD, Head, load
 
 _T = TypeVar("_T")
+# Seconds that a read waits for another process's lock.
 _LOCK_S = 2.0
+# Sessions read in one transaction.
 _PAGE = 100
 
 _INFO = """
@@ -31,7 +33,7 @@ FROM session
 
 
 class SqliteAdmin:
-    """Lists, shows, exports and deletes what a store keeps; expired sessions too, until they are swept.
+    """Lists, shows, exports and deletes sessions; expired ones too, until they are swept.
 
     The store must be open. A server may use the same file at the same time.
     """
@@ -58,7 +60,7 @@ class SqliteAdmin:
         return await self._read(read)
 
     async def subjects(self, session_id: str) -> list[str]:
-        """Name those who have a session with this id. Raises `StoreUnavailable`."""
+        """List the subjects that have a session with this id. Raises `StoreUnavailable`."""
 
         def read(connection: sqlite3.Connection) -> list[str]:
             sql = "SELECT subject FROM session WHERE session_id=? ORDER BY subject"
@@ -67,7 +69,7 @@ class SqliteAdmin:
         return await self._read(read)
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
-        """Give all that is kept of a session, as JSON can hold it. Raises `StoreUnavailable`."""
+        """Give all that is stored of a session as JSON values. Raises `StoreUnavailable`."""
 
         def read(connection: sqlite3.Connection) -> dict[str, Any] | None:
             names = (key.subject, key.session_id)
@@ -86,11 +88,11 @@ class SqliteAdmin:
             for info in page:
                 after = SessionKey(info.subject, info.session_id)
                 session = await self.show(after)
-                if session is not None:  # it may have expired meanwhile
+                if session is not None:  # it may have expired since it was listed
                     yield session
 
     async def delete(self, key: SessionKey) -> bool:
-        """Delete a session; its owner is fenced. Raises `StoreUnavailable`."""
+        """Delete a session and fence its owner. Raises `StoreUnavailable`."""
         return await self._store.delete(key.subject, key.session_id) > 0
 
     async def delete_subject(self, subject: str) -> int:
@@ -98,8 +100,7 @@ class SqliteAdmin:
         return await self._store.delete(subject)
 
     async def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Read in a thread, all from one moment's state of the file."""
-
+        # One transaction, so that all rows are of one moment.
         def work() -> _T:
             uri = f"{self._store.path.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=_LOCK_S, isolation_level=None)

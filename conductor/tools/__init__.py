@@ -1,1 +1,1 @@
-"""Tools: what they are, where they run, and the one gate they pass."""
+"""Tools: their definitions, where they run, and the executor that every call passes."""

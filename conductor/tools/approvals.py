@@ -1,4 +1,4 @@
-"""A question about a call that runs only if a person says so, as it is kept with the session."""
+"""A call that waits for a person's decision, as it is stored with the session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from conductor.tools.base import Risk, ToolOutcome, failed
+from conductor.tools.base import Caution, Risk, ToolOutcome, failed
 
 Scope: TypeAlias = Literal["once", "session", "always"]
 Outcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded"]
@@ -40,6 +40,7 @@ class Approval(msgspec.Struct, frozen=True):
     presentations: int = 0
     unclear: int = 0
     fingerprint: str = ""
+    cautions: tuple[Caution, ...] = ()
 
     @property
     def expires_at(self) -> str:
@@ -49,17 +50,17 @@ class Approval(msgspec.Struct, frozen=True):
 
 
 def encode_approvals(approvals: Sequence[Approval]) -> str:
-    """Write open questions as text for a session's field; empty if there are none."""
+    """Encode the open approvals for a session's field; empty if there are none."""
     return msgspec.json.encode(list(approvals)).decode() if approvals else ""
 
 
 def decode_approvals(text: str) -> tuple[Approval, ...]:
-    """Read what `encode_approvals` wrote. Raises `ValueError` for anything else."""
+    """Decode what `encode_approvals` wrote. Raises `ValueError` for anything else."""
     return msgspec.json.decode(text, type=tuple[Approval, ...]) if text else ()
 
 
 def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
-    """Make the outcome of a call that the person does not want; ``words`` are theirs."""
+    """Make the outcome of a denied call; ``words`` are the person's."""
     said = f" The user said: {words!r}." if words else ""
     return failed(
         "permission_denied",
@@ -68,14 +69,18 @@ def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
     )
 
 
-def not_answered(reason: Literal["expired", "unclear", "superseded", "interrupted"]) -> ToolOutcome:
-    """Make the outcome of a call about which nobody decided."""
+def not_answered(
+    reason: Literal["expired", "unclear", "screen", "superseded", "interrupted"],
+) -> ToolOutcome:
+    """Make the outcome of a call without a decision."""
     return failed("approval_timeout", _NOT_ANSWERED[reason], reason=reason)
 
 
 _NOT_ANSWERED = {
     "expired": "The user did not answer in time; do not assume consent. Nothing was run.",
     "unclear": "The user's answers were neither a clear yes nor a clear no; do not assume consent. "
+    "Nothing was run.",
+    "screen": "This call cannot be allowed by voice, and the app shows no questions on its screen. "
     "Nothing was run.",
     "superseded": "The user did not answer the question and asked for something else; do not assume consent. "
     "Nothing was run.",
@@ -84,7 +89,7 @@ _NOT_ANSWERED = {
 
 
 def edits(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Say what a person changed about the arguments, for the model."""
+    """Tell the model which arguments the person changed."""
     changed = {
         name: {"before": before.get(name), "after": after.get(name)}
         for name in sorted({*before, *after})

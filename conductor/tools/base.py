@@ -1,4 +1,4 @@
-"""What a tool is, what came of a call, and the seam to those who run tools."""
+"""What a tool is, what came of a call, and the interface of a toolset."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from conductor.tools.schema import model_schema
 Risk: TypeAlias = Literal["safe", "medium", "high"]
 Effect: TypeAlias = Literal["read", "write", "irreversible"]
 OnInterrupt: TypeAlias = Literal["cancel", "keep"]
+Caution: TypeAlias = Literal["may_have_happened", "untrusted"]
+"""What a person hears before a question: it may have happened already, strangers' text may be behind it."""
 ErrorType: TypeAlias = Literal[
     "none",
     "not_found",
@@ -43,10 +45,11 @@ class ToolSpec:
 
     ``name`` is the dotted name of the wire. ``source`` says where it runs: ``device``, ``builtin``, or
     ``mcp:<server>``. ``timeout_s`` is the tool's own time limit in seconds, or None for the setting's.
-    ``interactive`` means that a person acts in it, so that its limit is minutes and the turn's clock stops.
-    ``approval`` is the declarer's wish: ``never`` skips the risk's default, ``ask`` always asks.
+    ``interactive`` means that a person acts in it: its limit is minutes, and the turn's clock stops.
+    ``approval`` is the wish of its declaration: ``never`` skips the default of its risk, ``ask`` always asks.
     ``open_world`` means that it reaches beyond this machine and the device: the web, a cloud. ``untrusted``
-    means that strangers write what it returns, so that instructions may hide in it.
+    means that third parties write what it returns, so that instructions may hide in it. ``title`` is the name
+    for people, ``spoken`` says what a call does ("delete {count} photos from {album}").
     """
 
     name: str
@@ -62,12 +65,13 @@ class ToolSpec:
     approval: Literal["never", "ask"] | None = None
     open_world: bool = False
     untrusted: bool = False
+    title: str | None = None
+    spoken: str | None = None
     sensitive: Callable[[Mapping[str, Any]], str | None] | None = None
     describe: Callable[[Mapping[str, Any]], str] | None = None
 
     @cached_property
     def definition(self) -> ToolDefinition:
-        """The part that the model sees."""
         return ToolDefinition(self.name, self.description, model_schema(self.input_schema))
 
     @cached_property
@@ -75,12 +79,12 @@ class ToolSpec:
         """Hex SHA-256 of the canonical definition: a changed tool is another tool."""
         said = (self.name, self.description, self.input_schema, self.source, self.risk, self.effect)
         wishes = (self.timeout_s, self.interactive, self.mode, self.on_interrupt, self.approval)
-        parts = [*said, *wishes, self.open_world, self.untrusted]
+        parts = [*said, *wishes, self.open_world, self.untrusted, self.title, self.spoken]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Figures that go with an outcome; ``reason`` says why an outcome is unknown or an error."""
+    """Facts about an outcome; ``reason`` says why it is unknown or an error."""
 
     execution_time_ms: int
     data_size_bytes: int
@@ -100,14 +104,13 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 
     @property
     def content(self) -> str:
-        """The JSON text for the model."""
         return msgspec.json.encode(self).decode()
 
 
 def succeeded(
     data: Any, *, took_s: float = 0.0, size: int | None = None, notes: Sequence[str] = ()
 ) -> ToolOutcome:
-    """Make the outcome of a call that did what it was asked; ``size`` is in bytes, counted if not given."""
+    """Make the outcome of a call that succeeded; ``size`` is in bytes, counted if not given."""
     if size is None:
         size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
     return ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
@@ -116,7 +119,7 @@ def succeeded(
 def failed(
     error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0, notes: Sequence[str] = ()
 ) -> ToolOutcome:
-    """Make the outcome of a call that did not, or of which nobody knows (``unknown``)."""
+    """Make the outcome of a call that failed, or whose outcome is unknown (``unknown``)."""
     return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, notes))
 
 
@@ -125,23 +128,24 @@ def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> To
 
 
 class SessionFields(Protocol):
-    """Small texts that are kept with the session, by name."""
+    """Small texts that are stored with the session, by name."""
 
     def get(self, name: str) -> str | None:
         """Read a field."""
         ...
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
-        """Replace a field by what ``change`` makes of it; an empty text drops it.
+        """Replace a field by what ``change`` makes of it; an empty text deletes it.
 
-        No other update comes between reading and writing. Raises `StoreError`, and whatever ``change`` does.
+        No other update comes between reading and writing. Raises `StoreError`, and whatever ``change``
+        raises.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know about the session that calls it; ``fields`` is what it may keep there."""
+    """What a tool may know about its session; ``fields`` is what it may store there."""
 
     session_id: str
     call_id: str
@@ -151,7 +155,7 @@ class CallContext:
 
 
 class Toolset(Protocol):
-    """Those tools that run in one place."""
+    """The tools that run in one place."""
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools offered now."""

@@ -6,21 +6,30 @@ what MCP does not know: protocol, "Extensions".
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
-from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.schema import SchemaError
+from conductor.tools.schema_checker import checkers
 
+# Limits of a client's declarations: the model reads all of them in each request.
 MAX_TOOLS = 128
 MAX_DESCRIPTION_BYTES = 4 * 1024
 MAX_TIMEOUT_MS = 60 * 60 * 1000
+MAX_TITLE_CHARS = 80
+MAX_SPOKEN_CHARS = 240
 
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 """Names of the calls that the server itself makes on a client; no model may call them."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_WISHES = ("timeoutMs", "interactive", "mode", "onInterrupt", "approval", "spoken")
+_FIELDS = "name title description inputSchema outputSchema annotations icons execution _meta".split()
+"""Those of MCP's Tool."""
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _RISKS: dict[Effect, Risk] = {"read": "safe", "write": "medium", "irreversible": "high"}
 
@@ -32,60 +41,99 @@ class Declared(NamedTuple):
     rejected: list[tuple[str, str]]
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """A declaration that is not accepted; the message is the reason."""
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(reason)
+        self.name = name
+
+
+Reading: TypeAlias = ToolSpec | Refused
+"""What a declaration says, whatever the others say."""
 
 
 def parse_declarations(
-    declarations: list[Any],
+    declarations: Sequence[Any],
     source: str = "device",
     *,
+    readings: Iterable[Reading] | None = None,
     reserved_prefixes: tuple[str, ...] = SERVER_PREFIXES,
     reserved_names: Collection[str] = (),
     max_tools: int = MAX_TOOLS,
 ) -> Declared:
-    """Read decoded JSON declarations; a bad one is refused with a reason and costs the others nothing.
+    """Read decoded JSON declarations; a bad one is refused with a reason and does not affect the others.
 
-    ``reserved_names`` are those that other toolsets have taken. Never raises. A list that goes on after
-    ``max_tools`` tools and as many refusals is not read to its end, and the last refusal says so.
+    ``readings`` are those of `read_declarations`, ``reserved_names`` the names that other toolsets use. Never
+    raises. After ``max_tools`` tools and as many refusals the rest is not read, and the last refusal says so.
     """
     accepted: dict[str, ToolSpec] = {}
     rejected: list[tuple[str, str]] = []
-    for index, declaration in enumerate(declarations):
-        name = _shown_name(declaration)
-        try:
-            if len(accepted) >= max_tools:
-                raise _Refused(f"more than {max_tools} tools")
-            spec = _spec(declaration, source)
-            if spec.name.startswith(reserved_prefixes):
-                raise _Refused(f"names that start with {', '.join(reserved_prefixes)} are the server's own")
-            if spec.name in reserved_names:
-                raise _Refused("this name is taken by another tool")
-            if spec.name in accepted:
-                raise _Refused("declared twice; the first one stands")
-            accepted[spec.name] = spec
-        except (_Refused, SchemaError) as refused:
-            if len(rejected) == max_tools:
-                rejected.append(("", f"{len(declarations) - index} more declarations were not read"))
-                break
-            rejected.append((name, str(refused)))
+    if readings is None:
+        readings = (_read(declaration, source) for declaration in declarations)
+    for index, reading in enumerate(readings):
+        if isinstance(reading, Refused):
+            reason = str(reading)
+        elif len(accepted) >= max_tools:
+            reason = f"more than {max_tools} tools"
+        elif reading.name.startswith(reserved_prefixes):
+            reason = f"names that start with {', '.join(reserved_prefixes)} are the server's own"
+        elif reading.name in reserved_names:
+            reason = "this name is taken by another tool"
+        elif reading.name in accepted:
+            reason = "declared twice; the first one stands"
+        else:
+            accepted[reading.name] = reading
+            continue
+        if len(rejected) == max_tools:
+            rejected.append(("", f"{len(declarations) - index} more declarations were not read"))
+            break
+        rejected.append((reading.name, reason))
     return Declared(list(accepted.values()), rejected)
+
+
+def unknown_fields(declaration: Any) -> Iterator[str]:
+    """Name the fields of a declaration that neither MCP nor this server knows; they have no effect."""
+    if not isinstance(declaration, dict):
+        return
+    yield from (name for name in declaration if name not in _FIELDS)
+    for field, known in (("annotations", ("title", *_HINTS)), ("_meta", ("conductor",))):
+        inner = declaration.get(field)
+        if isinstance(inner, dict):  # MCP: a name with a slash in _meta belongs to another vendor
+            yield from (f"{field}.{name}" for name in inner if name not in known and "/" not in name)
+
+
+async def read_declarations(declarations: Sequence[Any]) -> list[Reading]:
+    """Read declarations, yielding to the event loop between two: a frame of them may take 0.5 s."""
+    readings: list[Reading] = []
+    for declaration in declarations[: 2 * MAX_TOOLS + 1]:
+        readings.append(_read(declaration, "device"))
+        await asyncio.sleep(0)
+    return readings
+
+
+def _read(declaration: Any, source: str) -> Reading:
+    try:
+        return _spec(declaration, source)
+    except (Refused, SchemaError) as refused:
+        return Refused(str(refused), _shown_name(declaration))
 
 
 def _spec(declaration: Any, source: str) -> ToolSpec:
     if not isinstance(declaration, dict):
-        raise _Refused("a declaration must be a JSON object")
+        raise Refused("a declaration must be a JSON object")
     name = declaration.get("name")
     if not isinstance(name, str) or not _NAME.match(name):
-        raise _Refused("name must be 1 to 128 of A-Z a-z 0-9 _ . : / -")
+        raise Refused("name must be 1 to 128 of A-Z a-z 0-9 _ . : / -")
     if "inputSchema" not in declaration:
-        raise _Refused("inputSchema is missing")
-    check_schema(declaration["inputSchema"])
+        raise Refused("inputSchema is missing")
     annotations = _object(declaration, "annotations")
     effect = _effect(annotations)
     wishes = _object(_object(declaration, "_meta"), "conductor")
+    for unknown in wishes.keys() - set(_WISHES):  # a misspelt "approval" would protect nothing
+        raise Refused(f"_meta.conductor has no {unknown[:80]!r}, only {', '.join(_WISHES)}")
     default: OnInterrupt = "cancel" if effect == "read" else "keep"
-    return ToolSpec(
+    spec = ToolSpec(
         name=name,
         description=_description(declaration),
         input_schema=declaration["inputSchema"],
@@ -99,15 +147,17 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
         approval=cast(Literal["never", "ask"] | None, _choice(wishes, "approval", ("never", "ask"))),
         open_world=_flag(annotations, "openWorldHint"),
         untrusted=_flag(annotations, "openWorldHint"),
+        title=_text(declaration, "title", MAX_TITLE_CHARS) or _text(annotations, "title", MAX_TITLE_CHARS),
+        spoken=_text(wishes, "spoken", MAX_SPOKEN_CHARS),
     )
+    checkers.get(spec)
+    _check_template(spec)
+    return spec
 
 
 def _effect(annotations: Mapping[str, Any]) -> Effect:
-    """Read MCP's hints.
-
-    "destructiveHint … is meaningful only when readOnlyHint == false" (MCP, ToolAnnotations), so read-only is
-    looked at first. Its default there, destructive, is not taken: without a hint a tool is a write.
-    """
+    # "destructiveHint … is meaningful only when readOnlyHint == false" (MCP, ToolAnnotations), so read-only
+    # is looked at first. MCP's default, destructive, is not taken: without a hint a tool is a write.
     hints = {hint: _flag(annotations, hint) for hint in _HINTS}
     if hints["readOnlyHint"]:
         return "read"
@@ -115,23 +165,30 @@ def _effect(annotations: Mapping[str, Any]) -> Effect:
 
 
 def _description(declaration: Mapping[str, Any]) -> str:
-    """Give the description, refused above 4 KiB.
-
-    It is not cut: what follows the cut may be the sentence that says when not to use the tool, and its
-    author, who could shorten it well, would not hear of it.
-    """
+    # Too long a description is refused, not cut: the cut might remove the sentence that says when not to use
+    # the tool, and its author would not learn of it.
     description = declaration.get("description")
     if description is None:
         return ""
     if not isinstance(description, str):
-        raise _Refused("description must be text")
+        raise Refused("description must be text")
     try:
         size = len(description.encode())
     except UnicodeEncodeError:
-        raise _Refused("description is no Unicode (half of a surrogate pair)") from None
+        raise Refused("description is no Unicode (half of a surrogate pair)") from None
     if size > MAX_DESCRIPTION_BYTES:
-        raise _Refused(f"description is larger than {MAX_DESCRIPTION_BYTES} bytes")
+        raise Refused(f"description is larger than {MAX_DESCRIPTION_BYTES} bytes")
     return description
+
+
+def _check_template(spec: ToolSpec) -> None:
+    if spec.spoken is None:
+        return
+    if re.search(r"[{}]", _PLACEHOLDER.sub("", spec.spoken)):
+        raise Refused("spoken has a brace without its partner")
+    for name in _PLACEHOLDER.findall(spec.spoken):
+        if name not in spec.input_schema.get("properties", {}):
+            raise Refused(f"spoken names {name!r}, which is not among the properties of inputSchema")
 
 
 def _timeout(wishes: Mapping[str, Any]) -> float | None:
@@ -139,9 +196,9 @@ def _timeout(wishes: Mapping[str, Any]) -> float | None:
     if timeout_ms is None:
         return None
     if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
-        raise _Refused("timeoutMs must be a number of milliseconds")
+        raise Refused("timeoutMs must be a number of milliseconds")
     if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
-        raise _Refused(f"timeoutMs must be between 1 and {MAX_TIMEOUT_MS}")
+        raise Refused(f"timeoutMs must be between 1 and {MAX_TIMEOUT_MS}")
     return timeout_ms / 1000
 
 
@@ -150,21 +207,30 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _Refused(f"{key} must be a JSON object")
+        raise Refused(f"{key} must be a JSON object")
     return value
+
+
+def _text(holder: Mapping[str, Any], key: str, limit: int) -> str | None:
+    value = holder.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > limit:
+        raise Refused(f"{key} must be text of at most {limit} characters")
+    return value.encode(errors="replace").decode().strip() or None
 
 
 def _flag(holder: Mapping[str, Any], key: str) -> bool:
     value = holder.get(key)
     if value is not None and not isinstance(value, bool):
-        raise _Refused(f"{key} must be true or false")
+        raise Refused(f"{key} must be true or false")
     return bool(value)
 
 
 def _choice(holder: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str | None:
     value = holder.get(key)
     if value is not None and value not in choices:
-        raise _Refused(f"{key} must be {' or '.join(choices)}")
+        raise Refused(f"{key} must be {' or '.join(choices)}")
     return value
 
 

@@ -1,9 +1,8 @@
-"""The one way a tool is called: find, validate, permit, limit, run, redact, shorten."""
+"""The one way to call a tool: find, validate, permit, limit, run, redact, truncate."""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,31 +11,30 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import structlog
 
-from conductor.bounds import TokenBucket
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ToolDefinition
+from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 from conductor.tools.approvals import edits
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
-from conductor.tools.gate import Gate
-from conductor.tools.permissions import Verdict
-from conductor.tools.redaction import Redactor
-from conductor.tools.shorten import shorten
-from conductor.tools.validation import Valid, validate
+from conductor.tools.permissions import Gate, Verdict
+from conductor.tools.redaction import Redactor, truncate
+from conductor.tools.schema_checker import CheckBudget
+from conductor.tools.validation import Valid, nearest, validate
 
 log = structlog.get_logger(__name__)
 
+# A huge text is cut to this multiple of what may be shown before it is redacted.
 _LOOKED_AT = 4
-"""So many times as much is redacted as may be shown ..."""
+# Characters before that cut which are not shown: the cut may go through a secret.
 _CUT_THROUGH = 8_192
-"""... and so many characters before that cut are not shown: a secret may be cut through there."""
 Permit: TypeAlias = Callable[[ToolSpec, Mapping[str, Any]], Verdict]
 """Decides about a call with validated arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A call that was found, validated and permitted; ``arguments`` are the coerced ones."""
+class PreparedCall:
+    """A call that was found, validated and permitted; ``arguments`` are coerced."""
 
     call: ToolCall
     spec: ToolSpec
@@ -46,15 +44,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A call that runs only if a person says so, and why."""
+class ApprovalNeeded:
+    """A call that needs a person's consent, and why."""
 
-    ready: Ready
+    ready: PreparedCall
     verdict: Verdict
 
 
 class ToolExecutor:
-    """The tools of one session, and the gate that every call of them passes."""
+    """The tools of one session, and the checks that every call passes."""
 
     def __init__(
         self,
@@ -83,10 +81,12 @@ class ToolExecutor:
         found = self._tools.get(name)
         return None if found is None else found[0]
 
-    def prepare(self, call: ToolCall, permit: Permit | None = None) -> Ready | Asked | ToolOutcome:
-        """Find, validate and permit; an outcome means that nothing is run.
+    def prepare(
+        self, call: ToolCall, permit: Permit | None = None
+    ) -> PreparedCall | ApprovalNeeded | ToolOutcome:
+        """Find, validate and permit a call; an outcome means that it is not run.
 
-        Without ``permit``, which knows the conversation, the gate's rules alone decide.
+        Without ``permit``, which knows the conversation, only the gate's rules decide.
         """
         found = self._tools.get(call.name)
         if found is None:
@@ -97,17 +97,17 @@ class ToolExecutor:
             return checked
         if self._is_too_often(spec):
             return failed("rate_limited", _TOO_OFTEN)
-        ready = Ready(call, spec, toolset, checked.arguments, checked.notes)
+        ready = PreparedCall(call, spec, toolset, checked.arguments, checked.notes)
         verdict = (permit or self._permit)(spec, checked.arguments)
         if verdict.effect == "deny":
             why = " ".join(verdict.reasons)
             return failed("permission_denied", f"{why} Nothing was run.", reason="policy")
         if self.gate.is_dry(spec):
             return _dry_run(ready)
-        return Asked(ready, verdict) if verdict.effect == "ask" else ready
+        return ApprovalNeeded(ready, verdict) if verdict.effect == "ask" else ready
 
-    def edited(self, ready: Ready, arguments: Mapping[str, Any]) -> Ready | str:
-        """Give a call other arguments; a text says what is wrong with them."""
+    def edited(self, ready: PreparedCall, arguments: Mapping[str, Any]) -> PreparedCall | str:
+        """Replace a call's arguments; a returned text says what is wrong with them."""
         text = msgspec.json.encode(arguments).decode()
         checked = validate(ready.spec, text, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
@@ -115,45 +115,46 @@ class ToolExecutor:
         notes = (*checked.notes, edits(ready.arguments, checked.arguments))
         return replace(ready, arguments=checked.arguments, notes=notes)
 
-    def again(
+    def restore(
         self, call: ToolCall, notes: tuple[str, ...], arguments: Mapping[str, Any] | None = None
-    ) -> Ready | None:
-        """Make a call ready that was prepared before; None if there is no such tool for it any more.
+    ) -> PreparedCall | None:
+        """Prepare a call again after a restart; None if its tool no longer exists.
 
-        ``arguments`` are those it was to be run with, where a person has seen them.
+        ``arguments`` are those that a person has seen.
         """
         found = self._tools.get(call.name)
         if found is None:
             return None
         spec, toolset = found
         if arguments is None:
-            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
+            work = CheckBudget(_AGAIN_WORK_US)  # all calls of a round, in one step of the loop
+            checked = validate(spec, call.arguments, self._limits.max_arguments_bytes, work)
             if not isinstance(checked, Valid):
                 return None
             arguments = checked.arguments
-        return Ready(call, spec, toolset, arguments, notes)
+        return PreparedCall(call, spec, toolset, arguments, notes)
 
     def redacted(self, value: Any) -> Any:
-        """Take secrets out of a JSON value."""
+        """Redact a JSON value."""
         return self._redactor.value(value)
 
-    async def run(self, ready: Ready, context: CallContext) -> ToolOutcome:
-        """Run a prepared call within its time limit; whatever goes wrong becomes an outcome."""
+    async def run(self, ready: PreparedCall, context: CallContext) -> ToolOutcome:
+        """Run a prepared call within its time limit; every failure becomes an outcome."""
         started = time.monotonic()
         try:
-            # A device call's limit depends on what the device is busy with; the session's lane keeps it.
+            # A device's limit starts when the call is first in the `SerialCallQueue`, which keeps it.
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit):
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
         except TimeoutError:
             outcome = self.timed_out(ready.spec.effect, 0.0)
         except Exception:
-            # The tool's own bug must not end the turn; the model gets a result it can read.
+            # A bug in a tool must not end the turn.
             log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
             outcome = failed("internal_error", "The tool failed.")
-        # What is to be noted about a call of the device is kept with its record.
+        # The notes of a device call are stored in its record.
         notes = () if ready.spec.source == "device" else ready.notes
-        return stamped(outcome, time.monotonic() - started, notes)
+        return with_timing(outcome, time.monotonic() - started, notes)
 
     def timeout(self, spec: ToolSpec) -> float:
         """Give a tool's time limit in seconds."""
@@ -163,7 +164,7 @@ class ToolExecutor:
 
     @staticmethod
     def timed_out(effect: str, took_s: float) -> ToolOutcome:
-        """Make the outcome of a call whose time is over: nobody knows whether it happened."""
+        """Make the outcome of a call that timed out: whether it happened is unknown."""
         return failed(
             "unknown",
             _UNKNOWN if effect != "read" else _NO_ANSWER,
@@ -171,10 +172,10 @@ class ToolExecutor:
             took_s=took_s,
         )
 
-    def settle(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
-        """Shape an outcome into what the model reads: without secrets, shortened where it is long.
+    def to_result(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
+        """Redact and truncate an outcome for the model.
 
-        ``untrusted`` says that strangers wrote it.
+        ``untrusted``: third parties wrote it.
         """
         data, limit = outcome.data, self._limits.max_observation_bytes
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
@@ -192,16 +193,16 @@ class ToolExecutor:
         return ToolResult(call_id, outcome.content, not outcome.success, untrusted)
 
     def _shown(self, text: str) -> str:
-        """Redact a text, then shorten it; of a huge one only as much is looked at as might be shown."""
+        # Redaction comes before truncation: a cut secret would not be recognised.
         limit = self._limits.max_observation_bytes
         if len(text) <= _LOOKED_AT * limit:
-            return shorten(self._redactor.text(text), limit)
+            return truncate(self._redactor.text(text), limit)
         whole = len(text.encode(errors="replace"))
         shown = self._redactor.text(text[: _LOOKED_AT * limit])
-        return shorten(shown[: max(0, len(shown) - _CUT_THROUGH)], limit, whole)
+        return truncate(shown[: max(0, len(shown) - _CUT_THROUGH)], limit, whole)
 
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        return self.gate.judge(spec, arguments, tainted=False, may_have_happened=False)
+        return self.gate.decide(spec, arguments, tainted=False, may_have_happened=False)
 
     def _is_too_often(self, spec: ToolSpec) -> bool:
         per_minute, now = self._limits.calls_per_minute, self.gate.now()
@@ -211,8 +212,8 @@ class ToolExecutor:
         return rate.take(now) > 0
 
     def _unknown(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._tools, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        near = nearest(name, self._tools)
+        hint = f" Did you mean {near}?" if near else ""
         return f"There is no tool {name[:128]!r}.{hint} Nothing was run."
 
 
@@ -220,20 +221,21 @@ _UNKNOWN = (
     "No result came in time. The call may have happened, or may still happen. "
     "Do not repeat it, and do not tell the user that it succeeded or failed."
 )
+# Microseconds to check a restored call: those of a round are checked in one step of the loop.
+_AGAIN_WORK_US = 3_000
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 
 
-def _dry_run(ready: Ready) -> ToolOutcome:
-    """Say what a call would do."""
+def _dry_run(ready: PreparedCall) -> ToolOutcome:
     would = ready.spec.describe(ready.arguments) if ready.spec.describe is not None else None
     data = {"dry_run": True, "would_call": ready.spec.name, "arguments": ready.arguments}
     note = "Dry run: nothing was run. Tell the user what would have been done."
     return succeeded({**data, "would": would} if would else data, notes=(*ready.notes, note))
 
 
-def stamped(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
-    """Add how long it took, and what was changed about the arguments."""
+def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
+    """Add the execution time and the notes on changed arguments."""
     took_ms = outcome.metadata.execution_time_ms or round(took_s * 1000)
     notes = (*notes, *outcome.metadata.notes)
     metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
@@ -241,19 +243,19 @@ def stamped(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> Tool
 
 
 def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:
-    """Make the outcome of what the device answered; a non-null ``error`` wins, and a result is not parsed."""
+    """Make the outcome of a ``tool.result``; a non-null ``error`` wins, and a result is not parsed."""
     if error is not None:
         return failed("internal_error", error, reason="device_error", took_s=took_s)
     return succeeded(result, took_s=took_s)
 
 
 JOB_ACCEPTED = "accepted"
-"""The reason of an outcome that is none yet."""
+"""The reason of a job's preliminary outcome."""
 
 
 def job_outcome(job_id: str, took_s: float) -> ToolOutcome:
-    """Make the outcome of a call that goes on as a job."""
-    note = "The job has begun and is not finished. Its result will come later; do not claim it."
+    """Make the preliminary outcome of a call that has become a job."""
+    note = "The job has started and is not finished. Its result will come later; do not claim it."
     outcome = succeeded({"status": "accepted", "jobId": job_id}, took_s=took_s, notes=(note,))
     metadata = msgspec.structs.replace(outcome.metadata, reason=JOB_ACCEPTED)
     return msgspec.structs.replace(outcome, metadata=metadata)
@@ -262,7 +264,7 @@ def job_outcome(job_id: str, took_s: float) -> ToolOutcome:
 def cancelled_outcome(
     effect: Literal["none", "partial", "complete"], result: str | None, took_s: float
 ) -> ToolOutcome:
-    """Make the outcome of a call that the device cancelled, as far as it had got."""
+    """Make the outcome of a call that the device cancelled, with its effect."""
     if effect == "complete":
         note = "The call was to be cancelled, but had happened already."
         return succeeded(result, took_s=took_s, notes=(note,))

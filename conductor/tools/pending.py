@@ -1,4 +1,4 @@
-"""Calls that wait for somebody else's answer: call id -> Future."""
+"""Calls that wait for a result from outside: call id -> Future."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 from conductor.tools.base import ToolOutcome
 
 
-class Pending:
+class PendingCalls:
     """The waiting calls of one session.
 
-    The Future only wakes the one who waits: whoever answers has recorded the outcome before.
+    The Future only wakes the waiter: the result is recorded before it is set.
     """
 
     def __init__(self) -> None:
@@ -20,13 +20,13 @@ class Pending:
         return len(self._waiting)
 
     def expect(self, call_id: str) -> None:
-        """Make the Future, before the call is sent: an answer may overtake the one who will wait."""
+        """Make the Future before the call is sent: a result may arrive before `wait` is called."""
         self._waiting[call_id] = asyncio.get_running_loop().create_future()
 
     async def wait(self, call_id: str) -> ToolOutcome:
-        """Wait for the answer to an expected call, and forget it however the wait ends.
+        """Wait for the result of an expected call, and forget the call however the wait ends.
 
-        It is bounded by whoever holds the call's time limit, who then answers for the client.
+        There is no time limit here: the session that sent the call keeps it.
         """
         try:
             return await self._waiting[call_id]
@@ -34,7 +34,7 @@ class Pending:
             self.forget(call_id)
 
     def answer(self, call_id: str, outcome: ToolOutcome) -> bool:
-        """Wake the one who waits; False for a late, unknown or repeated answer."""
+        """Wake the waiter; False for a late, unknown or repeated result."""
         waiting = self._waiting.get(call_id)
         if waiting is None or waiting.done():
             return False
@@ -42,7 +42,7 @@ class Pending:
         return True
 
     def forget(self, call_id: str) -> None:
-        """Stop expecting an answer."""
+        """Stop expecting a result."""
         waiting = self._waiting.pop(call_id, None)
         if waiting is not None:
             waiting.cancel()

@@ -6,22 +6,22 @@ rule is (tools, "Permissions").
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
-from conductor.tools.base import ToolSpec
-from conductor.tools.rules import Rule, RuleEffect, Scope, arguments_digest, describe, match
+from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.predicates import literally, matcher
+from conductor.tools.rules import Arguments, Rule, RuleEffect, Scope, arguments_digest, describe, match
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What the operator set for all tools; ``allowed_tools`` are globs over names, none means all."""
+    """The operator's options for all tools; ``allowed_tools`` are globs over names, none means all."""
 
     allowed_tools: tuple[str, ...] = ()
     deny_irreversible: bool = False
@@ -36,16 +36,17 @@ class GateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happens to a call. ``reasons`` are sentences for people, at least one.
+    """The decision about a call. ``reasons`` are sentences for people, at least one.
 
-    ``rule`` is the first one that led to it, None where none did. ``warn`` means that the question comes with
-    a warning.
+    ``rule`` is the first rule that led to it, None without one. ``warn``: the request for consent carries a
+    warning. ``cautions`` are the reasons that a spoken question mentions.
     """
 
     effect: RuleEffect
     reasons: tuple[str, ...]
     rule: Rule | None
     warn: bool
+    cautions: tuple[Caution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def decide(
     all_steps = steps(spec, arguments, rules, now=now, tainted=tainted, options=options)
     step = next(each for each in all_steps if each.effect is not None)
     effect = step.effect or "ask"  # the default always says something; mypy cannot know
-    return Verdict(effect, step.reasons, step.rule, effect == "ask" and spec.risk == "high")
+    asks = effect == "ask"
+    cautions: tuple[Caution, ...] = ("untrusted",) if asks and _is_tainted(spec, tainted) else ()
+    return Verdict(effect, step.reasons, step.rule, asks and spec.risk == "high", cautions)
 
 
 def steps(
@@ -90,34 +93,37 @@ def steps(
     options: GateOptions,
 ) -> tuple[Step, ...]:
     """Say what each step of `decide` says, also those after the one that decides."""
+    call = Arguments(arguments)
 
-    def step(effect: RuleEffect, others: tuple[str, ...] = ()) -> Step:
+    def step(effect: RuleEffect, others: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Step:
         for rule in (each for each in rules if each.effect == effect):
-            found = match(rule, spec, arguments, now)
+            found = match(rule, spec, call, now)
             if found != "no":
-                return Step(effect, effect, (_rule_reason(rule, found == "unclear"), *others), rule)
-        return (
-            Step(effect, effect, others) if others else Step(effect, None, (f"No rule is to {effect} it.",))
-        )
+                return Step(effect, effect, (_rule_reason(rule, found == "unclear"), *others, *more), rule)
+        if others:
+            return Step(effect, effect, (*others, *more))
+        return Step(effect, None, (f"No rule is to {effect} it.",))
 
-    taint = tainted and spec.effect != "read"
-    return (
-        step("deny", _refusals(spec, options)),
-        step("ask", (TAINTED[spec.effect],) if taint else ()),
-        step("allow"),
-        _default(spec),
-    )
+    taint = (_STRANGERS,) if _is_tainted(spec, tainted) else ()
+    undone = (UNDONE,) if spec.effect == "irreversible" else ()
+    return (step("deny", _refusals(spec, options)), step("ask", taint, undone), step("allow"), _default(spec))
 
 
-TAINTED = {
-    "write": "This conversation holds text that strangers wrote, and the call changes something.",
-    "irreversible": "This conversation holds text that strangers wrote, and the call cannot be undone.",
+UNDONE = "It cannot be undone."
+_STRANGERS = "It may come from strangers, whose text is in this conversation, and not from you."
+_RULE_WORDS = {
+    "deny": "The operator's rules forbid it",
+    "ask": "The operator's rules ask first",
+    "allow": "It was allowed before",
 }
-_RULE_WORDS = {"deny": "A rule denies it", "ask": "A rule asks first", "allow": "A rule allows it"}
+
+
+def _is_tainted(spec: ToolSpec, tainted: bool) -> bool:
+    return tainted and spec.effect != "read"
 
 
 def _rule_reason(rule: Rule, unclear: bool) -> str:
-    doubt = " (an argument can be read in more ways than one, and counts as meant)" if unclear else ""
+    doubt = "; an argument can be read that way" if unclear else ""
     return f"{_RULE_WORDS[rule.effect]}: {describe(rule)}{doubt}."
 
 
@@ -133,17 +139,24 @@ def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:
 
 
 def _listed(spec: ToolSpec, options: GateOptions) -> bool:
-    return not options.allowed_tools or any(fnmatchcase(spec.name, each) for each in options.allowed_tools)
+    return not options.allowed_tools or any(matcher(each)(spec.name) for each in options.allowed_tools)
 
 
 def _default(spec: ToolSpec) -> Step:
-    if spec.approval == "ask":
-        return Step("default", "ask", ("The tool is declared to ask each time.",))
     if spec.approval == "never":
-        return Step("default", "allow", ("The tool is declared to need no approval.",))
+        return Step("default", "allow", ("The app declares that it needs no approval.",))
+    if spec.risk == "safe" and spec.approval is None:
+        return Step("default", "allow", ("It is safe.",))
     if spec.risk == "safe":
-        return Step("default", "allow", ("Its risk is safe.",))
-    return Step("default", "ask", (f"Its risk is {spec.risk}.",))
+        return Step("default", "ask", ("The app wants you to be asked each time.",))
+    return Step("default", "ask", (_EFFECT_WORDS[spec.effect],))
+
+
+_EFFECT_WORDS = {
+    "read": "It may read something private.",
+    "write": "It changes something.",
+    "irreversible": UNDONE,
+}
 
 
 def offered(spec: ToolSpec, options: GateOptions, rules: Sequence[Rule] = ()) -> bool:
@@ -175,8 +188,8 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope, expires
     digest = arguments_digest(spec.name, arguments) if spec.risk == "high" else None
     return Rule(
         "allow",
-        _literally(spec.name),
-        source=_literally(spec.source),
+        literally(spec.name),
+        source=literally(spec.source),
         scope=scope,
         fingerprint=spec.fingerprint,
         expires=expires,
@@ -184,5 +197,53 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope, expires
     )
 
 
-def _literally(name: str) -> str:
-    return re.sub(r"[*?[]", lambda sign: f"[{sign[0]}]", name)
+MAY_HAVE_HAPPENED = "An identical call before may have happened already."
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Decides about calls by the operator's rules and options and by what the person has granted.
+
+    ``grants`` gives the rules that the person made. ``now`` gives epoch seconds.
+    """
+
+    rules: Sequence[Rule] = ()
+    options: GateOptions = field(default_factory=GateOptions)
+    grants: Callable[[], Sequence[Rule]] = tuple
+    now: Callable[[], float] = time.time
+
+    def offers(self, spec: ToolSpec) -> bool:
+        """Tell whether the model may see a tool at all."""
+        return offered(spec, self.options, self.rules)
+
+    def is_dry(self, spec: ToolSpec) -> bool:
+        """Tell whether a tool only reports what it would do."""
+        return is_dry(spec, self.options)
+
+    def decide(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        *,
+        tainted: bool,
+        may_have_happened: bool,
+        granted: Sequence[Rule] = (),
+    ) -> Verdict:
+        """Decide about a call with validated arguments; a deny rule always wins.
+
+        ``may_have_happened``: an identical call ended with an unknown outcome. ``granted`` are further rules
+        of the person.
+        """
+        rules = [*self.rules, *self.grants(), *granted]
+        verdict = decide(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
+        if verdict.effect == "deny":
+            return verdict
+        sensitive = None if spec.sensitive is None else spec.sensitive(arguments)
+        unknown = MAY_HAVE_HAPPENED if may_have_happened else None
+        reasons = [reason for reason in (unknown, sensitive) if reason]
+        if not reasons:
+            return verdict
+        kept = verdict.reasons if verdict.effect == "ask" else ()
+        cautions: tuple[Caution, ...] = ("may_have_happened",) if may_have_happened else ()
+        cautions += verdict.cautions
+        return replace(verdict, effect="ask", reasons=(*reasons, *kept), cautions=cautions)

@@ -1,7 +1,8 @@
 """The operator's rules: the file ``policies.json`` that keeps them, and what is wrong with them.
 
-The file is a JSON object, ``{"version": 1, "rules": [...]}``. Fields that nobody here knows are kept, in the
-file and in each rule (tools, "Permissions").
+The file is a JSON object, ``{"version": 1, "rules": [...]}``; other fields beside these are kept. A file that
+is not valid ends the start, and a server that runs goes on with the rules that it has: a mistake in the file
+never opens anything (durability, "Who may connect"). What only reads never changes the file.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from fnmatch import fnmatchcase
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import structlog
@@ -24,33 +23,31 @@ import structlog
 from conductor.errors import SettingsError
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec, canonical_json
-from conductor.tools.rules import Rule, RuleError, describe, holds, parse_json, parse_rule, rule_object
+from conductor.tools.predicates import Argument, PredicateName, matcher
+from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 
 log = structlog.get_logger(__name__)
 
+# Bytes and rules of the file: every call is compared with every rule.
 MAX_POLICIES_BYTES = 1024 * 1024
+MAX_RULES = 1_000
+# Seconds between checks whether the file has changed.
+REREAD_S = 2.0
 POLICIES_NAME = "policies.json"
 VERSION = 1
 
-ASK_ALL = Rule("ask", "*")
+_Signature: TypeAlias = tuple[int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
     """The operator's rules, in the order of the file, so that the first has the number 1.
 
-    ``ask_all`` means that the file was damaged, so that nobody knows what it forbade: everything asks.
     ``notes`` are sentences about the file that its owner should read.
     """
 
     rules: tuple[Rule, ...] = ()
-    ask_all: bool = False
     notes: tuple[str, ...] = ()
-
-    @property
-    def gate_rules(self) -> tuple[Rule, ...]:
-        """The rules as the gate is to keep them."""
-        return (*self.rules, ASK_ALL) if self.ask_all and ASK_ALL not in self.rules else self.rules
 
 
 def policies_path(settings: Settings) -> Path:
@@ -58,52 +55,77 @@ def policies_path(settings: Settings) -> Path:
     return settings.policies_file or Path(POLICIES_NAME)
 
 
-class _Damaged(Exception):
-    """The file is no JSON; the message says how, in a clause."""
+def load(path: Path, *, required: bool = False) -> Policies:
+    """Read the operator's rules; a missing file is none, unless it is ``required``.
 
-
-def load(path: Path, *, now: Callable[[], float] = time.time) -> Policies:
-    """Read the operator's rules; a missing file is none.
-
-    A file that is no JSON is moved aside, to ``<name>.corrupt-<UTC time>``, and a new one whose only rule
-    asks for everything stands in its place, so that it is the same after a restart. Both that and a file that
-    everybody may write are logged. ``now`` gives epoch seconds. Raises `SettingsError` for a file that cannot
-    be read, is larger than 1 MiB, or has a rule that is not accepted; that is never moved.
+    Raises `SettingsError` for a file that cannot be read or is not valid.
     """
     path = Path(os.path.realpath(path))
-    try:
-        document, notes, ask_all = _read(path), _notes(path), False
-    except _Damaged:
-        document, notes, ask_all = _recover(path, now)
-    for note in notes:
+    document, text = _read(path, required=required)
+    policies = Policies(_rules(document["rules"], text, path.name), _notes(path))
+    for note in policies.notes:
         log.warning("policies", note=note)
-    return Policies(_rules(document, path.name), ask_all, notes)
+    return policies
 
 
-def add(path: Path, rule: Rule, *, now: Callable[[], float] = time.time) -> int:
+class PolicyFile:
+    """The operator's rules in a running server: read at the start, and again when the file has changed.
+
+    ``problem`` says why the file as it is now is not used; then ``rules`` are the earlier ones.
+    """
+
+    def __init__(self, path: Path, *, required: bool = False) -> None:
+        """Read the file. Raises `SettingsError`."""
+        self._path = path
+        self._signature = _signature(path)
+        self.rules = load(path, required=required).rules
+        self.problem = ""
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; may block."""
+        signature = _signature(self._path)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            # A file that disappeared may be a mistake: its rules stay in force.
+            self.rules, self.problem = load(self._path, required=True).rules, ""
+        except SettingsError as error:
+            self.problem = str(error)
+            log.error("policies not reloaded, the earlier rules hold", why=self.problem)
+
+
+def _signature(path: Path) -> _Signature:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def add(path: Path, rule: Rule) -> int:
     """Write a rule at the end of the file, which is made if need be; returns the rule's number.
 
     Others who change the file at the same time wait. Raises `SettingsError`.
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
-        document = _read_or_recover(path, now)
-        rules = _rule_list(document, path.name)
-        _rules(document, path.name)  # nothing is built upon a file that would not load
-        document["rules"] = [*rules, rule_object(rule)]
+        document, text = _read(path)
+        _rules(document["rules"], text, path.name)  # refuse to change a file that would not load
+        document["rules"] = [*document["rules"], rule_object(rule)]
         _write(path, document)
-        return len(rules) + 1
+        return len(document["rules"])
 
 
-def remove(path: Path, number: int, *, now: Callable[[], float] = time.time) -> Mapping[str, Any]:
+def remove(path: Path, number: int) -> Mapping[str, Any]:
     """Take a rule out by its number, which starts at 1; returns its JSON form.
 
     A rule that is not accepted can be taken out too. Raises `SettingsError`.
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
-        document = _read_or_recover(path, now)
-        rules = list(_rule_list(document, path.name))
+        document, _ = _read(path)
+        rules = list(document["rules"])
         if not 1 <= number <= len(rules):
             there = f"has rules 1 to {len(rules)}" if rules else "has no rules"
             raise SettingsError(f"There is no rule {number}: {path.name} {there}.")
@@ -116,109 +138,65 @@ def remove(path: Path, number: int, *, now: Callable[[], float] = time.time) -> 
 # -- reading
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read the file as a JSON object with a version that is known; a missing one is empty."""
+def _read(path: Path, *, required: bool = False) -> tuple[dict[str, Any], str]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise SettingsError(f"{path.name} is no regular file.")
         with path.open("rb") as file:
             encoded = file.read(MAX_POLICIES_BYTES + 1)
     except FileNotFoundError:
-        return {"version": VERSION, "rules": []}
+        if required:
+            raise SettingsError(f"The rules file {path} is not there.") from None
+        return {"version": VERSION, "rules": []}, ""
     except OSError as error:
         raise SettingsError(f"{path.name} cannot be read: {error.strerror}.") from None
     if len(encoded) > MAX_POLICIES_BYTES:
         raise SettingsError(f"{path.name} is larger than {MAX_POLICIES_BYTES} bytes.")
     try:
-        document = parse_json(encoded.decode("utf-8-sig"))
+        text = encoded.decode("utf-8-sig")
+        document = parse_json(text)
     except RuleError as error:
-        raise SettingsError(f"{path.name} is not valid: {error}.") from None
-    except (ValueError, RecursionError):
-        raise _Damaged from None
-    if not isinstance(document, dict):
+        raise SettingsError(f"{path.name} is not valid{_place(text, error.wrong)}: {error}.") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{path.name} is not valid JSON, {where}: {error.msg.lower()}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path.name} is not UTF-8 text.") from None
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        raise SettingsError(f"{path.name} is not valid JSON.") from None
+    if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
     if document.get("version") != VERSION or isinstance(document["version"], bool):
         raise SettingsError(f'{path.name} must have "version": {VERSION}; it may be from another release.')
-    _rule_list(document, path.name)
-    return document
+    return document, text
 
 
-def _rule_list(document: Mapping[str, Any], name: str) -> Sequence[Any]:
-    rules = document.get("rules")
-    if not isinstance(rules, list):
-        raise SettingsError(f'{name} must be a JSON object with a list under "rules".')
-    return rules
-
-
-def _rules(document: Mapping[str, Any], name: str) -> tuple[Rule, ...]:
+def _rules(values: Sequence[Any], text: str, name: str) -> tuple[Rule, ...]:
+    if len(values) > MAX_RULES:
+        raise SettingsError(f"{name} has more than {MAX_RULES} rules.")
     rules = []
-    for number, value in enumerate(_rule_list(document, name), 1):
+    for number, value in enumerate(values, 1):
         try:
             rules.append(parse_rule(value))
         except RuleError as error:
-            raise SettingsError(f"Rule {number} of {name} is not valid: {error}.") from None
+            place = _place(text, error.wrong)
+            raise SettingsError(f"Rule {number} of {name} is not valid{place}: {error}.") from None
     return tuple(rules)
 
 
+def _place(text: str, wrong: str) -> str:
+    quoted = json.dumps(wrong, ensure_ascii=False)
+    if text.count(quoted) != 1:
+        return ""
+    before = text[: text.index(quoted)]
+    return f", line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+
 def _notes(path: Path) -> tuple[str, ...]:
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         if path.stat().st_mode & stat.S_IWOTH:
             return (f"Everybody on this machine may write {path.name}: chmod 600 keeps others out.",)
     return ()
-
-
-# -- a damaged file
-
-
-def _recover(path: Path, now: Callable[[], float]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
-    """Move the file aside and put another in its place, unless somebody else has just done so."""
-    fallback = _asking("")
-    try:
-        with _locked(path):
-            try:
-                return _read(path), _notes(path), True
-            except _Damaged:
-                return _move_aside(path, now)
-    except OSError as error:
-        note = f"{path.name} is damaged and cannot be moved aside ({error.strerror}): everything asks."
-    except SettingsError:
-        note = f"{path.name} is damaged, and nothing can be written beside it: everything asks."
-    return fallback, (note,), True
-
-
-def _move_aside(path: Path, now: Callable[[], float]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
-    at = datetime.fromtimestamp(now(), UTC).strftime("%Y%m%dT%H%M%SZ")
-    aside = path.with_name(f"{path.name}.corrupt-{at}")
-    count = 1
-    while aside.exists():
-        count += 1
-        aside = path.with_name(f"{path.name}.corrupt-{at}-{count}")
-    try:
-        aside.hardlink_to(path)  # so that there is no moment, and no crash, without a file in its place
-    except OSError:
-        path.rename(aside)
-    document = _asking(f"{path.name} was damaged; the rules that it had are in {aside.name}")
-    _write(path, document)
-    note = f"{path.name} was damaged and is now {aside.name}: everything asks until its rules are back."
-    return document, (note,), True
-
-
-def _asking(comment: str) -> dict[str, Any]:
-    return {"version": VERSION, "rules": [{**rule_object(ASK_ALL), "comment": comment}]}
-
-
-def _read_or_recover(path: Path, now: Callable[[], float]) -> dict[str, Any]:
-    """Read the file under the lock; a damaged one is moved aside first."""
-    try:
-        return _read(path)
-    except _Damaged:
-        try:
-            document, notes, _ = _move_aside(path, now)
-        except OSError as error:
-            raise SettingsError(f"{path.name} is damaged and cannot be moved: {error.strerror}.") from None
-    for note in notes:
-        log.warning("policies", note=note)
-    return document
 
 
 # -- writing
@@ -226,10 +204,10 @@ def _read_or_recover(path: Path, now: Callable[[], float]) -> dict[str, Any]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep others from changing the file, by a lock on a file beside it; the file itself is replaced."""
+    # The lock is a file beside it: the policy file itself is replaced.
     try:
         import fcntl
-    except ImportError:  # not on Windows, where nobody else is kept from it
+    except ImportError:  # Windows has no such lock: concurrent changes are not excluded
         yield
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -245,7 +223,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace the file as a whole: after a crash there is the old one or the new one."""
+    # Written beside and renamed: after a crash there is the old file or the new one.
     # Half a surrogate pair, kept from an unknown field, is written as JSON's own escape.
     encoded = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode(errors="backslashreplace")
     if len(encoded) > MAX_POLICIES_BYTES:
@@ -282,36 +260,46 @@ def _sync_folder(folder: Path) -> None:
 _ORDER = ("deny", "ask", "allow")
 
 
-def lint(
-    rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float, complete: Collection[str] = ()
-) -> list[str]:
-    """Find rules that can never match and rules that are dangerously wide; one sentence each.
+def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> list[str]:
+    """Find rules that can never match, and rules that are dangerously wide; one sentence each.
 
-    ``specs`` are the tools that are known. ``complete`` are the sources of which these are all: a rule about
-    no known tool is only reported where its source is among them, or all are, ``*``; tools of the others may
-    still come. Rules are called by their number, from 1. ``now`` is in epoch seconds.
+    ``specs`` are the tools of the catalog and the server; an app may declare others. Rules are named by their
+    number, from 1. ``now`` is in epoch seconds.
     """
     return [
         f"Rule {number} ({describe(rule)}) {problem}."
         for number, rule in enumerate(rules, 1)
-        for problem in _problems(rule, rules, specs, now, complete)
+        for problem in _problems(rule, rules, specs, now)
     ]
 
 
-def _problems(
-    rule: Rule, rules: Sequence[Rule], specs: Sequence[ToolSpec], now: float, complete: Collection[str]
-) -> Iterator[str]:
+def lint_allowed(globs: Sequence[str], specs: Sequence[ToolSpec]) -> list[str]:
+    """Find names in ALLOWED_TOOLS that fit none of these tools; an app may declare others."""
+    return [
+        f"names {glob}, but no tool of the catalog or the server has this name{_meant(glob, specs)}; "
+        "a tool that an app declares may"
+        for glob in globs
+        if not any(matcher(glob)(spec.name) for spec in specs)
+    ]
+
+
+def _problems(rule: Rule, rules: Sequence[Rule], specs: Sequence[ToolSpec], now: float) -> Iterator[str]:
     if rule.expired(now):
         yield "has expired"
         return
     covered = [spec for spec in specs if rule.covers(spec)]
-    if not covered and ("*" in complete or rule.source in complete):
-        yield "can never match: it covers no tool"
+    if not covered and rule.source == "builtin":
+        yield f"can never match: no tool of the server has this name{_meant(rule.tool, specs)}"
+    elif not covered and not any(matcher(rule.tool)(spec.name) for spec in specs):
+        yield (
+            f"may never match: no tool of the catalog or the server has this name{_meant(rule.tool, specs)}; "
+            "a tool that an app declares may"
+        )
     yield from _argument_problems(rule, covered)
     for name, predicates in rule.args.items():
-        yield from _contradictions(name, predicates)
+        yield from _contradictions(rule, name, predicates)
     for number, other in enumerate(rules, 1):
-        if _shadows(other, rule, now):
+        if _shadows(other, rule):
             yield f"can never decide: rule {number} is to {other.effect} all that it covers"
             break
     if rule.effect == "allow" and rule.unconditional and not rule.tool.strip("*?."):
@@ -320,8 +308,14 @@ def _problems(
         yield "stops small numbers and lets large ones through; max is meant for allow rules"
 
 
+def _meant(tool: str, specs: Sequence[ToolSpec]) -> str:
+    names = [spec.name for spec in specs]
+    groups = sorted({f"{name.rpartition('.')[0]}.*" for name in names if "." in name})
+    near = get_close_matches(tool, [*names, *groups], 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def _argument_problems(rule: Rule, covered: Sequence[ToolSpec]) -> Iterator[str]:
-    """Find argument names that no covered tool takes, and a closed rule that leaves out a required one."""
     if not rule.args or not covered:
         return
     unknown = [name for name in rule.args if not any(_takes(spec, name) for spec in covered)]
@@ -337,33 +331,30 @@ def _argument_problems(rule: Rule, covered: Sequence[ToolSpec]) -> Iterator[str]
 
 
 def _takes(spec: ToolSpec, name: str) -> bool:
-    """Tell whether a tool has an argument, or names some in a way that is not looked into here."""
     schema = spec.input_schema
     elsewhere = {key: value for key, value in schema.items() if key not in ("properties", "$defs")}
     hidden = b'roperties":' in canonical_json(elsewhere).replace(b'"additionalProperties":', b"")
     return name in schema.get("properties", {}) or hidden or b'"$ref":' in canonical_json(elsewhere)
 
 
-def _contradictions(name: str, predicates: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions(rule: Rule, name: str, predicates: Mapping[PredicateName, Any]) -> Iterator[str]:
     if predicates.get("in", True) in ([], ()):
         yield f"can never match: the list of values for {name} is empty"
         return
-    for fixed in ("eq", "in"):
-        if fixed not in predicates:
-            continue
-        values = predicates["in"] if fixed == "in" else [predicates["eq"]]
-        others = [(each, wanted) for each, wanted in predicates.items() if each != fixed]
-        if not any(all(holds(each, wanted, value) != "no" for each, wanted in others) for value in values):
-            yield f"can never match: its predicates for {name} contradict each other"
-            return
+    values = [predicates["eq"]] if "eq" in predicates else predicates.get("in", ())
+    arguments = [Argument(value) for value in values]
+    strict = rule.effect == "allow"
+    if arguments and not any(
+        all(each.holds(one) if strict else each.meant(one) for each in rule.conditions[name])
+        for one in arguments
+    ):
+        yield f"can never match: its predicates for {name} contradict each other"
 
 
-def _shadows(other: Rule, rule: Rule, now: float) -> bool:
-    """Tell whether an unconditional rule of an earlier step takes all calls that a rule is about."""
+def _shadows(other: Rule, rule: Rule) -> bool:
     return (
         _ORDER.index(other.effect) < _ORDER.index(rule.effect)
         and other.unconditional
-        and not other.expired(now)
         and (other.expires is None or other.expires == rule.expires)
         and other.fingerprint in (None, rule.fingerprint)
         and _wider(other.tool, rule.tool)
@@ -372,10 +363,9 @@ def _shadows(other: Rule, rule: Rule, now: float) -> bool:
 
 
 def _wider(wide: str, narrow: str) -> bool:
-    """Tell whether a glob certainly matches all that another one does."""
     if wide in ("*", narrow):
         return True
     if not any(sign in narrow for sign in "*?["):
-        return fnmatchcase(narrow, wide)
+        return matcher(wide)(narrow)
     # With * as its only sign, the wide one takes the narrow one's signs for what they stand for.
-    return not any(sign in wide for sign in "?[") and "[" not in narrow and fnmatchcase(narrow, wide)
+    return not any(sign in wide for sign in "?[") and "[" not in narrow and matcher(wide)(narrow)

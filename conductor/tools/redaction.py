@@ -1,151 +1,342 @@
 """What must not be seen, taken out of what a tool gave before a model, a log or a person reads it.
 
-Pure: exact values of known secrets go first, then what the patterns find, then values by the name that they
-are given, then paths if they are to go (tools, "Redaction"). Redacting twice changes nothing more.
+Pure: known secrets go first, however they are written; then what the patterns find, then values by the name
+that they are given, then paths if they are to go (tools, "Redaction"). Redacting twice changes nothing more,
+and the cost grows with the length alone.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import functools
 import json
+import operator
 import re
-import string
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-from urllib.parse import quote, quote_plus
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from conductor.tools.redaction_patterns import (
-    HEADER_RULES,
-    KEY_RULES,
+    ASSIGNED,
+    BACKWARDS,
+    BEARER,
+    KINDS,
     MARKER,
     MIN_SECRET,
-    Rule,
-    Span,
-    apply_rules,
+    MIN_TOKEN,
+    PLACES,
+    RUNS,
+    SIGNS,
+    TOKENS,
+    USER_INFO,
+    VALUE_REST,
     mark,
-    path_rules,
+    path_patterns,
 )
 
+# Bytes of a result that the model gets: longer ones are truncated.
+MAX_OBSERVATION_BYTES = 16 * 1024
+
+
+def truncate(text: str, limit_bytes: int = MAX_OBSERVATION_BYTES, whole: int | None = None) -> str:
+    """Cut a text to ``limit_bytes`` of UTF-8, marker included; the marker says how much is missing.
+
+    ``whole`` is the size in bytes of what the text is only the beginning of.
+
+    The cut falls between characters. A text within the limit is returned as it is. Below some 50 bytes only
+    the marker remains, which may then be longer than the limit.
+    """
+    if whole is None and len(text) * 4 <= limit_bytes:  # no character takes more than four bytes
+        return text
+    encoded = text.encode(errors="replace")
+    if whole is None and len(encoded) <= limit_bytes:
+        return text
+    size = len(encoded) if whole is None else max(whole, len(encoded))
+    # The marker is as long as possible when everything is missing; room for it is kept before the cut.
+    room = max(0, limit_bytes - len(_marker(size, size)))
+    kept = encoded[:room].decode(errors="ignore")
+    return kept + _marker(size - len(kept.encode()), size)
+
+
+def _marker(missing: int, whole: int) -> str:
+    return f"\n[shortened: {missing:,} of {whole:,} bytes are missing]"
+
+
+# Secrets in a text: more would take too long, and the rest is withheld.
+MOST = 2_000
+# Levels of a nested value; deeper values are withheld.
 MAX_DEPTH = 128
-"""Of nested values; what lies deeper is not looked through but withheld."""
+
+_Span: TypeAlias = tuple[int, int, str]  # from, to (exclusive), kind
+_Pattern: TypeAlias = tuple[str, re.Pattern[str]]  # what a text must hold for it, and the pattern
 
 
 class Redactor:
     """Replaces secrets by ``[REDACTED:kind]``.
 
-    Kinds are api_key, bearer, jwt, nested, password, path, private_key, secret and token. ``secrets`` are the
-    values that the process knows, of which those under `MIN_SECRET` characters are ignored. ``paths`` takes
-    absolute paths of this machine out as well; ``home`` is a directory more that counts as such.
+    `KINDS` has the kinds; of a text with more than `MOST` secrets the rest is withheld. ``secrets`` are the
+    values that the process knows; those with fewer than `MIN_SECRET` characters besides blanks, quotes and
+    escapes are ignored. ``paths`` takes absolute paths of this machine out as well; ``home`` is a directory
+    more that counts as such.
     """
 
     def __init__(self, secrets: Iterable[str], *, paths: bool = False, home: str | None = None) -> None:
-        forms = {form for secret in secrets for form in _forms(secret.strip())}
-        self._forms = tuple(sorted(forms, key=len, reverse=True))
-        # A marker is taken first, as it is, or a secret such as "secret" would be found in it.
-        self._exact = re.compile("|".join((MARKER.pattern, *map(re.escape, self._forms))))
-        self._paths = tuple(path_rules(home)) if paths else ()
+        known = [secret.strip() for secret in secrets if len(_plain(_encoded(secret))) >= MIN_SECRET]
+        spelled = {form for secret in known for form in _spellings(secret) if not _is_in_marker(form)}
+        self._spelled = sorted(spelled, key=len, reverse=True)
+        self._plain = {form for secret in known for form in _plain_forms(secret)}
+        self._paths = _compiled(path_patterns(home)) if paths else ()
 
     def text(self, text: str) -> str:
         """Redact a text; the same object when there is nothing to redact."""
         if len(text) < MIN_SECRET:
             return text
-        for form in self._forms:
-            if form in text:
-                after = self._exact.sub(_exact_marker, text)
-                text = text if after == text else after
-                break
-        text = apply_rules(_PATTERNS, text)
-        if ":" in text or "=" in text:
-            text = apply_rules(_NAMED, text)
-        return apply_rules(self._paths, text) if self._paths else text
+        if self._plain:
+            text = self._without_known(text)
+        signs = SIGNS.search(text) is not None
+        if signs:
+            text = _in_places(_PLACES, text, _folded)
+        if len(text) >= MIN_TOKEN:
+            text = _substituted(BEARER, "bearer", _replaced(text, _tokens(text)))
+        if signs:
+            text = _replaced(text, _assigned(text))
+            text = _substituted(USER_INFO, "password", text)  # late, since a text grows most by these
+        return _in_places(self._paths, text) if self._paths else text
+
+    def _without_known(self, text: str) -> str:
+        for form in self._spelled:
+            text = text.replace(form, mark("secret"))
+        data = searched = _encoded(text)
+        if b"[REDACTED:" in data:  # a marker is no place to look, or "secret" would be found in it
+            searched = _MARKER.sub(lambda found: b"\0" * len(found[0]), data)
+        plain = _plain(searched)
+        places = [place for form in self._plain if form in plain for place in _occurrences(form, plain)]
+        if not places:
+            return text
+        starts, ends = _origins(searched)
+        pieces: list[bytes] = []
+        done = 0
+        for start, end in sorted((starts[start], ends[end - 1]) for start, end in places):
+            if start >= done:
+                pieces += (data[done:start], mark("secret").encode())
+            done = max(done, end)
+        return b"".join((*pieces, data[done:])).decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
-        """Redact a JSON value, dict keys excepted; the same object when there is nothing to redact."""
-        return self._value(value, 0)
-
-    def _value(self, value: Any, depth: int) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if not isinstance(value, dict | list):
-            return value
-        if depth >= MAX_DEPTH:
-            return mark("nested")
-        if isinstance(value, list):
-            items = [self._value(item, depth + 1) for item in value]
-            return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-        fields = {key: self._field(key, item, depth) for key, item in value.items()}
-        return fields if any(fields[key] is not item for key, item in value.items()) else value
-
-    def _field(self, name: Any, value: Any, depth: int) -> Any:
-        after = self._value(value, depth + 1)
-        kind = secret_kind(name) if isinstance(after, str | list) and isinstance(name, str) else None
-        if kind is None:
-            return after
-        if isinstance(after, str):
-            return mark(_shown(kind)) if _is_worth(kind, after) else after
-        if isinstance(after, list):
-            worth = [isinstance(item, str) and _is_worth(kind, item) for item in after]
-            if any(worth):
-                marker = mark(_shown(kind))
-                return [marker if hide else item for hide, item in zip(worth, after, strict=True)]
-        return after
+        """Redact a JSON value, names of fields too; the same object when there is nothing to redact."""
+        # As one text, since a value may consist of thousands.
+        texts: list[str] = []
+        _gather(value, 0, texts)
+        joined = "".join(f"{text}\n{_APART}" for text in texts)
+        return _with_texts(value, 0, iter(self.text(joined).split(_APART)))
 
 
-# Exact values
+# -- values
+
+_APART = "\0\n"
+"""After each of a value's texts, which are lines then: no pattern and no known secret goes beyond it."""
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """Give a secret as it is, and as it looks in JSON, in a URL and in Base64."""
-    if len(secret) < MIN_SECRET:
-        return
-    raw = secret.encode("utf-8", "surrogatepass")
-    yield secret
-    yield json.dumps(secret)[1:-1]
-    yield json.dumps(secret, ensure_ascii=False)[1:-1]
-    for encoded in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
-        yield encoded
-        yield re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
+def _gather(value: Any, depth: int, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value)
+    elif isinstance(value, list | dict) and depth < MAX_DEPTH:
+        for item in value:
+            _gather(item, depth + 1, texts)
+            if isinstance(value, dict):
+                _gather(value[item], depth + 1, texts)
+
+
+def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
+    if isinstance(value, str):
+        after = next(texts, mark("rest"))
+        for _ in range(f"{value}\n".count(_APART)):
+            after += _APART + next(texts, mark("rest"))
+        after = after.removesuffix("\n")
+        return value if after == value else after
+    if not value or not isinstance(value, dict | list):
+        return value
+    if depth >= MAX_DEPTH:
+        return mark("nested")
+    if isinstance(value, list):
+        return _unless_same(value, [_with_texts(item, depth + 1, texts) for item in value])
+    fields: dict[Any, Any] = {}
+    for key, item in value.items():
+        name = shown = _with_texts(key, depth + 1, texts)
+        while shown in fields:  # two secrets look alike
+            shown = f"{name} ({len(fields)})"
+        fields[shown] = _field(key, _with_texts(item, depth + 1, texts))
+    same = all(map(operator.is_, [*fields, *fields.values()], [*value, *value.values()]))
+    return value if same else fields
+
+
+def _field(name: Any, value: Any) -> Any:
+    kind = secret_kind(name) if isinstance(value, str | list) and isinstance(name, str) else None
+    if kind is None:
+        return value
+    if isinstance(value, list):
+        return _unless_same(value, [_marked(kind, item) for item in value])
+    return _marked(kind, value)
+
+
+def _unless_same(before: list[Any], after: list[Any]) -> list[Any]:
+    return before if all(map(operator.is_, before, after)) else after
+
+
+def _replaced(text: str, spans: Iterable[_Span]) -> str:
+    pieces: list[str] = []
+    done = 0
+    for start, end, kind in spans:
+        pieces += (text[done:start], mark(kind))
+        done = end
+        if len(pieces) > 2 * MOST:
+            return "".join((*pieces, mark("rest")))
+    return "".join((*pieces, text[done:])) if pieces else text
+
+
+# -- known secrets: a text and they are brought into one way of writing
+
+_MARKER = re.compile(MARKER.pattern.encode())
+_ESCAPES = re.compile(
+    # Runs of one kind, since a text may consist of them.
+    rb"((?:\\(?<!\\\\)\\*+u[0-9a-f]{4})++)|((?:\\(?<!\\\\)\\*+x[0-9a-f]{2}|%(?:25)*+[0-9a-f]{2})++)"
+    rb"|\\(?<!\\\\)\\*+[nrtbf]",
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile(rb"\\++[ux]|%(?:25)*+", re.IGNORECASE)
+_BETWEEN = b" \t\r\n\\\"'+"
+"""What may be added where a text is broken into lines, quoted or escaped."""
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    if found.lastindex is None:
+        return b""
+    code = bytes.fromhex(_ESCAPE.sub(b"", found[0]).decode())
+    return code if found[2] else _encoded(code.decode("utf-16-be", "surrogatepass"))
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _plain(data: bytes) -> bytes:
+    if b"\\" in data or b"%" in data:
+        data = _ESCAPES.sub(_unescaped, data)
+    return data.translate(None, _BETWEEN)
+
+
+def _spellings(secret: str) -> tuple[str, ...]:
+    # `_plain` may take the start of a secret for part of an escape.
+    return secret, json.dumps(secret)[1:-1], quote(_encoded(secret), safe="")
+
+
+def _is_in_marker(form: str) -> bool:
+    return any(form in mark(kind) for kind in KINDS)
+
+
+def _plain_forms(secret: str) -> Iterator[bytes]:
+    raw = _encoded(secret)
+    yield _plain(raw)
+    yield raw.hex().encode()
+    yield raw.hex().upper().encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        yield encode(raw).decode().rstrip("=")
+        yield encode(raw).rstrip(b"=").translate(None, _BETWEEN)
         for before in range(3):
             # Where the secret does not start or end with a group of three bytes, the characters that it
             # shares with its neighbours are left out.
-            size = before + len(raw)
-            form = encode(b"\0" * before + raw).decode()[(0, 2, 3)[before] : size * 8 // 6]
-            if len(form) > MIN_SECRET:
-                yield form
+            form = encode(b"\0" * before + raw)[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
+            yield form.translate(None, _BETWEEN)
 
 
-def _exact_marker(found: re.Match[str]) -> str:
-    return found[0] if MARKER.fullmatch(found[0]) else mark("secret")
+def _occurrences(form: bytes, data: bytes) -> Iterator[tuple[int, int]]:
+    at = data.find(form)
+    while at >= 0:
+        yield at, at + len(form)
+        at = data.find(form, at + len(form))
 
 
-# Values by their names
+def _origins(data: bytes) -> tuple[list[int], list[int]]:
+    starts: list[int] = []
+    ends: list[int] = []
+    plain = bytearray()
+    at = 0
+    for found in (*_ESCAPES.finditer(data), None):
+        start, end = found.span() if found else (len(data), len(data))
+        plain += data[at:start]
+        starts += range(at, start)
+        ends += range(at + 1, start + 1)
+        if found and (code := _unescaped(found)):
+            plain += code
+            size = end - start
+            step = size // len(code) if size % len(code) == 0 else 0
+            starts += range(start, end, step) if step else [start] * len(code)
+            ends += range(start + step, end + 1, step) if step else [end] * len(code)
+        at = end
+    kept = [n for n, byte in enumerate(plain) if byte not in _BETWEEN]
+    return [starts[n] for n in kept], [ends[n] for n in kept]
 
-_COOKIE = "cookie"
-_KINDS: tuple[tuple[str, Sequence[str]], ...] = (
-    ("password", "password passwords passwd pwd passphrase passcode".split()),
-    ("token", "token accesstokens authtokens apitokens refreshtokens jwt sessioncookie authcookie".split()),
-    (
-        "api_key",
-        "apikey apikeys accesskey secretkey accountkey sharedkey authkey signingkey encryptionkey masterkey "
-        "subscriptionkey".split(),
-    ),
-    ("private_key", ["privatekey"]),
-    ("secret", "secret secrets credential credentials".split()),
-    ("bearer", ["authorization"]),
-    (_COOKIE, ["cookie", "cookies"]),
-)
-_NAME_ENDS = tuple((kind, tuple(ends)) for kind, ends in _KINDS)
-# Tokens that open nothing: places in a list, and words of a model's vocabulary.
-_HARMLESS = frozenset(
-    "page next previous prev continuation sync cursor resume resumption scroll start end stop eos bos pad "
-    "unk mask sep cls per special image delta".split()
-)
-_HARMLESS_ENDS = ("pagetoken", "nexttoken", "continuationtoken", "synctoken", "cursortoken")
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-_NAME_LENGTH = 64  # characters of a name that are looked at, its last
+
+# -- secrets by what they look like
+
+
+def _compiled(patterns: Iterable[tuple[str, str]]) -> tuple[_Pattern, ...]:
+    return tuple((needle, re.compile(pattern, re.ASCII | re.MULTILINE)) for needle, pattern in patterns)
+
+
+_PLACES = _compiled(PLACES)
+
+
+def _tokens(text: str) -> Iterator[_Span]:
+    at = 0
+    while (run := RUNS.match(text, at)) and run["run"]:
+        found = TOKENS.match(text, run.start("run"))
+        at = run.end() if found is None else found.end()
+        if found is not None:
+            yield found.start(), at, str(found.lastgroup)
+
+
+def _substituted(pattern: re.Pattern[str], kind: str, text: str) -> str:
+    return pattern.sub(rf"\1{mark(kind)}", text) if pattern.search(text) else text
+
+
+def _folded(text: str) -> str:
+    # Character by character, so that positions stay the same.
+    return text.encode("ascii", "replace").lower().decode("ascii")
+
+
+def _in_places(patterns: Iterable[_Pattern], text: str, fold: Callable[[str], str] = str) -> str:
+    searched = fold(text)
+    for needle, pattern in patterns:
+        if needle in searched:
+            after = _replaced(text, _places(pattern, text, searched))
+            if after is not text:
+                text, searched = after, fold(after)
+    return text
+
+
+def _places(pattern: re.Pattern[str], text: str, searched: str) -> Iterator[_Span]:
+    named, marked = "name" in pattern.groupindex, "[REDACTED:" in text
+    for found in pattern.finditer(searched):
+        kind = found.lastgroup
+        if kind is None:
+            continue
+        start, end = found.span(kind)
+        if named:
+            kind = secret_kind(text[slice(*found.span("name"))])
+            if kind is not None and _is_worth(kind, text[start:end]):
+                yield start, end, _shown(kind)
+        elif not marked or not MARKER.search(text, start, end) or _is_long(text[start:end]):
+            yield start, end, kind
+
+
+# -- secrets by their names
+
+_DIRECTORY = re.compile(r"[/~]|[A-Za-z]:[\\/]|\[REDACTED:path\]")
+_NUMBER_OR_NESTED = re.compile(r"[\[{]|-?[0-9][0-9.eE+-]*+[}\]]*+\Z")
+# Characters of a name that are compared, from its end.
+_NAME_LENGTH = 32
+_SHOWN = {"cookie": "token", "pwd": "password", "auth": "password"}
 
 
 def secret_kind(name: str) -> str | None:
@@ -159,125 +350,84 @@ def secret_kind(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _secret_kind(name: str) -> str | None:
-    squashed = re.sub(r"[\W_]+", "", name).lower()
-    if name.lower().endswith(("_pass", "-pass")):
-        return "password"
-    kind = next((kind for kind, ends in _NAME_ENDS if squashed.endswith(ends)), None)
-    if kind == "token":
-        words = _WORDS.findall(name)
-        if squashed.endswith(_HARMLESS_ENDS) or (len(words) > 1 and words[-2].lower() in _HARMLESS):
-            return None
-    if kind == "password" and squashed.endswith("pwd"):
-        return _PWD
-    return kind
-
-
-_PWD = "pwd"  # a password or the working directory
-_DIRECTORY = re.compile(r"[/~]|[A-Za-z]:[\\/]|\[REDACTED:path\]")
+    found = BACKWARDS.match(name[::-1])
+    return None if found is None else found.lastgroup
 
 
 def _shown(kind: str) -> str:
-    return {_COOKIE: "token", _PWD: "password"}.get(kind, kind)
+    return _SHOWN.get(kind, kind)
+
+
+def _is_long(value: str) -> bool:
+    return len(value if "[REDACTED:" not in value else MARKER.sub("", value)) >= MIN_SECRET
 
 
 def _is_worth(kind: str, value: str) -> bool:
-    """Tell whether a value of a secret's name is to be redacted: long enough, and not a marker already."""
-    if kind == _COOKIE and "=" not in value:
+    if not _is_long(value):
         return False
-    if kind == _PWD and _DIRECTORY.match(value):
+    match kind:
+        case "cookie":
+            return "=" in value
+        case "pwd":
+            return _DIRECTORY.match(value) is None
+        case "auth":
+            return _is_user_and_password(value)
+    return True
+
+
+def _marked(kind: str, value: Any) -> Any:
+    return mark(_shown(kind)) if isinstance(value, str) and _is_worth(kind, value) else value
+
+
+def _is_user_and_password(value: str) -> bool:
+    try:
+        return b":" in base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
         return False
-    return len(value) >= MIN_SECRET and len(MARKER.sub("", value)) >= MIN_SECRET
 
 
-_RUN = f"{{0,{1 << 20}}}"
-_NAME_CHARACTERS = string.ascii_letters + string.digits + "_-. "
-_ASSIGNED = re.compile(
-    r"""([\w-]{0,16})(\\{0,7}["'`])?\]?\*{0,2}[ \t]{0,4}(=>|:=|[=:])\*{0,2}([ \t]{0,8})(\\{0,7}["'`])?""",
-    re.ASCII,
-)
-_PLAIN = re.compile(rf"""[^\s"'`,;&<>\\]{_RUN}(?:\\(?![nrtbfu"'`\\/])[^\s"'`,;&<>\\]{_RUN}){{0,256}}""")
-_SCHEME = re.compile(r"(?:Bearer|Basic|Token|ApiKey|Negotiate|Bot)[ \t]{1,4}(?=\S)", re.IGNORECASE)
-_SIGNED = re.compile(rf"""(?:AWS4-HMAC-SHA256|Digest)[ \t][^\r\n"'\\]{_RUN}""")
-_COOKIES = re.compile(
-    # A quoted cookie goes on after its quotes, which must not be those around the header.
-    rf"""[^\r\n"'\\]{_RUN}(?:(?<==)"(?![\s,:}}\]])[^"\r\n\\]{{1,4096}}"[^\r\n"'\\]{_RUN}){{0,64}}"""
-)
-_NUMBER_OR_NESTED = re.compile(r"[\[{]|-?[0-9][0-9.eE+-]{0,400}[}\]]{0,128}\Z")
-_ORDINARY = frozenset(
-    "required optional missing invalid incorrect expired string undefined unknown disabled enabled forbidden "
-    "changed protected accepted rejected redacted default".split()
-)
+def _assigned(text: str) -> Iterator[_Span]:
+    low, marked = _folded(text), "[REDACTED:" in text
+    at = 0
+    while found := ASSIGNED.search(low, at):
+        at = max(found.start("quote"), found.start("value"))
+        before = max(0, found.start() - _NAME_LENGTH)
+        kind = _secret_kind(found["name"])
+        if kind is None or kind == "token":  # the words before it decide
+            kind = _secret_kind(text[before : found.end("name")])
+        if kind is None or (marked and _IN_MARKER.search(low, before, found.start())):
+            continue
+        quote, closed, colon, more = found.group("quote", "closed", "colon", "more")
+        start, end = at, found.end()
+        if quote:
+            start, end = end, _end(_quoted(len(quote) - 1, quote[-1]), text, end)
+        elif closed and _NUMBER_OR_NESTED.match(low, start, end):
+            continue  # as JSON has it after a name in quotes
+        elif colon and text[start:end].isalpha() and not _LINE_START.search(low, before, found.start()):
+            continue  # a word as in a sentence: the line is more than a name and a value
+        else:
+            end = end if more is None else _end(VALUE_REST, low, end)
+            end = start + len(text[start:end].rstrip(_AFTER))
+        if _is_worth(kind, text[start:end]):
+            at = end
+            yield start, end, _shown(kind)
 
 
-def _named(text: str, at: int) -> Span | None:
-    """Find the value in ``name = value`` or ``"name": "value"``, where ``at`` is in the name's last word."""
-    found = _ASSIGNED.match(text, at)
-    if found is None:
-        return None
-    before = text[max(0, at - _NAME_LENGTH) : at]
-    start = len(before.rstrip(_NAME_CHARACTERS))
-    name = before[start:] + text[at : found.end(1)]
-    kind = secret_kind(name)
-    if kind is None or before.endswith("[REDACTED:", 0, start):
-        return None
-    if found[5]:
-        end = _quoted_end(text, found.end(), found[5])
-        worth = _is_worth(kind, text[found.end() : end])
-        return (found.end(), end, _shown(kind)) if worth else None
-    end = _unquoted_end(text, found.end(), kind, found[3])
-    value = text[found.end() : end]
-    if not _is_worth(kind, value) or value.startswith(("//", ":", "=")):
-        return None
-    if found[2] and _NUMBER_OR_NESTED.match(value):  # as JSON has it after a name in quotes
-        return None
-    if found[3] == ":" and found[4] and value.isalpha():
-        # A word after a colon is a word, but for a line that consists of a name and a value.
-        alone = before[:start].endswith(("\n", "\\")) or (start == 0 and at <= _NAME_LENGTH)
-        if not alone or " " in name.strip(" -") or text[end : end + 1] not in ("", "\r", "\n", "\\"):
-            return None
-    if value.lower() in _ORDINARY or len(set(value)) == 1:
-        return None
-    return found.end(), end, _shown(kind)
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
+    return start if found is None else found.end()
 
 
-def _quoted_end(text: str, start: int, opening: str) -> int:
-    """Find where a quoted value ends: at its quote, escaped as the opening one is, or with its line."""
-    slashes = len(opening) - 1
-    at = text.find(opening[-1], start)
-    while at >= 0:
-        first = at
-        while first > start and text[first - 1] == "\\":
-            first -= 1
-        # Each level of escaping doubles the backslashes: fewer or more belong to a quote in the value.
-        if (at - first) % (2 * slashes + 2) == slashes:
-            break
-        at = text.find(opening[-1], at + 1)
-    end = len(text) if at < 0 else at - slashes
-    line = text.find("\n", start, end)
-    return end if line < 0 else line
+_AFTER = ".!?:)}*"
+_LINE_START = re.compile(r"(?:\A|[\n\\])[ -]*[\w.-]*\Z")
+_IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
 
 
-def _unquoted_end(text: str, start: int, kind: str, separator: str) -> int:
-    found: re.Match[str] | None = None
-    if kind == _COOKIE:
-        found = _COOKIES.match(text, start) if separator == ":" else None
-    elif kind == "bearer":
-        found = _SIGNED.match(text, start)
-        scheme = _SCHEME.match(text, start)
-        found = found or _PLAIN.match(text, scheme.end() if scheme else start)
-    else:
-        found = _PLAIN.match(text, start)
-    end = start if found is None else found.end()
-    while end > start and text[end - 1] in ".!?:)}*":
-        end -= 1
-    return end
-
-
-_PATTERNS = (*KEY_RULES, *HEADER_RULES)
-_NAMED = (
-    Rule(
-        ("pass", "pwd", "secret", "token", "key", "authorization", "credential", "cookie", "jwt"),
-        _named,
-        folded=True,
-    ),
-)
+@functools.lru_cache(maxsize=64)
+def _quoted(slashes: int, quote: str) -> re.Pattern[str]:
+    # Each level of escaping doubles the backslashes: a quote with fewer or more belongs to the value.
+    doubled = rf"(?:\\{{{2 * slashes + 2}}})*+"
+    return re.compile(
+        rf"(?:[^\\{quote}\n]++|(?!{doubled}\\{{{slashes}}}{quote})(?:\\++{quote}?+|{quote}))*+"
+        rf"(?:{doubled}(?=\\{{{slashes}}}{quote}))?+"
+    )

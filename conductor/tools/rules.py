@@ -1,51 +1,83 @@
-"""Rules about tool calls: what a rule says, when it applies, its words and its JSON form.
-
-All of it is pure; the form is that of tools, "Permissions". A predicate that cannot be told for a value (a
-path with backslashes, an address with a user name in it) counts as fulfilled for a deny or ask rule and as
-not fulfilled for an allow rule, so that a trick never opens anything.
-"""
+"""Rules about tool calls: when they apply, their words and their JSON form (tools, "Permissions")."""
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
-import math
-import re
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias, get_args
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, TypeAlias
 
-from conductor.tools.base import ToolSpec, canonical_json
+import rfc8785
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass
+
+from conductor.tools.base import ToolSpec
+from conductor.tools.predicates import (
+    PREDICATES,
+    Argument,
+    ComparisonBudget,
+    Predicate,
+    PredicateName,
+    matcher,
+)
 
 RuleEffect: TypeAlias = Literal["allow", "ask", "deny"]
 Scope: TypeAlias = Literal["session", "always"]
 Match: TypeAlias = Literal["no", "yes", "unclear"]
 
-_FIELDS = {
-    "effect": "effect",
-    "tool": "tool",
-    "source": "source",
-    "args": "args",
-    "scope": "scope",
-    "fingerprint": "fingerprint",
-    "expires": "expires",
-    "argumentsDigest": "arguments_digest",
-}
-_MEANT = {"arg": "args", "argument": "args", "arguments": "args", "params": "args", "parameters": "args"} | {
-    "predicates": "args", "expiry": "expires", "until": "expires", "digest": "argumentsDigest"
-}  # fmt: skip
-
 
 class RuleError(ValueError):
-    """A rule that is not accepted; the message says why, in one clause."""
+    """A rule that is not accepted; the message says why, in one clause. ``wrong`` is the text to blame."""
+
+    def __init__(self, message: str, wrong: str = "") -> None:
+        super().__init__(message)
+        self.wrong = wrong
 
 
-@dataclass(frozen=True, slots=True)
+def parse_expiry(text: str) -> float:
+    """Read an ISO 8601 time with its offset as epoch seconds. Raises ValueError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("must be a time such as 2030-01-31T18:00:00Z") from None
+    if time.tzinfo is None:
+        raise ValueError("needs its offset, as in 2030-01-31T18:00:00Z")
+    return time.timestamp()
+
+
+def _expiry(text: str) -> str:
+    parse_expiry(text)
+    return text
+
+
+def _predicates(given: Mapping[PredicateName, Any]) -> Mapping[PredicateName, Any]:
+    if not given:
+        raise ValueError(f"must have one or more of {', '.join(PREDICATES)}")
+    for name, wanted in given.items():
+        try:
+            PREDICATES[name](wanted)
+        except ValueError as error:
+            raise ValueError(f"{name} must be {error}") from None
+    return given
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():  # a reader could not see that it is another name
+        raise ValueError(f"has a character that is not printable, {json.dumps(text[:80])}")
+    return text
+
+
+_Name: TypeAlias = Annotated[str, AfterValidator(_printable)]
+_Text: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+_Predicates: TypeAlias = Annotated[Mapping[PredicateName, Any], AfterValidator(_predicates)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True))
 class Rule:
     """What happens to the calls of some tools.
 
@@ -53,330 +85,115 @@ class Rule:
     ``mcp:<server>``), in which ``*`` stands for any characters, dots too. ``args`` maps an argument's name to
     predicates (`PREDICATES`), all of which must hold. ``arguments_digest`` is that of exactly these arguments
     (`arguments_digest`). With ``fingerprint`` the rule applies only to that definition of the tool; from
-    ``expires`` on, an ISO 8601 time with its offset, no longer at all. Raises `RuleError`.
+    ``expires`` on, an ISO 8601 time with its offset, no longer at all. ``comment`` is for its readers.
+    Raises ValueError; `parse_rule` says in a clause what is wrong.
     """
 
     effect: RuleEffect
-    tool: str
-    source: str | None = None
-    args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tool: _Text
+    source: _Text | None = None
+    args: Mapping[_Name, _Predicates] = Field(default_factory=dict)
     scope: Scope = "always"
-    fingerprint: str | None = None
-    expires: str | None = None
-    arguments_digest: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.effect not in get_args(RuleEffect):
-            raise RuleError("effect must be allow, ask or deny")
-        if self.scope not in get_args(Scope):
-            raise RuleError("scope must be session or always")
-        if not isinstance(self.tool, str) or not self.tool:
-            raise RuleError("tool must be a tool's name or a pattern for names")
-        for name in ("source", "fingerprint", "arguments_digest"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise RuleError(f"{_WIRE[name]} must be text")
-        if self.expires is not None:
-            parse_expiry(self.expires)
-        _check_args(self.args)
-        _check_json(rule_object(self))
+    fingerprint: _Text | None = None
+    expires: Annotated[str, AfterValidator(_expiry)] | None = None
+    arguments_digest: _Text | None = None
+    comment: str | None = None
 
     @property
     def unconditional(self) -> bool:
-        """Tell whether it applies whatever the arguments are."""
         return not self.args and self.arguments_digest is None
+
+    @cached_property
+    def conditions(self) -> Mapping[str, Sequence[Predicate]]:
+        return {
+            name: [PREDICATES[each](wanted) for each, wanted in predicates.items()]
+            for name, predicates in self.args.items()
+        }
 
     def expired(self, now: float) -> bool:
         """Tell whether its time is over; ``now`` in epoch seconds."""
-        return self.expires is not None and now >= parse_expiry(self.expires)
+        return self._expires_at is not None and now >= self._expires_at
 
     def covers(self, spec: ToolSpec) -> bool:
         """Tell whether it is about this tool, as it is defined now."""
         return (
-            fnmatchcase(spec.name, self.tool)
-            and (self.source is None or fnmatchcase(spec.source, self.source))
+            self._names(spec.name)
+            and (self.source is None or self._sources(spec.source))
             and self.fingerprint in (None, spec.fingerprint)
         )
 
+    @cached_property
+    def _expires_at(self) -> float | None:
+        return None if self.expires is None else parse_expiry(self.expires)
 
-_WIRE = {attribute: name for name, attribute in _FIELDS.items()}
+    @cached_property
+    def _names(self) -> Callable[[str], bool]:
+        return matcher(self.tool)
 
-
-def parse_expiry(text: Any) -> float:
-    """Read an ISO 8601 time with its offset as epoch seconds. Raises `RuleError`."""
-    try:
-        time = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        raise RuleError("expires must be a time such as 2030-01-31T18:00:00Z") from None
-    if time.tzinfo is None:
-        raise RuleError("expires needs its offset, as in 2030-01-31T18:00:00Z")
-    return time.timestamp()
+    @cached_property
+    def _sources(self) -> Callable[[str], bool]:
+        return matcher(self.source or "*")
 
 
 # -- matching
 
 
-def match(rule: Rule, spec: ToolSpec, arguments: Mapping[str, Any], now: float) -> Match:
-    """Tell whether a rule applies to a call; ``unclear`` if a predicate cannot be told and all others hold.
+class Arguments:
+    """The arguments of one call, with what rules compare worked out once for all of them."""
 
-    An allow rule with predicates is closed: an argument that it does not mention means no match, and
-    ``unclear`` is ``no``. For the other two ``unclear`` is to be taken for a match. Never raises.
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self._work = ComparisonBudget()
+        self._found: dict[str, Argument] = {}
+
+    def get(self, name: str) -> Argument | None:
+        """Find an argument by its name."""
+        if name not in self._found and name in self.values:
+            self._found[name] = Argument(self.values[name], self._work)
+        return self._found.get(name)
+
+
+def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match:
+    """Tell whether a rule applies to a call; ``unclear`` if it does because an argument may be meant.
+
+    An allow rule is strict, and with predicates it is closed: an argument that it does not mention means no
+    match. Deny and ask rules are broad. Never raises.
     """
     if rule.expired(now) or not rule.covers(spec):
         return "no"
-    closed = rule.effect == "allow"
-    if closed and rule.args and not arguments.keys() <= rule.args.keys():
+    if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
         return "no"
-    found: list[Match] = []
-    if rule.arguments_digest is not None:
-        found.append(_match_digest(rule.arguments_digest, spec, arguments))
-    for name, predicates in rule.args.items():
-        if name not in arguments:
+    strict = rule.effect == "allow"
+    if strict and rule.args and not arguments.values.keys() <= rule.args.keys():
+        return "no"
+    unclear = False
+    for name, predicates in rule.conditions.items():
+        argument = arguments.get(name)
+        if argument is None:
             return "no"
-        found.extend(holds(each, wanted, arguments[name]) for each, wanted in predicates.items())
-    if "no" in found or (closed and "unclear" in found):
-        return "no"
-    return "unclear" if "unclear" in found else "yes"
-
-
-def _match_digest(digest: str, spec: ToolSpec, arguments: Mapping[str, Any]) -> Match:
-    try:
-        return "yes" if arguments_digest(spec.name, arguments) == digest else "no"
-    except (ValueError, RecursionError):
-        return "unclear"
+        for predicate in predicates:
+            if not (predicate.holds(argument) if strict else predicate.meant(argument)):
+                return "no"
+            unclear = unclear or not (strict or predicate.holds(argument))
+    return "unclear" if unclear else "yes"
 
 
 def arguments_digest(tool_name: str, arguments: Mapping[str, Any]) -> str:
-    """Give the hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON.
+    """Give the hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON (RFC 8785).
 
-    The order of keys does not matter, at any depth; the way a number is written does: 1 and 1.0 are two
-    digests, so that two calls that a tool might tell apart are never one. Raises ValueError for what is no
-    JSON (NaN, infinity, half a surrogate pair) and RecursionError for what is nested too deep.
+    So 1 and 1.0 are one call. What that form cannot hold, such as an integer beyond 2^53 - 1, which only a
+    model can send, is written with all of its digits.
     """
-    _check_finite(arguments)
-    return hashlib.sha256(tool_name.encode() + b"\n" + canonical_json(arguments)).hexdigest()
+    return _digest(tool_name, json.dumps(arguments, sort_keys=True))
 
 
-def _check_finite(value: Any) -> None:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, Mapping):
-            waiting.extend(each.values())
-        elif isinstance(each, list | tuple):
-            waiting.extend(each)
-        elif isinstance(each, float) and not math.isfinite(each):
-            raise ValueError("NaN and infinity are not JSON")  # the encoder would write null
-
-
-# -- predicates
-
-
-def holds(predicate: str, wanted: Any, value: Any) -> Match:
-    """Tell whether an argument's value fulfils a predicate. A wrong type is ``no``. Never raises."""
-    return PREDICATES[predicate](wanted, value)
-
-
-def _is(condition: bool) -> Match:
-    return "yes" if condition else "no"
-
-
-def _eq(wanted: Any, value: Any) -> Match:
-    """Equal as JSON: 1 is 1.0, true is not 1. Without recursion, since a value may be nested deep."""
-    waiting = [(wanted, value)]
-    while waiting:
-        one, other = waiting.pop()
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if one.keys() != other.keys():
-                return "no"
-            waiting.extend((one[key], other[key]) for key in one)
-        elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-            if len(one) != len(other):
-                return "no"
-            waiting.extend(zip(one, other, strict=True))
-        elif _number(one) and _number(other):
-            if one != other:
-                return "no"
-        elif type(one) is not type(other) or one != other:
-            return "no"
-    return "yes"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _in(wanted: Any, value: Any) -> Match:
-    return _is(any(_eq(each, value) == "yes" for each in wanted))
-
-
-def _glob(wanted: Any, value: Any) -> Match:
-    return _is(isinstance(value, str) and fnmatchcase(value, wanted))
-
-
-def _max(wanted: Any, value: Any) -> Match:
-    return _is(_number(value) and value <= wanted)
-
-
-_EXPANDED = re.compile(r"[\\$%]|\A~|\A[A-Za-z][A-Za-z0-9+.-]*:")
-"""What some program would make another path of: Windows, a shell, an address, a drive."""
-
-
-def _under(wanted: Any, value: Any) -> Match:
-    """Compare a path with a folder, by the text alone: the folder itself counts, links are the tools' affair.
-
-    ``..`` is worked out first. It cannot be told where only one of the two is relative, where a path leaves
-    the working folder, where only letter case is in the way, and where a program may read the text otherwise.
-    """
-    if not isinstance(value, str) or not value:
-        return "no"
-    if not _plain_path(value) or value.startswith("/") != wanted.startswith("/"):
-        return "unclear"
-    path, folder = _parts(value), _parts(wanted)
-    if path[:1] == [".."]:
-        return "unclear"
-    start = path[: len(folder)]
-    if start == folder:
-        return "yes"
-    return "unclear" if [_folded(each) for each in start] == [_folded(each) for each in folder] else "no"
-
-
-def _plain_path(path: str) -> bool:
-    if not path.isprintable() or _EXPANDED.search(path):
-        return False
-    if any(part not in (".", "..") and part != part.rstrip(". ") for part in path.split("/")):
-        return False  # Windows leaves them out: "secret. " is secret
-    same = path if path.isascii() else unicodedata.normalize("NFKC", path)
-    return all(same.count(sign) == path.count(sign) for sign in "/.:~\\")
-
-
-def _parts(path: str) -> list[str]:
-    """Work out ``.`` and ``..``; a relative path keeps those that lead out of the working folder."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == ".." and parts and parts[-1] != "..":
-            parts.pop()
-        elif part == ".." and not path.startswith("/"):
-            parts.append(part)
-        elif part not in ("", ".", ".."):
-            parts.append(part)
-    return parts
-
-
-def _folded(part: str) -> str:
-    return unicodedata.normalize("NFKC", part).casefold()
-
-
-_URL = re.compile(r"(?:https?|wss?)://([^/?#\\]+)(?:[/?#]|\Z)", re.IGNORECASE)
-_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?)(?::([0-9]{1,5}))?\Z")
-_NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
-
-
-def _host(wanted: Any, value: Any) -> Match:
-    """Compare a web address with a host: names below it count, the port does not.
-
-    Programs read odd addresses in different ways, so only a plain one is told: a web scheme, a host of ASCII
-    letters, no user name, no backslash or percent sign in the host, no control character or space anywhere.
-    """
-    if not isinstance(value, str) or not value:
-        return "no"
-    host, wanted = _host_of(value), _plain_host(wanted)
-    if host is None or wanted is None:
-        return "unclear"
-    if _is_address(host) or _is_address(wanted):
-        mixed = _is_address(host) and _is_address(wanted) and (":" in host) != (":" in wanted)
-        return "unclear" if mixed else _is(host == wanted)
-    return _is(host == wanted or host.endswith("." + wanted))
-
-
-def _host_of(url: str) -> str | None:
-    if "\\" in url or " " in url or not url.isprintable():
-        return None
-    found = _URL.match(url)
-    authority = _AUTHORITY.match(found[1]) if found else None
-    if authority is None or int(authority[2] or 0) > 65_535:
-        return None
-    return _plain_host(authority[1])
-
-
-def _plain_host(host: str) -> str | None:
-    """Give the host in lower case, an address in its usual form; None for an address in another form."""
-    host = host.lower().removesuffix(".").removeprefix("[").removesuffix("]")
-    if not host or not host.isascii():
-        return None
-    if ":" in host or _NUMERIC.match(host.rpartition(".")[2]):
-        try:
-            return str(ipaddress.ip_address(host))
-        except ValueError:
-            return None  # 0x7f.1 and the like, which some programs take for 127.0.0.1
-    return host
-
-
-def _is_address(host: str) -> bool:
-    return ":" in host or host.replace(".", "").isdigit()
-
-
-PREDICATES: Mapping[str, Callable[[Any, Any], Match]] = {
-    "eq": _eq,
-    "in": _in,
-    "glob": _glob,
-    "under": _under,
-    "host": _host,
-    "max": _max,
-}
-"""What can be said of an argument: equal to, one of, a pattern for the whole text, a path inside a folder,
-an address at a host or below it, a number of at most."""
-
-
-def _check_json(value: Any) -> None:
+@lru_cache(maxsize=16)  # rfc8785 takes up to 25 ms for 64 KiB, and a call's digest is wanted several times
+def _digest(tool_name: str, text: str) -> str:
     try:
-        _check_finite(value)
-        canonical_json(value)
-    except (TypeError, ValueError, RecursionError):
-        raise RuleError("a value is no JSON, or nested too deep") from None
-
-
-def _check_args(args: Any) -> None:
-    if not isinstance(args, Mapping):
-        raise RuleError("args must be an object of argument names")
-    for name, predicates in args.items():
-        if not isinstance(name, str):
-            raise RuleError("args must be an object of argument names")
-        if not isinstance(predicates, Mapping) or not predicates:
-            raise RuleError(f"args.{name} must be an object with one or more of {', '.join(PREDICATES)}")
-        for predicate, wanted in predicates.items():
-            if predicate not in PREDICATES:
-                raise RuleError(
-                    f"args.{name} has the unknown predicate {predicate!r}; there are {', '.join(PREDICATES)}"
-                )
-            problem = _problem(predicate, wanted)
-            if problem:
-                raise RuleError(f"args.{name}.{predicate} must be {problem}")
-
-
-def _problem(predicate: str, wanted: Any) -> str:
-    """Say what a predicate's value must be, if it is not."""
-    if predicate == "in" and not isinstance(wanted, list | tuple):
-        return "a list"
-    if predicate == "max" and not (_number(wanted) and math.isfinite(wanted)):
-        return "a number"
-    if predicate == "glob" and not isinstance(wanted, str):
-        return "text"
-    if predicate == "under":
-        plain = isinstance(wanted, str) and wanted != "" and _plain_path(wanted)
-        if not plain or _parts(wanted)[:1] == [".."]:
-            return "a folder, written out, with slashes and without ~, $ and %"
-    if predicate == "host" and not _plain_rule_host(wanted):
-        return "a host such as example.org, without scheme and port (xn--... for other letters)"
-    return ""
-
-
-def _plain_rule_host(wanted: Any) -> bool:
-    if not isinstance(wanted, str):
-        return False
-    host = f"[{wanted}]" if wanted.count(":") > 1 and not wanted.startswith("[") else wanted
-    found = _AUTHORITY.match(host)
-    return found is not None and found[2] is None and _plain_host(host) is not None
+        canonical = rfc8785.dumps(json.loads(text))
+    except ValueError:
+        canonical = text.encode()
+    return hashlib.sha256(tool_name.encode() + b"\n" + canonical).hexdigest()
 
 
 # -- words and JSON
@@ -393,11 +210,11 @@ _WORDS = {
 
 def describe(rule: Rule) -> str:
     """Say a rule in words, on one line."""
-    said = f"{rule.effect} {_shown(rule.tool)}"
+    said = f"{rule.effect} {rule.tool}"
     if rule.source is not None:
-        said += f" from {_shown(rule.source)}"
+        said += f" from {rule.source}"
     conditions = [
-        f"{_shown(name)} {_WORDS[predicate]} {_value(wanted)}"
+        f"{name} {_WORDS[predicate]} {_value(wanted)}"
         for name, predicates in rule.args.items()
         for predicate, wanted in predicates.items()
     ]
@@ -412,43 +229,51 @@ def describe(rule: Rule) -> str:
     return said + (", for this session" if rule.scope == "session" else "")
 
 
-def _shown(name: str) -> str:
-    return name if name.isprintable() else json.dumps(name)
-
-
 def _value(wanted: Any) -> str:
     text = json.dumps(wanted, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(wanted)
 
 
+_RULE = TypeAdapter(Rule)
+_RULES = TypeAdapter(tuple[Rule, ...])
+
+
 def rule_object(rule: Rule) -> dict[str, Any]:
     """Give a rule's JSON form; what is left at its default is left out."""
-    values = {name: getattr(rule, attribute) for name, attribute in _FIELDS.items()}
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None and value != {} and (name, value) != ("scope", "always")
-    }
+    made: dict[str, Any] = _RULE.dump_python(rule, mode="json", by_alias=True, exclude_defaults=True)
+    return made
 
 
 def parse_rule(value: Any) -> Rule:
-    """Read a rule's JSON form. Unknown fields are passed over, unless they look like a known one misspelt.
-
-    A misspelt ``args`` would make an allow rule wide open. Raises `RuleError`.
-    """
+    """Read a rule's JSON form. Raises `RuleError`."""
     if not isinstance(value, dict):
         raise RuleError("a rule must be a JSON object")
-    for name in value.keys() - _FIELDS.keys():
-        plain = re.sub(r"[^a-z]", "", name.lower())
-        near = get_close_matches(plain, {known.lower(): known for known in _FIELDS}, 1, 0.8)
-        meant = _MEANT.get(plain) or next((k for k in _FIELDS if near == [k.lower()]), None)
-        if meant is not None:
-            raise RuleError(f"unknown field {name!r}; did you mean {meant!r}?")
-    for name in ("effect", "tool"):
-        if name not in value:
-            raise RuleError(f"{name} is missing")
-    given = {_FIELDS[name]: each for name, each in value.items() if name in _FIELDS and each is not None}
-    return Rule(**given)
+    try:
+        return _RULE.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    *path, name = (str(each) for each in first["loc"])
+    is_key = name == "[key]"
+    if is_key:
+        *path, name = path
+    where, message = ".".join(path if is_key else [*path, name]), first["msg"].removeprefix("Value error, ")
+    message = message.replace("Input should be", "must be").replace("dictionary", "object")
+    match first["type"]:
+        case "missing":
+            raise RuleError(f"{where} is missing")
+        case "unexpected_keyword_argument":
+            names = [to_camel(each.name) for each in fields(Rule)]
+            raise RuleError(f"there is no field {where!r}{hint(name, names)}", name)
+        case "literal_error" if is_key:
+            raise RuleError(f"{where} has the unknown predicate {name!r}{hint(name, PREDICATES)}", name)
+    given = first["input"]
+    raise RuleError(f"{where} {message[:1].lower()}{message[1:]}", given if isinstance(given, str) else name)
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Say in brackets which known name was meant, or which there are."""
+    near = get_close_matches(name, known := list(known), 1)
+    return f" (did you mean {near[0]}?)" if near else f" (there are {', '.join(known)})"
 
 
 def parse_json(text: str) -> Any:
@@ -465,7 +290,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise RuleError(f"the field {twice!r} is there twice")
+        raise RuleError(f"the field {twice!r} is there twice", twice)
     return made
 
 
@@ -475,21 +300,9 @@ def _constant(name: str) -> Any:
 
 def encode_rules(rules: Sequence[Rule]) -> str:
     """Write rules as text for a session's field; no rules are an empty text, which drops the field."""
-    return canonical_json([rule_object(rule) for rule in rules]).decode() if rules else ""
+    return json.dumps([rule_object(rule) for rule in rules]) if rules else ""
 
 
 def decode_rules(text: str) -> tuple[Rule, ...]:
-    """Read what `encode_rules` wrote.
-
-    Raises ValueError for anything else, one bad rule among good ones too. Whoever keeps grants there goes on
-    with none: then more is asked, never less.
-    """
-    if not text:
-        return ()
-    try:
-        rules = parse_json(text)
-    except RecursionError:
-        raise RuleError("the rules are nested too deep") from None
-    if not isinstance(rules, list):
-        raise RuleError("the rules must be a JSON list")
-    return tuple(parse_rule(each) for each in rules)
+    """Read what `encode_rules` wrote. Raises ValueError for anything else, one bad rule too."""
+    return _RULES.validate_json(text) if text else ()

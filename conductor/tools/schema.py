@@ -2,50 +2,54 @@
 
 Schemas come from devices, MCP servers and files, so they are checked when a tool is registered. What passes
 is a Draft 2020-12 object schema that says all it has to say by itself: nothing is fetched, no reference can
-loop, no pattern can hold the process.
+loop, and no pattern needs a backtracking engine.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import jsonschema_rs
 import msgspec
 
-from conductor.tools.schema_patterns import PatternError, compile_pattern
-
+# Bytes and depth of a schema, before anything recursive looks at it.
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
+# Objects and lists in a schema; each takes some 15 µs to check and to compile.
+MAX_CONTAINERS = 1024
 MAX_REFERENCE_DEPTH = 64
+# Schemas that apply to one value, references followed.
+MAX_SAME_VALUE = 512
+MAX_PATTERN_CHARS = 256
+MAX_PATTERNS_KIB = 256
 
+SAME_VALUE = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"])
+"""The keywords whose schemas are about the value itself, and not about a part of it."""
+
+_TOO_DEEP = f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep"
+_TYPES = "the types are array, boolean, integer, null, number, object and string"
+_PATTERN_KIB = (4, 16, 64)
 _PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
-
-Path: TypeAlias = tuple[str | int, ...]
-
-# `jsonschema.Draft202012Validator.check_schema` would tell the same in 3 ms a schema; this takes some 50 µs,
-# which matters when a phone declares a hundred tools as it connects.
-_TYPES = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
-_ONE = frozenset(
-    ["additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames"]
-)  # fmt: skip
-_LIST = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
-_MAP = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
-_SAME_VALUE = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "$ref"])
-_DIALECTS = frozenset(
-    [
-        "https://json-schema.org/draft/2020-12/schema",
-        "https://json-schema.org/draft/2019-09/schema",
-        "http://json-schema.org/draft-07/schema",
-    ]
+_ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames")
+_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DIALECTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
 )
 _REFUSED = {
     **dict.fromkeys(["$id", "$anchor"], "references must be JSON pointers such as #/$defs/name"),
     **dict.fromkeys(["$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"], "use $ref"),
     **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems"], "use additionalProperties or items"),
     "$vocabulary": "the vocabulary is that of Draft 2020-12",
+    "$schema": "only the whole schema may name a dialect",
     "dependencies": "use dependentRequired or dependentSchemas",
     "additionalItems": "use prefixItems and items",
 }
@@ -55,137 +59,190 @@ class SchemaError(ValueError):
     """An input schema that is not accepted; the message says why, in one clause."""
 
 
-def check_schema(schema: object) -> None:
-    """Check that a value is an input schema that can be used safely. Raises `SchemaError`.
+class Compiled(NamedTuple):
+    """A schema without its dialect, ready to check values by it.
+
+    ``size`` is about how many bytes it takes, ``parts`` the number of schemas, objects and lists in it.
+    ``linear`` says that a check takes no more steps than their number times the length of the JSON text.
+    """
+
+    schema: dict[str, Any]
+    validator: jsonschema_rs.Draft202012Validator
+    size: int
+    parts: int
+    linear: bool
+
+
+def compile_schema(schema: Any) -> Compiled:
+    """Check that a value is an input schema that can be used safely, and compile it. Raises `SchemaError`.
 
     At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP asks; references point into the
-    schema itself and never back to the value they came from; patterns pass `compile_pattern`.
+    schema itself and never back to the value they came from; patterns pass `pattern_kib`.
     """
-    _check_extent(schema)
+    size, parts = check_extent(schema)
+    plain = dict(schema)
+    dialect = plain.pop("$schema", _DIALECTS[0])
+    if not isinstance(dialect, str) or dialect.rstrip("#") not in _DIALECTS:
+        raise SchemaError("$schema must name Draft 2020-12")
+    try:
+        jsonschema_rs.meta.validate(plain)  # before anything below relies on the shapes of keywords
+        places = _places(plain)
+        kib = _check_keywords(places)
+        _check_references(places)
+        validator = _validator(plain, _PATTERN_KIB[-1])
+    except jsonschema_rs.ValidationError as error:
+        path = [str(step) for step in error.instance_path]
+        why = _TYPES if path[-1:] == ["type"] else error.message[:200]
+        raise SchemaError(f"{_at('/'.join(path))} is not as Draft 2020-12 has it: {why}") from None
+    keywords = {keyword for place in places.values() if isinstance(place, dict) for keyword in place}
+    parts += len(places)
+    linear = not kib and keywords.isdisjoint(["$ref", "uniqueItems"])
+    return Compiled(plain, validator, 32 * size + 2048 * parts + 4096 * kib, parts, linear)
+
+
+def check_schema(schema: object) -> None:
+    """Check that a value is an input schema that can be used safely. Raises `SchemaError`."""
+    compile_schema(schema)
+
+
+@lru_cache(maxsize=1024)
+def pattern_kib(pattern: str) -> int:
+    """Compile a pattern of a schema: how large it is, in KiB. Raises `SchemaError`.
+
+    The engine takes linear time, times the size of the compiled pattern: `(?:ab){1500}c` is linear, and takes
+    30 µs for each character all the same.
+    """
+    if len(pattern) <= MAX_PATTERN_CHARS:
+        for kib in _PATTERN_KIB:
+            try:
+                _validator({"pattern": pattern}, kib)
+            except jsonschema_rs.ValidationError:
+                continue
+            return kib
+    raise SchemaError(
+        f"the pattern {pattern[:80]!r} is not accepted: it may have {MAX_PATTERN_CHARS} characters, no "
+        "look-around, no back-reference and no large counted repeat (use maxLength)"
+    )
+
+
+def _validator(schema: dict[str, Any], kib: int) -> jsonschema_rs.Draft202012Validator:
+    limits = jsonschema_rs.RegexOptions(size_limit=kib * 1024, dfa_size_limit=64 * 1024)
+    # Offline: nothing is fetched. Masked: a message would else hold the whole value, and be slow to make.
+    return jsonschema_rs.Draft202012Validator(schema, pattern_options=limits, offline=True, mask="the value")
+
+
+def check_extent(schema: object) -> tuple[int, int]:
+    """Refuse what is no object schema, too large, too deep or no JSON, before anything recursive looks at it.
+
+    Returns how many bytes it takes encoded, and how many objects and lists. Raises `SchemaError`.
+    """
     if not isinstance(schema, dict):
         raise SchemaError("the input schema must be a JSON object")
     if schema.get("type") != "object":
         raise SchemaError('the input schema must have "type": "object"')
-    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
+    size = _encoded_size(schema)
+    waiting: list[tuple[int, Any]] = [(1, schema)]
+    for seen, (depth, value) in enumerate(waiting):  # which grows on the way
+        if depth > MAX_SCHEMA_DEPTH:
+            raise SchemaError(_TOO_DEEP)
+        if seen >= MAX_CONTAINERS:
+            raise SchemaError(f"the schema has more than {MAX_CONTAINERS} objects and lists")
+        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            raise SchemaError("the schema has a key that is no text")
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, dict | list):
+                waiting.append((depth + 1, each))
+            elif isinstance(each, float) and not math.isfinite(each):
+                raise SchemaError("the schema has a number that is not finite")
+    return size, len(waiting)
+
+
+def _encoded_size(schema: dict[str, Any]) -> int:
+    try:
+        size = len(msgspec.json.encode(schema))
+    except RecursionError:
+        raise SchemaError(_TOO_DEEP) from None
+    except UnicodeEncodeError:
+        raise SchemaError("the schema has text that is no Unicode (half of a surrogate pair)") from None
+    except TypeError as error:
+        raise SchemaError(f"the schema has a value that is no JSON: {error}") from None
+    if size > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
-    _check_property_names(schema.get("properties"))
-    places: dict[Path, Any] = {}
-    waiting: list[tuple[Path, Any]] = [((), schema)]
+    return size
+
+
+def _places(schema: dict[str, Any]) -> dict[str, Any]:
+    places: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("#", schema)]
     while waiting:
-        path, place = waiting.pop()
-        places[path] = place
+        pointer, place = waiting.pop()
+        places[pointer] = place
         if isinstance(place, dict):
-            _check_keywords(place, path)
-            waiting.extend((path + step, below) for step, below in _below(place))
-        elif not isinstance(place, bool):
-            raise SchemaError(f"{_at(path)} must be a schema: an object, true or false")
-    _check_references(places)
+            waiting.extend((f"{pointer}/{step}", below) for step, below in _below(place))
+    return places
 
 
-def _check_extent(schema: object) -> None:
-    """Refuse what is too deep, too large or no JSON, before anything recursive looks at it."""
-    waiting: list[tuple[int, object]] = [(1, schema)]
-    seen = 0
-    while waiting:
-        depth, value = waiting.pop()
-        seen += 1
-        if seen > MAX_SCHEMA_BYTES:  # each value takes a byte at least
-            raise SchemaError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
-        if isinstance(value, dict | list) and depth > MAX_SCHEMA_DEPTH:
-            raise SchemaError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep")
-        if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    raise SchemaError("the schema has a key that is no text")
-                _check_text(key)
-            waiting.extend((depth + 1, below) for below in value.values())
-        elif isinstance(value, list):
-            waiting.extend((depth + 1, below) for below in value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise SchemaError("the schema has a number that is not finite")
-        elif isinstance(value, str):
-            _check_text(value)
-        elif value is not None and not isinstance(value, bool | int | float):
-            raise SchemaError(f"the schema has a value that is no JSON: {type(value).__name__}")
-
-
-def _check_property_names(properties: object) -> None:
-    """Refuse names of arguments that Anthropic refuses, together with every other tool of the request."""
-    for name in properties if isinstance(properties, dict) else ():
+def _check_keywords(places: Mapping[str, Any]) -> int:
+    for name in places["#"].get("properties", ()):
+        # Anthropic refuses other names, together with all tools of the request.
         if not _PROPERTY_NAME.match(name):
             raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
-
-
-def _check_text(text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise SchemaError("the schema has text that is no Unicode (half of a surrogate pair)") from None
-
-
-def _below(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """List the schemas inside a schema, each with the way there."""
-    for keyword, value in schema.items():
-        if keyword in _ONE:
-            yield (keyword,), value
-        elif keyword in _LIST:
-            yield from (((keyword, index), each) for index, each in enumerate(value))
-        elif keyword in _MAP:
-            yield from (((keyword, name), each) for name, each in value.items())
-
-
-def _check_keywords(schema: Mapping[str, Any], path: Path) -> None:
-    for keyword, value in schema.items():
-        if keyword in _REFUSED:
-            raise SchemaError(f"{_at(path, keyword)} is not supported: {_REFUSED[keyword]}")
-        if keyword == "$schema" and (path or not _is_text(value) or value.rstrip("#") not in _DIALECTS):
-            raise SchemaError(f"{_at(path, keyword)} must name Draft 2020-12, at the top of the schema")
-        shape = _SHAPES.get(keyword)
-        if shape is not None and not shape[0](value):
-            raise SchemaError(f"{_at(path, keyword)} must be {shape[1]}")
-    patterns = [schema["pattern"]] if "pattern" in schema else []
-    for pattern in [*patterns, *schema.get("patternProperties", ())]:
-        try:
-            compile_pattern(pattern)
-        except PatternError as error:
-            raise SchemaError(f"the pattern {pattern[:80]!r} {error}") from None
-
-
-def _check_references(places: Mapping[Path, Any]) -> None:
-    """Refuse references that lead nowhere, and those by which a value would be checked for ever.
-
-    A tree or a list may refer to its own schema below ``properties`` or ``items``, since values end. A schema
-    that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) never ends. Kahn's algorithm.
-    """
-    pointers = {_pointer(path): path for path in places}
-    onward: dict[Path, list[Path]] = {}
-    arrivals = dict.fromkeys(places, 0)
-    for path, place in places.items():
+    patterns_kib = 0
+    for pointer, place in places.items():
         if not isinstance(place, dict):
             continue
-        targets = [path + step for step, _ in _below(place) if step[0] in _SAME_VALUE]
-        if "$ref" in place:
-            target = pointers.get(unquote(place["$ref"]))
-            if target is None:
-                raise SchemaError(f"{_at(path, '$ref')} must point to a schema inside this schema, by #/...")
-            targets.append(target)
-        onward[path] = targets
-        for target in targets:
-            arrivals[target] += 1
-    depth = dict.fromkeys((path for path, count in arrivals.items() if count == 0), 1)
-    waiting = list(depth)
-    while waiting:
-        path = waiting.pop()
-        for target in onward.get(path, ()):
-            depth[target] = max(depth.get(target, 0), depth[path] + 1)
-            arrivals[target] -= 1
-            if arrivals[target] == 0:
-                waiting.append(target)
-    if any(arrivals.values()):
-        raise SchemaError("the schema has references that go round in a circle for one and the same value")
-    if max(depth.values()) > MAX_REFERENCE_DEPTH:
-        raise SchemaError(f"the schema has references more than {MAX_REFERENCE_DEPTH} deep")
+        for keyword in _REFUSED.keys() & place.keys():
+            raise SchemaError(f"{_at(pointer, keyword)} is not supported: {_REFUSED[keyword]}")
+        if place.get("enum") == []:
+            raise SchemaError(f"{_at(pointer, 'enum')} must be a list with something in it")
+        patterns = [place["pattern"]] if "pattern" in place else []
+        for pattern in [*patterns, *place.get("patternProperties", ())]:
+            patterns_kib += pattern_kib(pattern)
+            if patterns_kib > MAX_PATTERNS_KIB:
+                raise SchemaError("the schema has too many patterns, or too large ones")
+    return patterns_kib
+
+
+def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword, value in schema.items():
+        if keyword in _ONE:
+            yield keyword, value
+        elif keyword in _LIST:
+            yield from ((f"{keyword}/{index}", each) for index, each in enumerate(value))
+        elif keyword in _MAP:
+            for name, each in value.items():
+                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", each
+
+
+def _check_references(places: Mapping[str, Any]) -> None:
+    # A tree or a list may refer to its own schema below ``properties`` or ``items``, since values end. A
+    # schema that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) never ends.
+    onward = {pointer: _same_value(pointer, place) for pointer, place in places.items()}
+    for pointer, targets in onward.items():
+        if not all(target in places for target in targets):
+            raise SchemaError(f"{_at(pointer, '$ref')} must point to a schema inside this schema, by #/...")
+    try:
+        order = list(TopologicalSorter(onward).static_order())
+    except CycleError:
+        raise SchemaError(
+            "the schema has references that go round in a circle for one and the same value"
+        ) from None
+    depth: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for pointer in order:
+        depth[pointer] = 1 + max((depth[target] for target in onward[pointer]), default=0)
+        count[pointer] = 1 + sum(count[target] for target in onward[pointer])
+        if depth[pointer] > MAX_REFERENCE_DEPTH:
+            raise SchemaError(f"the schema has references more than {MAX_REFERENCE_DEPTH} deep")
+        if count[pointer] > MAX_SAME_VALUE:
+            raise SchemaError(f"{_at(pointer)} holds one value against more than {MAX_SAME_VALUE} schemas")
+
+
+def _same_value(pointer: str, place: Any) -> list[str]:
+    if not isinstance(place, dict):
+        return []
+    targets = [f"{pointer}/{step}" for step, _ in _below(place) if step.split("/")[0] in SAME_VALUE]
+    return [*targets, unquote(place["$ref"])] if "$ref" in place else targets
 
 
 def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -235,70 +292,7 @@ def required_choice(branches: Sequence[Any]) -> str | None:
 _CHOICE_KEYWORDS = frozenset(["required", "title", "description", "$comment"])
 
 
-def _at(path: Path, keyword: str = "") -> str:
-    """Name a place in the schema, for people."""
-    return ".".join(map(str, [*path, *([keyword] if keyword else [])]))[:200] or "the input schema"
-
-
-def _pointer(path: Path) -> str:
-    """Give a place as a JSON pointer in a fragment (RFC 6901)."""
-    return "#" + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
-
-
-def _is_map(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value)) and len(set(value)) == len(value)
-
-
-def _are_types(value: Any) -> bool:
-    if _is_text(value):
-        return value in _TYPES
-    return _are_names(value) and bool(value) and _TYPES.issuperset(value)
-
-
-_Shape: TypeAlias = tuple[Callable[[Any], bool], str]
-_SHAPES: dict[str, _Shape] = {
-    "type": (_are_types, "a type's name or a list of them: " + ", ".join(sorted(_TYPES))),
-    "required": (_are_names, "a list of different names"),
-    "enum": (lambda value: isinstance(value, list) and bool(value), "a list with something in it"),
-    "examples": (lambda value: isinstance(value, list), "a list"),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "dependentRequired": (
-        lambda value: _is_map(value) and all(map(_are_names, value.values())),
-        "an object of lists of names",
-    ),
-    **dict.fromkeys(
-        _LIST, (lambda value: isinstance(value, list) and bool(value), "a list with schemas in it")
-    ),
-    **dict.fromkeys(_MAP, (_is_map, "an object of schemas")),
-    **dict.fromkeys(
-        ["$ref", "$comment", "title", "description", "format", "pattern"]
-        + ["contentEncoding", "contentMediaType"],
-        (_is_text, "text"),
-    ),
-    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], (_is_number, "a number")),
-    **dict.fromkeys(
-        ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]
-        + ["minContains", "maxContains"],
-        (_is_count, "a count"),
-    ),
-    **dict.fromkeys(
-        ["uniqueItems", "readOnly", "writeOnly", "deprecated"],
-        (lambda value: isinstance(value, bool), "true or false"),
-    ),
-}
+def _at(pointer: str, keyword: str = "") -> str:
+    return (
+        ".".join(filter(None, [*pointer.removeprefix("#").split("/"), keyword]))[:200] or "the input schema"
+    )

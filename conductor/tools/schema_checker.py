@@ -1,182 +1,202 @@
-"""An input schema compiled once, by which arguments are checked within a bounded amount of work."""
+"""An input schema compiled once, by which arguments are checked within a bounded time."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from fractions import Fraction
-from typing import Any, TypeAlias
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote
 
-import jsonschema
 import msgspec
-import referencing
-from jsonschema.exceptions import ValidationError
+from jsonschema_rs import ValidationError
 
-from conductor.tools.schema import check_schema
-from conductor.tools.schema_patterns import compile_pattern
+from conductor.tools.base import ToolSpec
+from conductor.tools.schema import SAME_VALUE, compile_schema, pattern_kib
 
-MAX_WORK = 50_000  # keywords looked at, about 3 µs each; a long search or message counts as many
+# Estimated microseconds to check the arguments of one call.
+MAX_WORK_US = 10_000
 
-Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
-
-_MAX_VIEWS = 64
-_REFERENCE_UNITS = 8
-_ITEMS_PER_UNIT = 16
-_MESSAGE_CHARS_PER_UNIT = 64  # jsonschema writes the whole value into each message
+_CHEAP_US = 3_000
+# Estimated costs in microseconds: a value against one schema, visiting a value, each byte of a text for each
+# KiB of a pattern (the worst case of both).
+_CHECK_US = 0.5
+_VISIT_US = 4.0
+_PATTERN_US = 0.4
+_ERROR_US = 12.0
+_ERROR_VALUE_US = 0.7  # each error copies the value that it is about
+_LONG_NUMBER = re.compile(r"\d{16}")
 
 
 class TooMuchWork(Exception):
-    """Arguments that could not be checked within `MAX_WORK`: too large for so involved a schema."""
+    """Arguments that could not be checked in time: too large for so involved a schema."""
+
+
+class CheckBudget:
+    """The time that the checks of one call may take: estimated in microseconds, not measured."""
+
+    def __init__(self, left: float = MAX_WORK_US) -> None:
+        self._left = left
+
+    def spend(self, microseconds: float) -> None:
+        """Use some of it up. Raises `TooMuchWork` where there is less left."""
+        self._left -= microseconds
+        if self._left < 0:
+            raise TooMuchWork
 
 
 class Checker:
-    """The checks of one schema, which passes `check_schema` first.
+    """The checks of one schema. Raises `SchemaError`; ``size`` is about how many bytes it takes.
 
-    Raises `SchemaError`. Nothing is ever fetched: the registry is empty and references are local.
+    The library is fast, but it holds the interpreter lock, some schemas take minutes for a small value, and
+    listing errors takes it far longer than finding that there are some. So the schemas that each value is
+    held against are counted first, unless there cannot be many.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        check_schema(schema)
-        # With $schema in it jsonschema would choose its own class of validator when it follows "#".
-        self.schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
-        self._validator = _VALIDATOR(self.schema, registry=referencing.Registry())
-        resource = referencing.jsonschema.DRAFT202012.create_resource(self.schema)
-        self._resolver = referencing.Registry().resolver_with_root(resource)
-        self._views: dict[int, list[tuple[Mapping[str, Any], bool]]] = {}
+    def __init__(self, schema: object) -> None:
+        self._compiled = compile_schema(schema)
+        self.schema, self.size = self._compiled.schema, self._compiled.size
 
-    def errors(self, arguments: Any, at_most: int) -> list[ValidationError]:
-        """List what is wrong with the arguments; empty means valid.
-
-        Raises `TooMuchWork`, and RecursionError where schema and arguments together nest too deep.
-        """
-        reset = _work.set([MAX_WORK])
-        try:
-            return list(itertools.islice(self._validator.iter_errors(arguments), at_most))
-        finally:
-            _work.reset(reset)
-
-    def views(self, schema: Any) -> list[tuple[Mapping[str, Any], bool]]:
-        """List the schemas that speak of the same value, each with whether it certainly applies.
-
-        They are the schema itself, what it refers to, and the branches of allOf, anyOf and oneOf; those of
-        the last two may or may not apply.
-        """
-        if not isinstance(schema, dict):
+    def errors(self, arguments: Any, text: str, work: CheckBudget) -> list[ValidationError]:
+        """List what is wrong with arguments that came as ``text``. Raises `TooMuchWork`."""
+        most = self._compiled.parts * len(text) * _CHECK_US
+        count = None
+        if most > _CHEAP_US or not self._compiled.linear:
+            count = _Count(self, work, text)
+            count.visit(arguments, [self.schema])
+        if self._compiled.validator.is_valid(arguments):
             return []
-        known = self._views.get(id(schema))  # the schema is a part of ours, and lives as long
-        if known is None:
-            known = self._views[id(schema)] = list(itertools.islice(self._walk(schema, True), _MAX_VIEWS))
-        return known
+        if count is None:
+            count = _Count(self, work, text)
+            count.visit(arguments, [self.schema])
+        work.spend(count.errors_us)
+        return list(self._compiled.validator.iter_errors(arguments))
 
-    def _walk(self, schema: Any, certain: bool) -> Iterator[tuple[Mapping[str, Any], bool]]:
-        if not isinstance(schema, dict):
-            return
-        yield schema, certain
-        if "$ref" in schema:
-            yield from self._walk(self._resolver.lookup(schema["$ref"]).contents, certain)
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            for branch in schema.get(keyword, ()):
-                yield from self._walk(branch, certain and keyword == "allOf")
-
-
-_work: ContextVar[list[int]] = ContextVar("work left")
+    def resolve(self, reference: str) -> Any:
+        """Give the schema that a ``$ref`` points to."""
+        place: Any = self.schema
+        for step in unquote(reference).split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            place = place[int(step) if isinstance(place, list) else step]
+        return place
 
 
-def _spend(units: int) -> None:
-    left = _work.get()
-    left[0] -= units
-    if left[0] < 0:
-        raise TooMuchWork
+class _Count:
+    # Estimates the work of a check, and of listing its errors, before it is run.
+    def __init__(self, checker: Checker, work: CheckBudget, text: str) -> None:
+        self._checker = checker
+        self._work = work
+        self._has_long_numbers = _LONG_NUMBER.search(text) is not None
+        self.errors_us = 0.0
+
+    def visit(self, value: Any, schemas: Sequence[Any]) -> float:
+        views = list(self._views(schemas))
+        self._work.spend(_VISIT_US + len(views) * _CHECK_US)
+        if not views:
+            return len(msgspec.json.encode(value)) / 4
+        match value:
+            case str():
+                size = self._text(value, views)
+            case list():
+                size = self._list(value, views)
+            case dict():
+                size = self._object(value, views)
+            case _:
+                size = 1.0
+        each_us = _ERROR_US + _ERROR_VALUE_US * size
+        for view in views:
+            options = len(view.get("enum", ()))
+            if isinstance(value, list | dict):
+                self._work.spend(options * _CHECK_US)
+            self.errors_us += each_us + options * _CHECK_US
+        return size
+
+    def _views(self, schemas: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        waiting = list(schemas)
+        while waiting:
+            self._work.spend(_VISIT_US)
+            schema = waiting.pop()
+            if isinstance(schema, bool):
+                yield {}
+                continue
+            yield schema
+            if "$ref" in schema:
+                waiting.append(self._checker.resolve(schema["$ref"]))
+            for keyword in SAME_VALUE & schema.keys():
+                below = schema[keyword]
+                if keyword == "dependentSchemas":
+                    waiting.extend(below.values())
+                else:
+                    waiting.extend(below if isinstance(below, list) else [below])
+
+    def _text(self, text: str, views: Sequence[dict[str, Any]]) -> float:
+        length = len(text) if text.isascii() else 4 * len(text)
+        for view in views:
+            if "pattern" in view:
+                self._work.spend(length * pattern_kib(view["pattern"]) * _PATTERN_US)
+        return 1 + length / 500
+
+    def _list(self, items: list[Any], views: Sequence[dict[str, Any]]) -> float:
+        first = [view["prefixItems"] for view in views if "prefixItems" in view]
+        rest = [view[keyword] for view in views for keyword in ("items", "contains") if keyword in view]
+        # Long numbers are hashed as floats, which are the same for many: each is compared with each.
+        compared_us = len(items) if self._has_long_numbers else 0.2
+        self._work.spend(sum(len(items) * compared_us for view in views if view.get("uniqueItems")))
+        if not (first or rest):
+            return len(msgspec.json.encode(items)) / 4
+        size = 1.0
+        for index, item in enumerate(items):
+            size += self.visit(item, [*(each[index] for each in first if index < len(each)), *rest])
+        return size
+
+    def _object(self, value: dict[str, Any], views: Sequence[dict[str, Any]]) -> float:
+        self._work.spend(len(views) * len(value) * _CHECK_US)
+        size = 1.0
+        for name, each in value.items():
+            below = []
+            for view in views:
+                if name in view.get("properties", ()):
+                    below.append(view["properties"][name])
+                elif "additionalProperties" in view:
+                    below.append(view["additionalProperties"])
+                for pattern, schema in view.get("patternProperties", {}).items():
+                    self._text(name, [{"pattern": pattern}])
+                    below.append(schema)
+            size += self.visit(each, below)
+        names = [view["propertyNames"] for view in views if "propertyNames" in view]
+        each_us = _ERROR_US + _ERROR_VALUE_US * size
+        for name in value if names else ():
+            self.visit(name, names)
+            self.errors_us += each_us
+        for view in views:
+            dependent = view.get("dependentRequired", {})
+            for needed in [view.get("required", ()), *(dependent[name] for name in dependent.keys() & value)]:
+                self._work.spend(len(needed) * 0.1)
+                self.errors_us += sum(name not in value for name in needed) * each_us
+        return size
 
 
-def _metered(keyword: Keyword, units: int) -> Keyword:
-    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        size = len(value) if isinstance(value, list | dict) else 0
-        size += len(instance) if isinstance(instance, list | dict) else 0
-        _spend(units + size // _ITEMS_PER_UNIT)
-        for error in keyword(validator, value, instance, schema) or ():
-            _spend(len(error.message) // _MESSAGE_CHARS_PER_UNIT)
-            yield error
+class CheckerCache:
+    """Keeps compiled schemas: fifty sockets of one app declare the same tools. The oldest goes first."""
 
-    return check
+    def __init__(self, max_count: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._checkers: dict[str, Checker] = {}
+        self.size = 0
 
-
-def _matches(pattern: str, text: str) -> bool:
-    compiled = compile_pattern(pattern)
-    _spend(compiled.cost(len(text)))
-    return compiled.regex.search(text) is not None
-
-
-def _pattern(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not _matches(value, instance):
-        yield ValidationError("does not match the pattern")
-
-
-def _pattern_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, dict):
-        for pattern, below in value.items():
-            for name, each in instance.items():
-                if _matches(pattern, name):
-                    yield from validator.descend(each, below, path=name, schema_path=pattern)
+    def get(self, spec: ToolSpec) -> Checker:
+        """Give the checker of a tool's schema. Raises `SchemaError`."""
+        try:
+            key = spec.fingerprint
+        except (RecursionError, TypeError, ValueError):
+            return Checker(spec.input_schema)  # which says why it is no schema
+        found = self._checkers.get(key)
+        if found is None:
+            found = self._checkers[key] = Checker(spec.input_schema)
+            self.size += found.size
+            while len(self._checkers) > self._max_count or self.size > self._max_bytes:
+                self.size -= self._checkers.pop(next(iter(self._checkers))).size
+        return found
 
 
-def _additional_properties(
-    validator: Any, value: Any, instance: Any, schema: Any
-) -> Iterator[ValidationError]:
-    if not isinstance(instance, dict):
-        return
-    properties = schema.get("properties", ())
-    patterns = schema.get("patternProperties", ())
-    for name, each in instance.items():
-        if name in properties or any(_matches(pattern, name) for pattern in patterns):
-            continue
-        if value is False:
-            yield ValidationError("unknown name", path=(name,))
-        else:
-            yield from validator.descend(each, value, path=name)
-
-
-def _unique_items(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """Take linear time, where the library compares each with each when they cannot be sorted."""
-    if value and isinstance(instance, list):
-        if len({msgspec.json.encode(_comparable(each), order="sorted") for each in instance}) < len(instance):
-            yield ValidationError("has the same item more than once")
-
-
-def _comparable(value: Any) -> Any:
-    """Make numbers of equal value equal as text: JSON Schema's 1 and 1.0 are one value."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_comparable(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _comparable(each) for name, each in value.items()}
-    return value
-
-
-def _multiple_of(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """Count in decimal: 0.3 is a multiple of 0.1, although the floats are not."""
-    if isinstance(instance, int | float) and not isinstance(instance, bool):
-        if (_exact(instance) / _exact(value)).denominator != 1:
-            yield ValidationError("is not a multiple")
-
-
-def _exact(number: int | float) -> Fraction:
-    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
-
-
-_OURS: dict[str, Keyword] = {
-    "pattern": _pattern,
-    "patternProperties": _pattern_properties,
-    "additionalProperties": _additional_properties,
-    "uniqueItems": _unique_items,
-    "multipleOf": _multiple_of,
-}
-_VALIDATOR = jsonschema.validators.extend(  # type: ignore[no-untyped-call]  # its stub has no types
-    jsonschema.Draft202012Validator,
-    validators={
-        name: _metered(keyword, _REFERENCE_UNITS if name == "$ref" else 1)
-        for name, keyword in {**jsonschema.Draft202012Validator.VALIDATORS, **_OURS}.items()
-    },
-)
+checkers = CheckerCache()

@@ -1,25 +1,388 @@
-"""The step from the JSON text that a model wrote to arguments that a tool may be run with."""
+"""Validate the JSON text that a model wrote as a tool's arguments."""
 
 from __future__ import annotations
 
+import difflib
+import heapq
+import itertools
+import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import msgspec
+from jsonschema_rs import ValidationError, ValidationErrorKind
 
-from conductor.tools.argument_errors import explain, refusal
 from conductor.tools.base import ToolOutcome, ToolSpec, failed
-from conductor.tools.coercion import coerce
-from conductor.tools.schema import SchemaError
-from conductor.tools.schema_checker import Checker, TooMuchWork
+from conductor.tools.schema import SchemaError, required_choice
+from conductor.tools.schema_checker import CheckBudget, Checker, TooMuchWork, checkers
 
+ENDING = "Nothing was run. Call it again with corrected arguments."
+# Errors, and hints, in one message: a model corrects these before it reads more.
+MAX_ERRORS = 5
+MAX_HINTS = 5
+
+# How much of values, names, forms and hints a message quotes.
+_VALUE_CHARS = 80
+_LISTED_NAMES = 12
+_LISTED_FORMS = 3
+_HINT_CHARS = 160
+# How many names are searched for a similar one, how many are compared, and by how many characters: within a
+# millisecond.
+_SEARCHED_NAMES = 256
+_COMPARED_NAMES = 4
+_COMPARED_CHARS = 32
+
+
+def refusal(tool: str, errors: Iterable[str]) -> str:
+    """Join errors into one message for the model: the tool, up to five errors, what to do."""
+    return f"Invalid arguments for {tool}: {'; '.join(list(errors)[:MAX_ERRORS])}. {ENDING}"
+
+
+def explain(errors: Iterable[ValidationError], schema: Mapping[str, Any]) -> list[str]:
+    """Say each error once, five at most; each is a clause without a full stop."""
+    messages = _Explainer(schema)
+    said: dict[str, None] = {}
+    for error in errors:
+        for message in messages.of(error):
+            said[message] = None
+            if len(said) == MAX_ERRORS:
+                return list(said)
+    return list(said)
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Say " (did you mean ...?)" where one of the names is near enough, else nothing."""
+    near = nearest(name, names)
+    return f" (did you mean {near!r}?)" if near is not None else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Find the name that was meant, if one is near enough.
+
+    `difflib` takes a millisecond for two texts of 64 letters, so it compares but the beginnings of the few
+    whose letters are most alike.
+    """
+    wanted = name[:_COMPARED_CHARS].lower()
+    letters = set(wanted)
+
+    def unlike(other: str) -> int:
+        return len(letters ^ set(other)) + abs(len(wanted) - len(other))
+
+    known = {each[:_COMPARED_CHARS].lower(): each for each in itertools.islice(names, _SEARCHED_NAMES)}
+    near = difflib.get_close_matches(wanted, heapq.nsmallest(_COMPARED_NAMES, known, key=unlike), 1, 0.6)
+    return known[near[0]] if near else None
+
+
+def place(path: Sequence[str | int]) -> str:
+    """Name a place in the arguments."""
+    where = ""
+    for step in path:
+        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else step
+    return where
+
+
+class _Explainer:
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._hints = MAX_HINTS
+
+    def of(self, error: ValidationError, where: str = "") -> Iterator[str]:
+        where = where or place(error.instance_path)[:_VALUE_CHARS]
+        inside, name = f"{where}: " if where else "", where or "the arguments"
+        value, kind = error.instance, error.kind
+        if isinstance(kind, ValidationErrorKind.PropertyNames):
+            yield from self.of(kind.error, where)
+            return
+        *path, keyword = error.schema_path or [""]
+        holder = self._holder(path)
+        match kind:
+            case ValidationErrorKind.FalseSchema() if keyword == "additionalProperties":
+                yield f"{inside}no argument is taken"
+            case ValidationErrorKind.FalseSchema():
+                yield f"{inside}{_shown(value)} is not allowed"
+            case ValidationErrorKind.Required(missing):
+                yield f"{inside}missing required argument {missing[:_VALUE_CHARS]!r}"
+            case ValidationErrorKind.AdditionalProperties(unexpected):
+                for unknown in unexpected:
+                    yield f"{inside}{self._unknown_name(unknown, list(holder.get('properties', ())))}"
+            case ValidationErrorKind.Enum():
+                yield f"{name} must be one of {self._options(value, holder['enum'])}"
+            case ValidationErrorKind.Pattern(pattern):
+                hint = holder.get("description", "")[:_HINT_CHARS]
+                yield f"{name} must match {pattern}, got {_shown(value)}{f' ({hint})' if hint else ''}"
+            case ValidationErrorKind.OneOfMultipleValid():
+                which = required_choice(holder["oneOf"]) or "its forms"
+                yield f"{inside}needs exactly one of {which}, but more than one fits"
+            case ValidationErrorKind.AnyOf(branches) | ValidationErrorKind.OneOfNotValid(branches):
+                names = required_choice(holder[keyword])
+                yield f"{inside}needs {names}" if names else self._nearest_branch(error, branches, name)
+            case _ if keyword in _WORDINGS:
+                yield f"{name} {_WORDINGS[keyword](holder[keyword])}, got {_shown(value)}"
+            case _:
+                yield f"{name} does not fit its {keyword}"
+
+    def _holder(self, path: Sequence[str | int]) -> Any:
+        holder: Any = self._schema
+        for step in path:
+            holder = holder[step]
+        return holder
+
+    def _suggestion(self, name: str, names: Iterable[str]) -> str:
+        if self._hints == 0:
+            return ""
+        self._hints -= 1
+        return suggestion(name, names)
+
+    def _unknown_name(self, name: str, names: Sequence[str]) -> str:
+        hint = self._suggestion(name, names)
+        if not hint:
+            listed = ", ".join(names[:_LISTED_NAMES]) + (", …" if len(names) > _LISTED_NAMES else "")
+            hint = f" (allowed: {listed})" if names else " (none is taken)"
+        return f"unknown argument {name[:_VALUE_CHARS]!r}{hint}"
+
+    def _options(self, value: Any, allowed: Sequence[Any]) -> str:
+        listed = ", ".join(_shown(each) for each in allowed[:_LISTED_NAMES])
+        more = f" (and {len(allowed) - _LISTED_NAMES} more)" if len(allowed) > _LISTED_NAMES else ""
+        texts = [each for each in allowed if isinstance(each, str)]
+        hint = self._suggestion(value, texts) if isinstance(value, str) else ""
+        return f"{listed}{more}, got {_shown(value)}{hint}"
+
+    def _nearest_branch(
+        self, error: ValidationError, branches: Sequence[Sequence[ValidationError]], name: str
+    ) -> str:
+        wrong = [one for errors in branches for one in errors if _is_wrong_type(one, error)]
+        if len(wrong) == len(branches):
+            types = dict.fromkeys(_type(self._holder(one.schema_path)) for one in wrong)
+            return f"{name} must be {' or '.join(types)}, got {_shown(error.instance)}"
+        ranks = [_distance(errors, error) for errors in branches]
+        best = min(ranks)
+        if not best[0] and ranks.count(best) == 1:
+            return "; ".join(itertools.chain.from_iterable(map(self.of, branches[ranks.index(best)])))
+        # Branches inside branches are left out: they can be very many.
+        forms = [next(self.of(first)) for first, *_ in branches[:_LISTED_FORMS] if not _has_branches(first)]
+        return ", or ".join(dict.fromkeys(forms)) or f"{name} fits none of its forms"
+
+
+def _is_wrong_type(error: ValidationError, outer: ValidationError) -> bool:
+    return isinstance(error.kind, ValidationErrorKind.Type) and error.instance_path == outer.instance_path
+
+
+def _distance(errors: Sequence[ValidationError], outer: ValidationError) -> tuple[bool, int, int]:
+    constants = (ValidationErrorKind.Constant, ValidationErrorKind.Enum)
+    values = [error for error in errors if isinstance(error.kind, constants)]
+    as_such = any(error.instance_path == outer.instance_path for error in values)
+    return as_such or any(_is_wrong_type(error, outer) for error in errors), len(values), len(errors)
+
+
+def _has_branches(error: ValidationError) -> bool:
+    return hasattr(error.kind, "context")
+
+
+def _shown(value: Any) -> str:
+    # Cut before encoding: a value may be as long as all arguments may be.
+    if isinstance(value, str):
+        value = value[:_VALUE_CHARS]
+    elif isinstance(value, dict):
+        return f"an object with {len(value)} fields"
+    elif isinstance(value, list):
+        return f"a list of {len(value)}"
+    return json.dumps(value, ensure_ascii=False)[:_VALUE_CHARS]
+
+
+def _type(types: str | Sequence[str]) -> str:
+    return types if isinstance(types, str) else " or ".join(types)
+
+
+def _count(noun: str, bound: str) -> Callable[[Any], str]:
+    return lambda number: f"must have {bound} {number} {noun}{'' if number == 1 else 's'}"
+
+
+_WORDINGS: dict[str, Callable[[Any], str]] = {
+    "type": lambda types: f"must be {_type(types)}",
+    "const": lambda value: f"must be {_shown(value)}",
+    "minimum": lambda bound: f"must be at least {bound}",
+    "maximum": lambda bound: f"must be at most {bound}",
+    "exclusiveMinimum": lambda bound: f"must be more than {bound}",
+    "exclusiveMaximum": lambda bound: f"must be less than {bound}",
+    "multipleOf": lambda step: f"must be a multiple of {step}",
+    "minLength": _count("character", "at least"),
+    "maxLength": _count("character", "at most"),
+    "minItems": _count("item", "at least"),
+    "maxItems": _count("item", "at most"),
+    "minProperties": _count("field", "at least"),
+    "maxProperties": _count("field", "at most"),
+    "minContains": _count("fitting item", "at least"),
+    "maxContains": _count("fitting item", "at most"),
+    "uniqueItems": lambda _: "must not have the same item twice",
+    "contains": lambda _: "has no item that fits",
+    "not": lambda _: "has a form that is not allowed",
+}
+
+
+# Notes on changed arguments that the model gets.
+MAX_NOTES = 8
+
+View: TypeAlias = tuple[Mapping[str, Any], bool]
+"""A schema that speaks of a value, and whether it certainly applies."""
+
+_NOTHING = object()
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.0{1,3})?\Z")  # 15 digits: exact in every JSON reader
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?(?:[eE][-+]?[0-9]{1,2})?\Z")
+# Above this a float no longer holds every integer.
+_EXACT_INTEGERS = 2**53
+_QUOTED_CHARS = 40
+
+
+@dataclass(slots=True)
+class _Coercion:
+    # ``empty`` are the places of empty texts that do not fit; ``notes`` say what was changed.
+    checker: Checker
+    work: CheckBudget
+    empty: frozenset[str]
+    notes: list[str] = field(default_factory=list)
+
+    def value(self, value: Any, schema: Any, path: str) -> Any:
+        views = self._views(schema)
+        types = _types(views)
+        if isinstance(value, str) and types and "string" not in types:
+            value = self._from_text(value, types, path)
+        elif isinstance(value, float) and "integer" in types and "number" not in types:
+            value = self._whole(value, path)
+        if isinstance(value, dict):
+            return self._object(value, views, path)
+        if isinstance(value, list):
+            return self._array(value, views, path)
+        return value
+
+    def _views(self, schema: Any) -> list[View]:
+        views = list(self._walk(schema, True))
+        self.work.spend(2.0 * (1 + len(views)))
+        return views
+
+    def _walk(self, schema: Any, certain: bool) -> Iterator[View]:
+        if not isinstance(schema, dict):
+            return
+        yield schema, certain
+        if "$ref" in schema:
+            yield from self._walk(self.checker.resolve(schema["$ref"]), certain)
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            for branch in schema.get(keyword, ()):
+                yield from self._walk(branch, certain and keyword == "allOf")
+
+    def _object(self, value: dict[str, Any], views: list[View], path: str) -> dict[str, Any]:
+        self.work.spend(0.5 * len(views) * len(value))
+        required = [view["required"] for view, certain in views if certain and "required" in view]
+        other: Any = next(
+            (view["additionalProperties"] for view, _ in views if "additionalProperties" in view), {}
+        )
+        result = {}
+        for name, each in value.items():
+            below = f"{path}.{name}" if path else name
+            known = [view["properties"][name] for view, _ in views if name in view.get("properties", ())]
+            schema = known[0] if known else other
+            if each in (None, "") and known and not any(name in names for names in required):
+                if self._stands_for_nothing(each, schema, below):
+                    self._note(below, f"{'null' if each is None else 'empty text'} was left out")
+                    continue
+            result[name] = self.value(each, schema, below)
+        return result
+
+    def _stands_for_nothing(self, value: str | None, schema: Any, path: str) -> bool:
+        views = self._views(schema)
+        if value == "":  # no format has an empty text, but formats are not checked
+            return path in self.empty or any("format" in view for view, _ in views)
+        types = _types(views)
+        if any(None in view.get("enum", ()) or view.get("const", 0) is None for view, _ in views):
+            return False
+        return "null" not in types and (
+            bool(types) or any("enum" in view or "const" in view for view, _ in views)
+        )
+
+    def _array(self, value: list[Any], views: list[View], path: str) -> list[Any]:
+        first: list[Any] = next((view["prefixItems"] for view, _ in views if "prefixItems" in view), [])
+        rest: Any = next((view["items"] for view, _ in views if "items" in view), {})
+        return [
+            self.value(each, first[index] if index < len(first) else rest, f"{path}[{index}]")
+            for index, each in enumerate(value)
+        ]
+
+    def _from_text(self, text: str, types: set[str], path: str) -> Any:
+        stripped = text.strip()
+        found: Any = _NOTHING
+        if "integer" in types and _INTEGER.match(stripped):
+            found = int(float(stripped))
+        elif "number" in types and _NUMBER.match(stripped):
+            found = float(stripped) if re.search(r"[.eE]", stripped) else int(stripped)
+        elif "boolean" in types and stripped.lower() in ("true", "false"):
+            found = stripped.lower() == "true"
+        elif stripped[:1] == "{" and "object" in types or stripped[:1] == "[" and "array" in types:
+            found = _json(stripped)
+        elif "null" in types and stripped.lower() == "null":
+            found = None
+        if found is _NOTHING:
+            return text
+        read = json.dumps(found) if not isinstance(found, dict | list) else "JSON"
+        self._note(path, f"{json.dumps(text[:_QUOTED_CHARS], ensure_ascii=False)} was read as {read}")
+        return found
+
+    def _whole(self, value: float, path: str) -> float | int:
+        if not value.is_integer() or abs(value) > _EXACT_INTEGERS:
+            return value
+        self._note(path, f"{value} was read as {int(value)}")
+        return int(value)
+
+    def _note(self, path: str, what: str) -> None:
+        self.notes.append(f"{path[:80] or 'arguments'}: {what}")
+
+
+def coerce(
+    arguments: Any, checker: Checker, work: CheckBudget, errors: Iterable[ValidationError]
+) -> tuple[Any, tuple[str, ...]]:
+    """Convert arguments towards their schema without loss; also give a note for each change.
+
+    Text that is a number, true, false, null or JSON becomes that value where the schema wants no text; null
+    for an optional argument that cannot be null is left out, as is an empty text where ``errors`` say that it
+    does not fit; 3.0 becomes 3 where an integer is wanted. The result must still be checked. Raises
+    `TooMuchWork`.
+    """
+    coercion = _Coercion(checker, work, frozenset(_empty_texts(errors)))
+    value = coercion.value(arguments, checker.schema, "")
+    notes = coercion.notes
+    if len(notes) > MAX_NOTES:
+        notes = [*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more changes of this kind"]
+    return value, tuple(notes)
+
+
+def _empty_texts(errors: Iterable[ValidationError]) -> Iterator[str]:
+    for error in errors:
+        if error.instance == "":
+            yield place(error.instance_path)
+        for branch in getattr(error.kind, "context", ()):
+            yield from _empty_texts(branch)
+
+
+def _types(views: list[View]) -> set[str]:
+    types: set[str] = set()
+    for view, _ in views:
+        named = view.get("type", [])
+        types.update([named] if isinstance(named, str) else named)
+    return types
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return _NOTHING
+
+
+# Bytes and depth of a call's arguments.
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_ARGUMENT_DEPTH = 32
-MAX_CHECKERS = 1024
 
-_COLLECTED_ERRORS = 20  # several may say the same; five are told
-_WHOLE_FLOAT = re.compile(r"[0-9](?:\.0|[eE])")  # somewhere there may be a 3.0 where 3 is wanted
+_MAY_CHANGE = re.compile(r'[0-9](?:\.0|[eE])|:\s*""')  # 3.0 where 3 is wanted, empty text for nothing
 _TOO_DEEP = f"they are nested more than {MAX_ARGUMENT_DEPTH} levels deep"
 _TOO_INVOLVED = "they are too large to be checked against the tool's schema; send fewer or shorter values"
 
@@ -33,14 +396,19 @@ class Valid:
 
 
 def validate(
-    spec: ToolSpec, arguments_json: str, limit_bytes: int = MAX_ARGUMENT_BYTES
+    spec: ToolSpec,
+    arguments_json: str,
+    limit_bytes: int = MAX_ARGUMENT_BYTES,
+    work: CheckBudget | None = None,
 ) -> Valid | ToolOutcome:
     """Check the arguments of a call; empty text stands for no arguments. Never raises.
+
+    ``work`` is what it may take, up to 30 ms on a slow machine if none is given.
 
     What a model got wrong comes back as an outcome, ``parse_error`` or ``validation_failed``, whose message
     tells it how to do better. ``internal_error`` means that the tool's own schema was never acceptable.
     """
-    if len(arguments_json) > limit_bytes or len(arguments_json.encode(errors="replace")) > limit_bytes:
+    if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
     try:
         arguments = msgspec.json.decode(arguments_json) if arguments_json.strip() else {}
@@ -50,7 +418,7 @@ def validate(
         reason = str(error) if isinstance(error, msgspec.MsgspecError) else "the text is no Unicode"
         return failed("parse_error", refusal(spec.name, [f"they are not valid JSON ({reason})"]))
     try:
-        return _check(spec, arguments, arguments_json)
+        return _check(spec, arguments, arguments_json, work or CheckBudget())
     except SchemaError as error:
         return failed("internal_error", f"{spec.name} cannot be called: {error}. Nothing was run.")
     except TooMuchWork:
@@ -59,25 +427,25 @@ def validate(
         return _invalid(spec, _TOO_DEEP)
 
 
-def _check(spec: ToolSpec, arguments: Any, text: str) -> Valid | ToolOutcome:
-    checker = _checker(spec)
+def _check(spec: ToolSpec, arguments: Any, text: str, work: CheckBudget) -> Valid | ToolOutcome:
     if _too_deep(arguments, text):
         return _invalid(spec, _TOO_DEEP)
+    checker = checkers.get(spec)
     notes: tuple[str, ...] = ()
-    errors = checker.errors(arguments, _COLLECTED_ERRORS)
-    if errors or _WHOLE_FLOAT.search(text):
-        if arguments is None and not checker.errors({}, 1):
+    errors = checker.errors(arguments, text, work)
+    if errors or _MAY_CHANGE.search(text):
+        if arguments is None and not checker.errors({}, text, work):
             return Valid({}, ("arguments: null was read as {}",))
-        changed, notes = coerce(arguments, checker)
+        changed, notes = coerce(arguments, checker, work, errors)
         if notes:
             if _too_deep(changed, text):
                 return _invalid(spec, _TOO_DEEP)
-            remaining = checker.errors(changed, _COLLECTED_ERRORS)
-            if remaining and not errors:  # as they were they fitted
+            remaining = checker.errors(changed, text, work)
+            if remaining and not errors:  # unchanged they were valid
                 return Valid(arguments)
             arguments, errors = changed, remaining
     if errors:
-        return _invalid(spec, *explain(errors))
+        return _invalid(spec, *explain(errors, checker.schema))
     return Valid(arguments, notes)
 
 
@@ -86,30 +454,11 @@ def _invalid(spec: ToolSpec, *errors: str) -> ToolOutcome:
 
 
 def _too_deep(value: Any, text: str) -> bool:
-    """Tell whether a value is nested too deep; as a rule the brackets in its text rule that out."""
+    # The cheap test on brackets decides nearly always.
     if text.count("{") + text.count("[") <= MAX_ARGUMENT_DEPTH:
         return False
-    waiting = [(1, value)]
-    while waiting:
-        depth, each = waiting.pop()
-        if isinstance(each, dict | list):
-            if depth > MAX_ARGUMENT_DEPTH:
-                return True
-            below = each.values() if isinstance(each, dict) else each
-            waiting.extend((depth + 1, inner) for inner in below)
-    return False
-
-
-# Built once for each definition, not for each call (15 µs and more) nor each session: fifty sockets of one
-# app declare the same tools. Bounded, oldest out first, since clients choose what they declare.
-_checkers: dict[str, Checker] = {}
-
-
-def _checker(spec: ToolSpec) -> Checker:
-    checker = _checkers.get(spec.fingerprint)
-    if checker is None:
-        checker = Checker(spec.input_schema)
-        if len(_checkers) >= MAX_CHECKERS:
-            _checkers.pop(next(iter(_checkers)), None)
-        _checkers[spec.fingerprint] = checker
-    return checker
+    level: list[Any] = [[value]]
+    for _ in range(MAX_ARGUMENT_DEPTH + 1):
+        holders = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for holder in holders for each in holder if isinstance(each, dict | list)]
+    return bool(level)

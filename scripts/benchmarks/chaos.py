@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from benchmarks.chaos_app import App
 from benchmarks.chaos_book import Book, Column
@@ -26,8 +26,10 @@ from benchmarks.chaos_report import Report, print_report
 from benchmarks.chaos_switch import Switch
 from benchmarks.nodes import RedisServer, redis_program
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stores.redis_cluster import RedisCluster
+from tests.stores.redis_sentinel import SentinelServers
 
-Store = Literal["redis", "sqlite"]
+Store = Literal["redis", "sentinel", "cluster", "sqlite"]
 TOOL_TIMEOUT_MS = 3_000
 END_S = 10.0
 """When the faults are over, every session must come to its end in so long, and a client's patience."""
@@ -56,7 +58,7 @@ class Options:
     @property
     def nodes(self) -> int:
         """How many nodes: those of one host may share a file, and two are enough to show it."""
-        return 3 if self.store == "redis" else 2
+        return 2 if self.store == "sqlite" else 3
 
 
 async def run(options: Options, parent: Parent) -> Report:
@@ -68,7 +70,7 @@ async def run(options: Options, parent: Parent) -> Report:
         folder = _folder(options, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
         service.default = JobModel(book, options.seed, options.pause_s)
-        redis = await _redis(options, folder, stack)
+        redis = await _redis(options, folder, stack, chance)
         settings = _settings(service.base_url, folder, redis)
         nodes = [
             ChaosNode(f"node-{number}", parent, folder, settings, options.control)
@@ -130,9 +132,33 @@ async def _talk(options: Options, book: Book, switch: Switch, injector: Injector
         await injector.stop()
 
 
-async def _redis(options: Options, folder: Path, stack: AsyncExitStack) -> RedisServer | None:
-    if options.store != "redis":
+class Replicated:
+    """Redis servers of which one dies and is replaced by its replica; it comes back as the replica."""
+
+    def __init__(self, servers: SentinelServers | RedisCluster, chance: random.Random) -> None:
+        self.url = servers.url
+        self._servers = servers
+        self._chance = chance
+
+    async def kill(self) -> None:
+        """Kill the primary of any key, and wait until another has its place."""
+        await asyncio.to_thread(self._servers.fail_over, str(self._chance.random()))
+
+    async def start(self) -> None:
+        """Start what was killed again."""
+        await asyncio.to_thread(self._servers.restore)
+
+
+async def _redis(
+    options: Options, folder: Path, stack: AsyncExitStack, chance: random.Random
+) -> RedisServer | Replicated | None:
+    if options.store == "sqlite":
         return None
+    if options.store == "sentinel":
+        return Replicated(stack.enter_context(SentinelServers(folder / "redis").running()), chance)
+    if options.store == "cluster":
+        cluster = RedisCluster(folder / "redis", replicas=True)
+        return Replicated(stack.enter_context(cluster.running()), chance)
     # What was acknowledged is in the file, as the store asks of its server.
     server = RedisServer(folder / "redis", "--appendfsync", "always")
     await server.start()
@@ -140,7 +166,7 @@ async def _redis(options: Options, folder: Path, stack: AsyncExitStack) -> Redis
     return server
 
 
-def _settings(base_url: str, folder: Path, redis: RedisServer | None) -> dict[str, str]:
+def _settings(base_url: str, folder: Path, redis: RedisServer | Replicated | None) -> dict[str, str]:
     catalog = folder / "catalog.json"
     catalog.write_text(json.dumps({"tools": declarations()}))
     return {
@@ -148,6 +174,8 @@ def _settings(base_url: str, folder: Path, redis: RedisServer | None) -> dict[st
         "ANTHROPIC_BASE_URL": base_url,
         "DEVICE_TOOLS_FILE": str(catalog),
         "SESSION_STORE_URL": redis.url if redis else f"sqlite:///{folder / 'sessions.db'}",
+        # What dies loses all that no replica has.
+        "SESSION_STORE_REPLICAS": "1" if isinstance(redis, Replicated) else "0",
         "SESSION_RATE_LIMIT_PER_MIN": "100000",
         "TOOL_TIMEOUT_MS": str(TOOL_TIMEOUT_MS),
         "MAX_CONNECTIONS_PER_SUBJECT": "10000",
@@ -164,20 +192,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--clients", type=int, default=24, help="a third of them by the library (24)")
-    parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--store", choices=get_args(Store), default="redis")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
     parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
     parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
     given = parser.parse_args(arguments)
-    if given.store == "redis" and redis_program() is None:
+    if given.store != "sqlite" and redis_program() is None:
         print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)
         return 2
     plan = Plan(
         given.kills,
         given.freezes,
-        given.store_kills if given.store == "redis" else 0,
+        given.store_kills if given.store != "sqlite" else 0,
         given.cuts,
         given.stops,
     )

@@ -21,7 +21,7 @@ from benchmarks.chaos_jobs import (
     transcript,
 )
 from benchmarks.chaos_line import Line
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation.phrases import FAILURES
 
 LATE_S = 3.0
 """So long after ``idle`` a final may still come, before it counts as lost."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from benchmarks.chaos_jobs import Asked
-from conductor.conversation.sentences import FAILURES
+from benchmarks.chaos_jobs import ApprovalNeeded
+from conductor.conversation.phrases import FAILURES
 
 Column = Literal[
     "lost", "doubled", "shown twice", "unknown?", "stuck", "gave up", "history", "zombie", "untrue"
@@ -260,7 +260,7 @@ class Book:
 
     # -- the model's side
 
-    def asked(self, asked: Asked, *, last: bool) -> None:
+    def asked(self, asked: ApprovalNeeded, *, last: bool) -> None:
         """Look at a request's history."""
         self.figures["model requests"] += 1
         for seen in asked.results:

@@ -10,13 +10,12 @@ from hashlib import sha1
 from typing import Any
 
 from benchmarks.chaos_book import Column
-from conductor.conversation.delivery import Delivery, Outgoing
-from conductor.conversation.ledger import Ledger
+from conductor.conversation.commit import Committer, EncodedEvent, EventEncoder
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
 from conductor.errors import Fenced, StoreError
 from conductor.events.server import ServerEvent
-from conductor.stores import redis, redis_scripts, sqlite_rows
+from conductor.stores import redis, redis_records, sqlite_schema
 
 _HEAD_START_S = 0.005
 """How long before its commit an event leaves; a slow disk would give it as much."""
@@ -32,35 +31,35 @@ def _patch(owner: object, name: str, value: object) -> None:
 class _Mute:
     """A delivery that makes events ready and sends none: they have left already."""
 
-    def __init__(self, delivery: Delivery) -> None:
-        self.outbox = delivery.outbox
-        self.loud = delivery
+    def __init__(self, encoder: EventEncoder) -> None:
+        self.outbox = encoder.outbox
+        self.loud = encoder
 
-    def make_ready(self, events: Sequence[ServerEvent], turn_id: str) -> list[Outgoing]:
+    def make_ready(self, events: Sequence[ServerEvent], turn_id: str) -> list[EncodedEvent]:
         """Do as the delivery does."""
         return self.loud.make_ready(events, turn_id)
 
-    def send(self, outgoing: Sequence[Outgoing]) -> None:
+    def send(self, outgoing: Sequence[EncodedEvent]) -> None:
         """Send nothing."""
 
 
 def emit_first() -> None:
     """Send events before the commit that records them."""
-    begin: Callable[..., None] = Ledger.__init__
-    commit: Callable[..., Any] = Ledger._commit
+    begin: Callable[..., None] = Committer.__init__
+    commit: Callable[..., Any] = Committer._commit
 
     def muted(self: Any, *arguments: Any, **named: Any) -> None:
         begin(self, *arguments, **named)
-        self._delivery = _Mute(self._delivery)
+        self._encoder = _Mute(self._encoder)
 
-    async def early(self: Any, operations: Any, outgoing: Sequence[Outgoing], *rest: Any) -> None:
+    async def early(self: Any, operations: Any, outgoing: Sequence[EncodedEvent], *rest: Any) -> None:
         if outgoing:
-            self._delivery.loud.send(outgoing)
+            self._encoder.loud.send(outgoing)
             await asyncio.sleep(_HEAD_START_S)
         await commit(self, operations, outgoing, *rest)
 
-    _patch(Ledger, "__init__", muted)
-    _patch(Ledger, "_commit", early)
+    _patch(Committer, "__init__", muted)
+    _patch(Committer, "_commit", early)
 
 
 def new_ids() -> None:
@@ -89,8 +88,8 @@ def no_fence() -> None:
         found: int = head.revision
         return found if head.commit_id == proposal.commit_id else None
 
-    _patch(sqlite_rows, "_standing", standing)
-    script = redis_scripts.COMMIT
+    _patch(sqlite_schema, "_standing", standing)
+    script = redis_records.COMMIT
     for check in (
         "if kept[1] == '' then return {'FENCED', 'gone'} end",
         "if kept[1] ~= ARGV[1] then return {'FENCED', ''} end",

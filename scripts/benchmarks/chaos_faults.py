@@ -7,11 +7,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.chaos_book import BYSTANDER, Book, Column, Person, Row
 from benchmarks.chaos_nodes import READY_S, ChaosNode
 from benchmarks.chaos_switch import Link, Switch, events_of
-from benchmarks.nodes import RedisServer
 
 STEPS = (
     "transcript sent",
@@ -62,6 +62,14 @@ _ONLY_TOLD = ("assistant.speech.partial", "approval.resolved", "error")
 """What a frozen node may still say: it has no effect, and tells nothing that is not so."""
 
 
+class Store(Protocol):
+    """A store that can die by itself."""
+
+    async def kill(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+
 class Injector:
     """Does the faults. Clients say where they are (`at`, `soon`), and may be struck there.
 
@@ -69,7 +77,7 @@ class Injector:
     """
 
     def __init__(
-        self, book: Book, switch: Switch, redis: RedisServer | None, chance: random.Random, every_s: float
+        self, book: Book, switch: Switch, redis: Store | None, chance: random.Random, every_s: float
     ) -> None:
         self.persons: dict[str, Person] = {}
         self._book = book
@@ -217,8 +225,8 @@ class Injector:
         if self._redis is None:
             return
         async with self._store_down:
-            await self._redis.kill()
             self._book.store_away()
+            await self._redis.kill()
             self._book.faults["store kill", "anywhere"] += 1
             for person in self.persons.values():
                 self._book.hit(person, ("store kill", "anywhere"))

@@ -109,7 +109,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApprovalNeeded:
     """A request, read: the jobs in the history with their answers, the results, and what comes next.
 
     ``jobs`` are in order; ``answered`` are those whose final answer follows, ``repeated`` those that were
@@ -129,7 +129,7 @@ class Asked:
 class Referee(Protocol):
     """Looks at each request that the model's service has accepted."""
 
-    def asked(self, asked: Asked, *, last: bool) -> None:
+    def asked(self, asked: ApprovalNeeded, *, last: bool) -> None:
         """Judge it; ``last``: what is given now is the job's final answer."""
         ...
 
@@ -163,7 +163,7 @@ class JobModel:
         return Reply(words, calls, delay_s=self._pause_s, first_delay_s=first)
 
 
-def read_request(request: JsonObject) -> Asked:
+def read_request(request: JsonObject) -> ApprovalNeeded:
     """Read what the model is asked."""
     messages = request["messages"]
     jobs: list[int] = []
@@ -192,7 +192,7 @@ def read_request(request: JsonObject) -> Asked:
     words = tuple(word for word in plan.split() if word in ROUNDS)
     job = jobs[-1] if jobs else None
     repeated = {number for counts in (answered, Counter(jobs)) for number in counts if counts[number] > 1}
-    return Asked(
+    return ApprovalNeeded(
         tuple(jobs), frozenset(answered), frozenset(repeated), tuple(results), job, words, rounds, over
     )
 

@@ -30,7 +30,7 @@ from conductor.client import (
     allow,
     connect,
 )
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation.phrases import FAILURES
 from conductor.events.server import ErrorEvent, SessionStarted, SpeechFinal, SpeechPartial, ToolCallEvent
 
 _APOLOGIES = frozenset(FAILURES.values())

@@ -68,7 +68,7 @@ class Line:
         self._ids: set[str] = set()
         self._resuming: float | None = None
         self._socket: _Socket | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._reconnector: asyncio.Task[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -84,12 +84,12 @@ class Line:
 
     def start(self) -> None:
         """Connect, and keep connected until `close`."""
-        self._keeper = asyncio.create_task(self._keep())
+        self._reconnector = asyncio.create_task(self._keep())
         self._worker = asyncio.create_task(self._work())
 
     async def close(self) -> None:
         """End."""
-        tasks = [task for task in (self._keeper, self._worker) if task is not None]
+        tasks = [task for task in (self._reconnector, self._worker) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=5)

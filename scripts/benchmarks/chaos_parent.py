@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.chaos_controls import CONTROLS
 from conductor import cli
-from conductor.events.envelope import IdSource
+from conductor.events.envelope import IdGenerator
 
 SERVER = (
     "conductor.app",
@@ -29,6 +29,7 @@ SERVER = (
     "conductor.models.anthropic",
     "conductor.models.anthropic_client",
     "conductor.stores.redis",
+    "conductor.stores.redis_client",
     "conductor.stores.sqlite",
     "uvloop",
 )
@@ -40,7 +41,7 @@ def main() -> None:
     for module in SERVER:
         import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sources = [one for one in gc.get_objects() if isinstance(one, IdSource)]
+    sources = [one for one in gc.get_objects() if isinstance(one, IdGenerator)]
     gc.freeze()
     children: set[int] = set()
     for line in sys.stdin.buffer:
@@ -61,7 +62,7 @@ def main() -> None:
             os.waitpid(child, 0)
 
 
-def _serve(order: dict[str, Any], sources: list[IdSource]) -> None:
+def _serve(order: dict[str, Any], sources: list[IdGenerator]) -> None:
     """Be a server until the end; never returns."""
     code = 1
     try:

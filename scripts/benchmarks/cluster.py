@@ -15,6 +15,7 @@ from typing import Self
 from benchmarks.balancer import Balancer
 from benchmarks.nodes import Node, RedisServer, redis_program
 from benchmarks.process import DidNotStart
+from conductor.commands.banner import python_command
 
 
 class Cluster:
@@ -119,7 +120,7 @@ def _announcement(cluster: Cluster) -> list[str]:
     return [
         f"Conductor cluster of {len(cluster.nodes)} nodes",
         f"  connect  {cluster.balancer.url}",
-        f"  try      python -m conductor talk --url {cluster.balancer.url}",
+        f"  try      {python_command()} -m conductor talk --url {cluster.balancer.url}",
         f"  store    {cluster.redis.url}, process {cluster.redis.pid}",
         *(
             f"  {node.name:<8} {node.url}, process {node.process.pid}, log {node.log}"

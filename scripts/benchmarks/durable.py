@@ -13,7 +13,7 @@ import msgspec
 from benchmarks import scenarios
 from benchmarks.nodes import RedisServer, redis_program
 from benchmarks.process import conductor
-from benchmarks.scenarios import Figures, milliseconds
+from benchmarks.scenarios import ToolMetrics, milliseconds
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.stores.base import (
     AppendLog,
@@ -34,9 +34,9 @@ STEPS = 2_000
 SESSIONS = 50
 
 
-async def durable(*, pinned: bool, seconds: float) -> dict[str, Figures]:
+async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
     """Measure a step of each engine, and standard turns with each."""
-    results: dict[str, Figures] = {}
+    results: dict[str, ToolMetrics] = {}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-bench-")))
         stores: dict[str, tuple[str, SessionStore | None]] = {
@@ -61,7 +61,7 @@ async def durable(*, pinned: bool, seconds: float) -> dict[str, Figures]:
     return results
 
 
-async def _steps(store: SessionStore) -> Figures:
+async def _steps(store: SessionStore) -> ToolMetrics:
     """Commit what a reply with a call of the device commits, again and again."""
     await store.open()
     claim = await store.claim(SessionKey("bench", "s-1"))
@@ -85,7 +85,7 @@ def _step(number: int) -> list[Operation]:
     ]
 
 
-async def _turns(url: str, *, pinned: bool, seconds: float) -> Figures:
+async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:
     async with AnthropicService(api_keys=None, keep_requests=0) as service:
         async with conductor(service.base_url, pinned=pinned, SESSION_STORE_URL=url) as server:
             figures = await scenarios.standard_turns(server, service, SESSIONS, seconds)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.scenarios import Figures
+from benchmarks.scenarios import ToolMetrics
 from conductor.messages import ToolCall
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
-from conductor.tools.executor import Ready, ToolExecutor
-from conductor.tools.gate import Gate
+from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleEffect
 from tests.tools.test_redaction import adversarial_inputs
@@ -49,7 +49,7 @@ class _Clock:
         return succeeded(ANSWER)
 
 
-def gate_costs() -> Figures:
+def gate_costs() -> ToolMetrics:
     """Measure a safe call: validated, permitted under rules, redacted and shaped, beyond running it."""
     clock = _Clock()
     limits = Limits(calls_per_minute=1e12)
@@ -57,8 +57,8 @@ def gate_costs() -> Figures:
     call, outcome = ToolCall("call_1", "clock", ARGUMENTS), succeeded(ANSWER)
 
     def whole() -> None:
-        assert isinstance(executor.prepare(call), Ready)
-        executor.settle("call_1", outcome)
+        assert isinstance(executor.prepare(call), PreparedCall)
+        executor.to_result("call_1", outcome)
 
     def bare() -> None:
         assert outcome.content
@@ -66,7 +66,7 @@ def gate_costs() -> Figures:
     return {"cpu_us_a_safe_call": round((_cpu(whole) - _cpu(bare)) * 1e6, 1), "rules": len(RULES)}
 
 
-def redaction_growth() -> Figures:
+def redaction_growth() -> ToolMetrics:
     """Measure the worst growth when hostile input is four times as long; linear is 4."""
     redactor = Redactor(SECRETS, paths=True)
     small, large = adversarial_inputs(SMALL), adversarial_inputs(LARGE)

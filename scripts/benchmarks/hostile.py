@@ -17,16 +17,18 @@ import json
 import os
 import random
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.peers import KINDS
+from benchmarks.peers import KINDS, SCENES, scene_of
 from benchmarks.phone import Phone
 from benchmarks.process import SERVER_CORE, Process, conductor, pin_load
-from tests.stand_ins.anthropic_persona import BenchPersona
+from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
+from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
 COUNTS = {
@@ -37,7 +39,10 @@ COUNTS = {
     "shreds": 10,
     "pings": 10,
     "burdens": 5,
+    **dict.fromkeys(SCENES, 5),
 }
+RULE = {"effect": "deny", "tool": "device.*", "args": {"path": {"under": "/etc"}}}
+"""What the arguments of ``combines`` are dear to compare with."""
 PAUSE_S = 1.0
 """The mean between two turns of a talker: fifty of them take about half of a core."""
 SEED = 20261121
@@ -85,11 +90,14 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
     pinned = pin_load()
     figures: dict[str, Any] = {"peers": counts, "cores": os.cpu_count(), "pinned": pinned, "talkers": talkers}
     async with AnthropicService(api_keys=None, keep_requests=0) as service, AsyncExitStack() as burning:
-        service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
+        service.default = _model
         for core in sorted(os.sched_getaffinity(0) | ({int(SERVER_CORE)} if pinned else set())):
             burner = [sys.executable, "-c", BURN, str(core), str(os.getpid())]
             await burning.enter_async_context(_process(burner))
-        async with conductor(service.base_url, pinned=pinned) as server:
+        folder = Path(burning.enter_context(tempfile.TemporaryDirectory()))
+        policies = folder / "policies.json"
+        policies.write_text(json.dumps({"version": 1, "rules": [RULE]}))
+        async with conductor(service.base_url, pinned=pinned, POLICIES_FILE=str(policies)) as server:
             phones = await scenarios.connected(server, talkers, "talker")
             talk = _Talk(phones, server)
             await talk.measure(3.0)  # imports and pools
@@ -123,6 +131,25 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
     return figures
 
 
+def _model(request: JsonObject) -> Reply:
+    """Call what a peer of `SCENES` asks for, and speak with all others as in each benchmark."""
+    texts = [
+        block["text"]
+        for message in request["messages"]
+        if message["role"] == "user" and not isinstance(message["content"], str)
+        for block in message["content"]
+        if block["type"] == "text"
+    ]
+    kind = texts[-1] if texts else ""
+    if kind not in SCENES:
+        return BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)(request)
+    if rounds_so_far(request["messages"]):
+        return Reply(text="Done.")
+    calls = [step for step in scene_of(kind).replies[0] if isinstance(step, tuple)]
+    of_device = tuple(Call("device_do", step[1]) for step in calls if step[0] == "device.do")
+    return Reply(calls=of_device, argument_size=4_000)
+
+
 class _Talk:
     """Talkers that pause between their turns."""
 
@@ -131,7 +158,7 @@ class _Talk:
         self._server = server
         self.failures = 0
 
-    async def measure(self, seconds: float) -> scenarios.Figures:
+    async def measure(self, seconds: float) -> scenarios.ToolMetrics:
         """Talk for so long; returns the times of turns and the server's share of a core."""
         loop = asyncio.get_running_loop()
         chance = random.Random(SEED)  # they fall into step if they all pause for as long
@@ -159,6 +186,7 @@ class _Talk:
         return {
             **scenarios.milliseconds(times),
             "max_ms": worst,
+            "server_worked_max_ms": round(max(worked, default=float("nan")) * 1000, 3),
             "server_worked_p99_ms": scenarios.milliseconds(worked)["p99_ms"],
             "turns": len(times),
             "server_load": round(load, 3),

@@ -13,6 +13,9 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from benchmarks.phone import Phone
+from benchmarks.stall_inputs import FIXED, PATHS, Scene, frame_text
+
 UPGRADE = (
     "GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -55,6 +58,10 @@ class Peer:
         """Send bytes; waits for as long as the server takes none."""
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
         await asyncio.sleep(0)  # `sock_sendall` does not let others run if there is room
+
+    async def give_to(self, protocol: asyncio.Protocol) -> None:
+        """Let a protocol have the connection from now on."""
+        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=self._socket)
 
     async def discard(self) -> None:
         """Read all that comes and forget it, but answer pings: a peer is to be bad in one way only."""
@@ -159,9 +166,65 @@ async def burdens(peer: Peer) -> None:
         reading.cancel()
 
 
+SCENES = {
+    "misspells": "misspelt arguments among 900 names",
+    "edits": "thirty edits",
+    "leaks": "jwt=:",
+    "repeats": "counted repeats",
+    "combines": "combining marks",
+}
+"""Kinds that play an input which once held the loop for seconds, by its name in `FIXED`."""
+TURN_EVERY_S = 2.0
+"""As often as a session may have turns if nothing is configured."""
+
+
+def scene_of(kind: str) -> Scene:
+    """Give what a kind of `SCENES` plays."""
+    path, data = FIXED[SCENES[kind]]
+    return PATHS[path].scene(data)
+
+
+class _Player(Phone):
+    """Declares what its scene does, and answers calls and questions with what the scene has for them."""
+
+    def __init__(self, session_id: str, scene: Scene) -> None:
+        super().__init__(session_id)
+        self.opened.set_result(None)
+        self._scene = scene
+
+    def start(self) -> None:
+        self.event("session.start", frame_text(self._scene.start))
+
+    def text(self, data: bytes) -> None:
+        event = json.loads(data)
+        payload = event["payload"]
+        if event["type"] == "tool.call":
+            outcome = self._scene.outcome if payload["name"] == "device.do" else {"result": "{}"}
+            self.event("tool.result", frame_text({"callId": payload["callId"], **outcome}))
+        elif event["type"] == "approval.request":
+            of = {"approvalId": payload["approvalId"], "argumentsDigest": payload["argumentsDigest"]}
+            edits = [{**of, "decision": "edit", "editedArguments": edit} for edit in self._scene.edits]
+            for _ in range(10):
+                self.event("approval.response", frame_text({"decisions": edits}))
+            self.event("approval.response", frame_text({**of, "decision": "deny"}))
+
+
+def _playing(kind: str) -> Kind:
+    async def play(peer: Peer) -> None:
+        player = _Player(peer.name, scene_of(kind))
+        await peer.give_to(player)
+        player.start()
+        while not player.closed:
+            player.say(kind)  # which tells the model's stand-in what to call
+            await asyncio.sleep(TURN_EVERY_S)
+
+    return play
+
+
 Kind: TypeAlias = Callable[[Peer], Awaitable[None]]
 KINDS: dict[str, Kind] = {
-    kind.__name__: kind for kind in (never_reads, vanishes, floods, dribbles, shreds, pings, burdens)
+    **{kind.__name__: kind for kind in (never_reads, vanishes, floods, dribbles, shreds, pings, burdens)},
+    **{kind: _playing(kind) for kind in SCENES},
 }
 
 

@@ -16,7 +16,7 @@ from benchmarks import scenarios
 from benchmarks.durable import durable
 from benchmarks.gate import gate_costs, redaction_growth
 from benchmarks.process import Process, conductor, echo, pin_load
-from benchmarks.scenarios import Figures
+from benchmarks.scenarios import ToolMetrics
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -73,14 +73,16 @@ def main(arguments: Sequence[str]) -> int:
     return _print(results)
 
 
-async def _run(options: argparse.Namespace) -> dict[str, Figures]:
+async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     pinned = pin_load()
     seconds = options.seconds or (3.0 if options.quick else 10.0)
-    results: dict[str, Figures] = {}
+    results: dict[str, ToolMetrics] = {}
     wanted = set(options.names)
     profile = str(options.profile.resolve()) if options.profile is not None else None
 
-    async def with_server(name: str, run: Callable[[Process, AnthropicService], Awaitable[Figures]]) -> None:
+    async def with_server(
+        name: str, run: Callable[[Process, AnthropicService], Awaitable[ToolMetrics]]
+    ) -> None:
         if wanted and name.partition("_")[0] not in wanted:
             return
         async with AnthropicService(api_keys=None, keep_requests=0) as service:
@@ -128,7 +130,7 @@ async def _warm_up(server: Process, service: AnthropicService) -> None:
     phone.abort()
 
 
-def _print(results: dict[str, Figures]) -> int:
+def _print(results: dict[str, ToolMetrics]) -> int:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}\n")
     print(f"| {'figure':<32} | {'measured':>9} | {'target':>7} | {'stretch':>7} |")
     print(f"|{'-' * 34}|{'-' * 11}|{'-' * 9}|{'-' * 9}|")

@@ -13,7 +13,7 @@ from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_script import Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
-Figures: TypeAlias = dict[str, float]
+ToolMetrics: TypeAlias = dict[str, float]
 
 TOKENS = 40
 ROUNDS = 3
@@ -25,7 +25,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
 
 
-def milliseconds(seconds: Sequence[float]) -> Figures:
+def milliseconds(seconds: Sequence[float]) -> ToolMetrics:
     """Sum up times, in milliseconds."""
     return {
         "p50_ms": round(percentile(seconds, 0.5) * 1000, 3),
@@ -70,7 +70,7 @@ class Talking:
         for phone in resting:
             phone.say("go")
 
-    async def run(self, warm_up: float, seconds: float, server: Process) -> Figures:
+    async def run(self, warm_up: float, seconds: float, server: Process) -> ToolMetrics:
         """Talk; returns CPU per turn, share of a core, turns a second and the time of a turn."""
         loop = asyncio.get_running_loop()
         for phone in self._phones:
@@ -113,7 +113,7 @@ class Talking:
 
 async def standard_turns(
     server: Process, service: AnthropicService, sessions: int, seconds: float, warm_up: float = 2.0
-) -> Figures:
+) -> ToolMetrics:
     """Run turns of three tool rounds on the device and a 40-token answer, without a pause."""
     service.default = BenchPersona(ROUNDS, TOKENS)
     phones = await connected(server, sessions, f"turns{sessions}")
@@ -125,7 +125,7 @@ async def standard_turns(
 
 async def paced_stream(
     server: Process, service: AnthropicService, sessions: int, per_second: int, seconds: float
-) -> Figures:
+) -> ToolMetrics:
     """Stream ``per_second`` tokens a second in all sessions: the CPU time of a token, socket to socket."""
     tokens = int(per_second * (seconds + 3))
     chunks = [f"word{number} " for number in range(tokens)]
@@ -156,7 +156,7 @@ async def paced_stream(
     }
 
 
-async def tool_round(server: Process, service: AnthropicService, turns: int) -> Figures:
+async def tool_round(server: Process, service: AnthropicService, turns: int) -> ToolMetrics:
     """Time the way from a device's ``tool.result`` to the next request at the model, in one session."""
     sent = [0.0]
     times: list[float] = []
@@ -194,7 +194,7 @@ async def one_turn(phone: Phone, text: str = "go") -> None:
 
 async def first_partial(
     server: Process, service: AnthropicService, sessions: int, per_second: float, seconds: float
-) -> Figures:
+) -> ToolMetrics:
     """Time the way from the model's first token to the first partial at the phone."""
     loop = asyncio.get_running_loop()
     times: list[float] = []
@@ -230,7 +230,7 @@ async def first_partial(
     return {**milliseconds(times), "turns": len(times)}
 
 
-async def barge_in(server: Process, service: AnthropicService, times: int) -> Figures:
+async def barge_in(server: Process, service: AnthropicService, times: int) -> ToolMetrics:
     """Time the way from an interruption at the phone to the closed request at the model."""
     chunks = ["word "] * 5_000
     service.default = lambda _: Reply(text="".join(chunks), chunks=chunks, delay_s=0.01)
@@ -256,9 +256,9 @@ async def _one_barge_in(phone: Phone, service: AnthropicService) -> float:
     return service.disconnects[gone] - began
 
 
-async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> Figures:
+async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> ToolMetrics:
     """Resident memory with so many idle sessions, and what one of them takes."""
-    figures: Figures = {"base_mb": round(server.rss() / 1024, 1)}
+    figures: ToolMetrics = {"base_mb": round(server.rss() / 1024, 1)}
     phones: list[Phone] = []
     base = 0.0
     for count in counts:
@@ -275,7 +275,7 @@ async def idle_memory(server: Process, service: AnthropicService, counts: Sequen
     return figures
 
 
-async def echo_messages(server: Process, connections: int, seconds: float) -> Figures:
+async def echo_messages(server: Process, connections: int, seconds: float) -> ToolMetrics:
     """CPU time of a bare echo on the same library: what a message in and out costs at the least."""
     count = [0]
 

@@ -33,9 +33,8 @@ async def test_the_capability_is_named_only_where_somebody_can_be_asked() -> Non
         async with scripted_server() as server, connect(server.url, on_approval=handler):
             pass
         named = server.heard[0]["payload"]["capabilities"]
-        assert named == ["resume", "cancel", "lease", "late", "async", "activity"] + ["approval"] * (
-            handler is not None
-        )
+        base = ["resume", "cancel", "lease", "late", "async", "activity", "diagnostics"]
+        assert named == base + ["approval"] * (handler is not None)
 
 
 async def test_a_client_of_the_base_protocol_names_none_and_a_server_may_accept_fewer() -> None:
@@ -506,3 +505,163 @@ async def test_an_idle_that_opens_the_microphone_for_an_answer_does_not_end_the_
     async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
         result = await (await client.say("go")).wait(LIMIT_S)
     assert (result.ending, result.text) == ("idle", "Done.")
+
+
+# -- that the person can see it
+
+
+SHOWN = "approval.shown"
+
+
+async def test_the_server_is_told_that_a_question_is_shown_once_its_handler_waits() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        await peer.send("approval.request", request())
+        assert (await peer.receive(SHOWN))["payload"] == {"approvalId": "appr_1"}
+        assert drawn == ["May I run notes delete, path notes.txt?"]
+        shown.set()
+        await answered(peer)
+        await resolve(peer, "allowed")
+        await peer.answer("Done.")
+
+    async def handler(approval: Approval) -> Any:
+        drawn.append(approval.prompt)
+        await shown.wait()
+        return allow()
+
+    drawn: list[str] = []
+    shown = asyncio.Event()
+    async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
+        await (await client.say("go")).wait(LIMIT_S)
+    assert server.types_heard().count(SHOWN) == 1
+
+
+async def at_once(_approval: Approval) -> Any:
+    return allow()
+
+
+def raises(_approval: Approval) -> Any:
+    raise LookupError
+
+
+@pytest.mark.parametrize("handler", [lambda _: allow(), at_once, raises])
+async def test_what_is_decided_at_once_was_not_shown(handler: Any) -> None:
+    got: list[Json] = []
+    async with (
+        scripted_server(asking(request(), got=got)) as server,
+        connect(server.url, on_approval=handler) as client,
+    ):
+        await (await client.say("delete it")).wait(LIMIT_S)
+    assert SHOWN not in server.types_heard()
+
+
+async def leaves_open(_approval: Approval) -> None:
+    """Leave the answer to the person's voice."""
+
+
+@pytest.mark.parametrize("handler", [lambda _: None, leaves_open])
+async def test_a_handler_that_leaves_the_question_to_the_voice_has_shown_it(handler: Any) -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        await peer.send("approval.request", request())
+        await peer.receive(SHOWN)
+        await resolve(peer, "allowed")
+        await peer.answer("Done.")
+
+    async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
+        await (await client.say("go")).wait(LIMIT_S)
+
+
+async def test_a_handler_may_say_itself_when_its_card_can_be_seen() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        await peer.send("approval.request", request())
+        await soon(begun)
+        await peer.result(await peer.state("idle"))
+        assert SHOWN not in server.types_heard()
+        draw.set()
+        await peer.receive(SHOWN)
+        drawn.set()
+        await answered(peer)
+        await resolve(peer, "allowed")
+        await peer.answer("Done.")
+
+    async def handler(_approval: Approval, shown: Any) -> Any:
+        begun.set()
+        await draw.wait()
+        await shown()
+        await shown()  # drawn once more
+        await drawn.wait()
+        return allow()
+
+    begun, draw, drawn = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
+        await (await client.say("go")).wait(LIMIT_S)
+    assert server.types_heard().count(SHOWN) == 1
+
+
+async def test_each_connection_is_told_what_is_shown_and_not_what_is_decided_or_was_not_drawn() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        for number in (1, 2, 3):
+            await peer.send("approval.request", request(f"appr_{number}"))
+        await peer.receive(SHOWN)
+        await answered(peer)
+        await soon(begun)
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await start(peer, resumed=True)
+        assert (await peer.receive(SHOWN))["payload"] == {"approvalId": "appr_1"}
+        assert (await answered(peer))["approvalId"] == "appr_2"
+        await peer.arrived()
+        for number in (1, 2, 3):
+            await resolve(peer, "expired", f"appr_{number}")
+        await peer.answer("Done.")
+
+    async def handler(approval: Approval, shown: Any) -> Any:
+        if approval.approval_id == "appr_2":
+            return deny()
+        if approval.approval_id == "appr_1":
+            await shown()
+        else:
+            begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    async with scripted_server(first, second) as server:
+        async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
+            await (await client.say("go")).wait(LIMIT_S)
+    assert server.types_heard().count(SHOWN) == 2
+
+
+async def test_words_that_are_sent_again_come_before_the_news_that_a_card_is_shown() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        await peer.send("approval.request", request())
+        await peer.receive(SHOWN)
+        said.append((await peer.receive("user.audio.transcript.final"))["id"])
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await start(peer, resumed=True)
+        await peer.receive(SHOWN)
+        await resolve(peer, "expired")
+        await peer.answer("Done.")
+
+    async def handler(_approval: Approval, shown: Any) -> Any:
+        await shown()
+        await client.say("yes please")
+        await asyncio.Event().wait()
+
+    said: list[str] = []
+    async with scripted_server(first, second) as server:
+        async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
+            await (await client.say("go")).wait(LIMIT_S)
+    again = [event["type"] for event in server.heard if event["id"] in said or event["type"] == SHOWN]
+    assert again == [SHOWN, "user.audio.transcript.final", "user.audio.transcript.final", SHOWN]

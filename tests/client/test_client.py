@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request
 
 from conductor.client import (
     CannotConnect,
@@ -249,6 +251,28 @@ async def test_without_serial_tools_run_beside_each_other() -> None:
             assert (await (await client.say("go")).wait(LIMIT_S)).ok
 
 
+async def test_without_serial_two_speeches_are_said_one_after_the_other() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        first = await peer.call("tts.speak", {"text": "one"})
+        second = await peer.call("tts.speak", {"text": "two"})
+        await peer.result(await peer.state("idle"))
+        go_on.set()
+        await peer.result(first)
+        await peer.result(second)
+        done.set()
+
+    async def speak(text: str) -> None:
+        voice.append(f"{text} begins")
+        await go_on.wait()
+        voice.append(f"{text} ends")
+
+    voice, go_on, done = list[str](), asyncio.Event(), asyncio.Event()
+    async with scripted_server(script) as server, connect(server.url, serial=False, speak=speak):
+        await asyncio.wait_for(done.wait(), LIMIT_S)
+    assert voice == ["one begins", "one ends", "two begins", "two ends"]
+
+
 async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() -> None:
     speaking = asyncio.Event()
     stopped: list[str] = []
@@ -400,11 +424,47 @@ async def test_a_refused_start_raises_with_the_servers_code() -> None:
     async def script(peer: Peer) -> None:
         start = await peer.receive("session.start")
         await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+        await peer.connection.wait_closed()
+        closed.set()
 
+    closed = asyncio.Event()
     async with scripted_server(script) as server:
         with pytest.raises(StartRefused) as caught:
             await connect(server.url).start()
+        await asyncio.wait_for(closed.wait(), LIMIT_S)
     assert caught.value.code == "unauthorized"
+
+
+async def test_an_error_about_another_event_refuses_no_start() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.send("error", {"code": "internal_error", "message": "No.", "eventId": "another"})
+        await peer.send("session.started", {"sessionId": peer.session_id, "resumed": False})
+
+    async with scripted_server(script) as server, connect(server.url) as client:
+        assert client.connected
+
+
+async def test_a_client_that_is_closed_while_it_connects_starts_no_session() -> None:
+    async def hold(_connection: ServerConnection, _request: Request) -> None:
+        asked.set()
+        await let.wait()
+
+    async def listen(connection: ServerConnection) -> None:
+        async for frame in connection:
+            heard.append(frame)
+
+    asked, let, heard = asyncio.Event(), asyncio.Event(), list[str | bytes]()
+    async with serve(listen, "127.0.0.1", 0, process_request=hold) as listener:
+        port = next(iter(listener.sockets)).getsockname()[1]
+        client = connect(f"ws://127.0.0.1:{port}/ws")
+        starting = asyncio.create_task(client.start())
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
+        await client.close()
+        let.set()
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(starting, LIMIT_S)
+    assert not heard
 
 
 async def test_a_server_that_does_not_start_the_session_is_given_up() -> None:

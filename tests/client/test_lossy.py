@@ -63,7 +63,7 @@ async def test_every_text_is_answered_once_and_every_call_runs_once(round_: int,
                 assert result.ok, result
                 assert result.text.endswith(f"number {number}.")
             assert back
-        (session,) = listener.hub.sessions
+        (session,) = listener.registry.sessions
         said = [message for message in session.messages if isinstance(message, UserMessage)]
     assert runs == list(range(TURNS))
     assert len(said) == TURNS

@@ -9,7 +9,7 @@ import pytest
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Answer, Outbox
-from conductor.client.turn import Turn
+from conductor.client.turns import Turn
 from conductor.events.client import ResumeDone
 
 LIMIT_S = 5.0
@@ -109,6 +109,34 @@ async def test_the_oldest_frames_go_where_too_many_or_too_large_ones_wait() -> N
     await outbox.flush()
     await small.flush()
     assert road.sent[1] == [b"2", b"3", b"12"]
+
+
+async def test_what_has_left_takes_no_room() -> None:
+    road = Road(acknowledges=True)
+    road.open()
+    outbox = Outbox(road, ClientLimits(unconfirmed_bytes=10))
+    await outbox.put(b"1234567890", answer=result(1))
+    outbox.acknowledge({"e1"})
+    await outbox.put(b"12345")
+    await outbox.put(b"67890")
+    assert len(outbox) == 2
+
+
+async def test_a_frame_waits_for_the_one_before_it() -> None:
+    class SlowRoad(Road):
+        async def send(self, frame: bytes) -> None:
+            if frame == b"one":
+                await let.wait()
+            await super().send(frame)
+
+    let, road = asyncio.Event(), SlowRoad()
+    road.open()
+    outbox = Outbox(road, ClientLimits())
+    puts = [asyncio.create_task(outbox.put(frame)) for frame in (b"one", b"two")]
+    await asyncio.sleep(0)
+    let.set()
+    await asyncio.gather(*puts)
+    assert road.sent == [[b"one", b"two"]]
 
 
 async def test_a_transcript_is_not_sent_again_when_it_is_old_or_its_turn_has_ended() -> None:
@@ -230,7 +258,9 @@ async def test_where_too_many_wait_results_and_transcripts_are_the_last_to_go() 
     await outbox.put(b"result 1", answer=result(1))
     await outbox.put(b"shown 2", answer=shown(2))
     await outbox.put(b"said", transcript("t1"))
+    road.open()
+    await outbox.flush()
     await outbox.put(b"result 3", answer=result(3))
     road.open()
     await outbox.flush()
-    assert road.sent == [[b"said", b"result 3"]]
+    assert road.sent == [[b"result 1", b"said", b"result 3"], [b"said", b"result 3"]]

@@ -23,6 +23,21 @@ async def test_a_reconnect_starts_the_same_session_on_a_new_socket() -> None:
     assert starts[0]["id"] != starts[1]["id"]
 
 
+async def test_tools_that_were_declared_anew_are_those_of_the_next_socket() -> None:
+    def tools(name: str) -> list[dict[str, Any]]:
+        return [{"name": name, "inputSchema": {"type": "object"}}]
+
+    async with scripted_server() as server, connect(server.url, tools=tools("first")) as client:
+        await client.declare(tools("second"))
+        await client.reconnect()
+        client.drop()
+        with pytest.raises(ConnectionLost):
+            await client.declare(tools("third"))
+        await client.reconnect()
+    starts = [event["payload"]["tools"] for event in server.heard if event["type"] == "session.start"]
+    assert starts == [tools("first"), tools("second"), tools("third")]
+
+
 async def test_a_dropped_connection_is_noticed_and_nothing_can_be_sent() -> None:
     async with scripted_server() as server, connect(server.url) as client:
         client.drop()

@@ -6,9 +6,9 @@ import random
 
 import msgspec
 
-from conductor.client.handled import Handled
-from conductor.client.results import MAX_RESUME_BYTES, done_by
-from conductor.client.resuming import fit_resume
+from conductor.client.events import ReplayCursor
+from conductor.client.outbox import MAX_RESUME_BYTES, done_by
+from conductor.client.resume import fit_resume
 from conductor.events.client import MAX_RESUMED, Resume, ResumeDone, ToolResultEvent
 
 
@@ -68,7 +68,7 @@ def test_an_error_is_told_without_the_result_and_a_large_result_without_either()
 
 
 def test_the_last_handled_event_has_nothing_unfinished_before_it() -> None:
-    handled = Handled()
+    handled = ReplayCursor()
     lasts = []
     for event_id, counts in (("a", True), ("b", True), ("c", False), ("d", True)):
         handled.begin(event_id, counts=counts)

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conductor.client.errors import ClientError
-from conductor.client.turn import Turn
-from conductor.client.turns import Turns
+from conductor.client.turns import Turn, Turns
 from conductor.events.client import ToolResultEvent
-from conductor.events.server import (
-    ErrorEvent,
-    SpeechFinal,
-    ToolCallEvent,
-    append_message,
-    set_state,
-)
+from conductor.events.server import ErrorEvent, SpeechFinal, ToolCallEvent, append_message, set_state
 
 LIMIT_S = 5.0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from conductor.commands.check import model_item
 from conductor.commands.check_item import Item
-from conductor.commands.check_model import model_item
 from conductor.models import registry
 from conductor.settings import load_settings
 from tests.stand_ins.anthropic_script import Break, HttpFailure, Reply
@@ -98,7 +98,7 @@ async def test_an_overloaded_service_fails_without_blaming_the_settings(claude: 
     assert item.level == "fail" and "Try again later" in item.text
 
 
-@pytest.mark.parametrize("key", ["schlüssel", "two words", "'quoted'", "line\nbreak"])
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "'quoted'"])
 async def test_a_key_that_cannot_be_one_is_not_sent(claude: AnthropicService, key: str) -> None:
     item = await ask(claude, anthropic_api_key=key)
     assert item.level == "fail" and "ANTHROPIC_API_KEY holds" in item.text

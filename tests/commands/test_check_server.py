@@ -8,13 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from conductor.commands.check_server import access_items, address_item, catalog_items, prompt_item
+from conductor.commands.check_server import (
+    access_items,
+    address_item,
+    catalog_items,
+    policy_items,
+    prompt_item,
+    roots_item,
+)
 from conductor.settings import load_settings
 
 LONG = "a-long-and-random-token"
 
 
 # -- files
+
+
+def test_the_folders_of_the_file_tools_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    settings = load_settings(None, file_roots=(str(tmp_path / "shared"),))
+    assert str(roots_item(settings)) == f"ok    FILE_ROOTS: {tmp_path / 'shared'}."
+    item = roots_item(load_settings(None, file_roots=(str(tmp_path),)))
+    assert item.level == "fail" and "holds its settings" in item.text
 
 
 def test_the_built_in_prompt_and_catalog_are_good() -> None:
@@ -39,6 +54,38 @@ def catalog(folder: Path, *names: str) -> Path:
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
     file.write_text(json.dumps({"tools": tools}))
     return file
+
+
+def policies(folder: Path, text: str) -> list[str]:
+    file = folder / "rules.json"
+    file.write_text(text)
+    file.chmod(0o600)
+    return [str(item) for item in policy_items(load_settings(None, policies_file=file))]
+
+
+def test_the_operators_rules_are_counted(tmp_path: Path) -> None:
+    (line,) = policies(tmp_path, '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"}]}')
+    assert line.startswith("ok    POLICIES_FILE: ") and line.endswith("rules.json, rules: 1.")
+
+
+def test_a_rule_for_a_misspelt_tool_is_warned_about(tmp_path: Path) -> None:
+    lines = policies(tmp_path, '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancle"}]}')
+    assert lines[1].startswith("warn  POLICIES_FILE: Rule 1 (deny agent.cancle) may never match")
+    assert "did you mean agent.cancel?" in lines[1]
+
+
+def test_an_allowed_tool_that_nothing_declares_is_warned_about() -> None:
+    items = policy_items(load_settings(None, allowed_tools=("agent.stauts", "agent.*", "calculator")))
+    (line,) = [str(item) for item in items if item.level == "warn"]
+    assert line.startswith("warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog")
+    assert "(did you mean agent.status?)" in line
+
+
+def test_rules_that_cannot_be_read_fail_with_their_place(tmp_path: Path) -> None:
+    (line,) = policies(tmp_path, '{"version": 1,\n "rules": [],}')
+    assert line.startswith("fail  POLICIES_FILE: rules.json is not valid JSON, line 2, column 14: ")
+    missing = load_settings(None, policies_file=tmp_path / "none.json")
+    assert [item.level for item in policy_items(missing)] == ["fail"]
 
 
 def test_the_tools_of_a_catalog_are_counted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.commands.check_store import store_items
+from conductor.commands.check import store_items
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
@@ -39,7 +39,7 @@ async def test_sessions_in_memory_are_good_for_one_process() -> None:
 
 async def test_several_processes_cannot_share_memory(tmp_path: Path) -> None:
     (line,) = await found(workers=2)
-    assert line.startswith("fail  sessions: 2 processes (WORKERS) cannot share sessions in memory")
+    assert line.startswith("fail  sessions: WORKERS is 2, but sessions that are kept in memory")
     (line,) = await found(workers=2, data_dir=tmp_path)
     assert line.startswith("ok ")
 
@@ -91,19 +91,21 @@ async def test_a_folder_that_is_none_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for folder in ("file", "file/below"):
         (line,) = await found(data_dir=tmp_path / folder)
-        assert line.startswith("fail  sessions: ") and line.endswith("/file: Not a directory.")
+        assert line.startswith("fail  sessions: ") and line.endswith("/file: not a directory.")
 
 
 async def test_a_folder_in_which_nothing_can_be_made_fails() -> None:
     (line,) = await found(data_dir="/proc/none")  # where root, too, makes no folder
-    assert line.startswith("fail  sessions: /proc/none/conductor.db cannot be made in /proc: ")
+    assert line.startswith(
+        "fail  sessions: The session store's file /proc/none/conductor.db cannot be made in /proc: "
+    )
 
 
 async def test_something_else_in_the_files_place_fails_and_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "conductor.db"
     file.write_text("hello " * 1000)
     (line,) = await found(data_dir=tmp_path)
-    assert line == "fail  sessions: The session store's file conductor.db is damaged, or no SQLite database."
+    assert line == f"fail  sessions: The session store's file {file} is damaged, or no SQLite database."
     assert file.read_text() == "hello " * 1000
 
 

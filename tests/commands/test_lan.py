@@ -171,7 +171,7 @@ async def test_a_server_for_the_phone_says_where_it_is_and_lets_only_the_phone_i
     async with process(tmp_path, "--lan", "--port", "0", "--provider", "demo") as started:
         assert started.stderr is not None
         lines: list[str] = []
-        while not (lines and lines[-1] == "" and len(lines) > 6):
+        while not (lines and lines[-1] == "" and len(lines) > 7):
             line = await asyncio.wait_for(started.stderr.readline(), START)
             assert line, f"it ended: {lines}"
             lines.append(line.decode().rstrip("\n"))
@@ -179,7 +179,8 @@ async def test_a_server_for_the_phone_says_where_it_is_and_lets_only_the_phone_i
         assert found, lines[3]
         url, host, port, token = found.groups()
         assert host == address
-        assert "\n".join(lines[5:-1]) + "\n" == lan.qr_code(f"{url}?token={token}")
+        assert lines[4].endswith(f" talk --host {host} --port {port} --token={token}")
+        assert "\n".join(lines[6:-1]) + "\n" == lan.qr_code(f"{url}?token={token}")
         with pytest.raises(Exception, match="401"):
             await Phone(url).open()
         async with Phone(f"{url}?token={token}") as phone:

@@ -17,6 +17,7 @@ from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0
 FILE = Path("policies.json")
+TAKEN_UP = "Running servers take it up within 2 seconds.\n"
 
 
 def ran(*arguments: str) -> str:
@@ -44,20 +45,20 @@ def explained(*arguments: str) -> dict[str, Any]:
 
 def test_without_a_file_there_are_no_rules() -> None:
     assert ran("list") == "There are no rules: each tool's risk decides.\n"
-    assert json.loads(ran("list", "--json")) == {"rules": [], "askAll": False, "notes": [], "findings": []}
+    assert json.loads(ran("list", "--json")) == {"rules": [], "notes": [], "findings": []}
     assert not FILE.exists()
 
 
 def test_what_is_added_is_listed_with_its_number_and_can_be_taken_out() -> None:
     ran("add", "deny", "agent.cancel")
     said = ran("add", "ask", "agent.*", "--source", "device", "--arg", "limit:eq=3")
-    assert said == "Rule 2 is now: ask agent.* from device where limit is 3.\n"
+    assert said == f"Rule 2 is now: ask agent.* from device where limit is 3.\n{TAKEN_UP}"
     assert [line.split() for line in ran("list").splitlines()] == [
         ["effect", "tool", "source", "when"],
         ["1", "deny", "agent.cancel", "any", "always"],
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]
-    assert ran("remove", "1") == "Rule 1 is gone: deny agent.cancel.\n"
+    assert ran("remove", "1") == f"Rule 1 is gone: deny agent.cancel.\n{TAKEN_UP}"
     assert json.loads(ran("list", "--json"))["rules"] == [
         {"number": 1, "effect": "ask", "tool": "agent.*", "source": "device", "args": {"limit": {"eq": 3}}}
     ]
@@ -92,9 +93,12 @@ def test_predicates_are_read_from_options(given: list[str], args: dict[str, Any]
     [
         (["--arg", "path"], "--arg 'path' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
         (["--arg", ":eq=1"], "--arg ':eq=1' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
-        (["--arg", "a:undr=/x"], "--arg 'a:undr=/x' has the unknown predicate 'undr'; did you mean under?"),
+        (
+            ["--arg", "a:undr=/x"],
+            "The rule is not valid: args.a has the unknown predicate 'undr' (did you mean under?).",
+        ),
         (["--arg", "a:eq=1", "--arg", "a:eq=2"], "--arg a:eq is given twice."),
-        (["--arg", "a:max=x"], "The rule is not valid: args.a.max must be a number."),
+        (["--arg", "a:max=x"], "The rule is not valid: args.a max must be a number."),
         (
             ["--expires", "2030-01-01"],
             "The rule is not valid: expires needs its offset, as in 2030-01-31T18:00:00Z.",
@@ -103,6 +107,13 @@ def test_predicates_are_read_from_options(given: list[str], args: dict[str, Any]
 )
 def test_a_mistake_in_an_option_is_one_sentence_and_changes_nothing(given: list[str], sentence: str) -> None:
     assert mistake("add", "deny", "x", *given) == sentence
+    assert not FILE.exists()
+
+
+@pytest.mark.parametrize("given", [["a\x01"], ["a", "--source", "\x1b[31m"], ["a", "--arg", "b\n:eq=1"]])
+def test_a_name_with_a_control_character_is_refused_and_not_shown_raw(given: list[str]) -> None:
+    said = mistake("add", "deny", *given)
+    assert "has a character that is not printable" in said and said.isprintable()
     assert not FILE.exists()
 
 
@@ -117,9 +128,13 @@ def test_a_rule_that_makes_no_sense_is_warned_about() -> None:
     assert len(json.loads(ran("list", "--json"))["findings"]) == 1
 
 
-def test_a_rule_about_a_tool_that_a_client_may_yet_declare_is_not_warned_about() -> None:
-    assert "warn" not in ran("add", "deny", "lamp.*")
-    assert "covers no tool" in ran("add", "deny", "calculater", "--source", "builtin")
+def test_a_rule_for_a_misspelt_tool_is_warned_about_with_the_one_that_is_meant() -> None:
+    said = ran("add", "deny", "agent.cancle")
+    assert "no tool of the catalog or the server has this name (did you mean agent.cancel?)" in said
+    assert "a tool that an app declares may" in said
+    assert "agent.cancel?" in ran("list")
+    assert "can never match" in ran("add", "deny", "calculater", "--source", "builtin")
+    assert "warn" not in ran("add", "deny", "read_file"), "it is the server's own, in use or not"
 
 
 def test_the_file_is_where_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +143,14 @@ def test_the_file_is_where_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert Path("other.json").exists() and not FILE.exists()
 
 
-def test_a_damaged_file_is_told_where_it_is_listed() -> None:
-    FILE.write_text("{")
-    said = ran("list")
-    assert "ask     *" in said
-    assert "warn  policies.json was damaged and is now policies.json.corrupt-20270115T080000Z" in said
+@pytest.mark.parametrize(
+    "command", [("list",), ("add", "deny", "x"), ("remove", "1"), ("explain", "calculator")]
+)
+def test_a_damaged_file_is_one_sentence_for_each_command_and_stays_as_it_is(command: tuple[str, ...]) -> None:
+    FILE.write_text('{"version": 1, "rules": [],}')
+    assert mistake(*command).startswith("policies.json is not valid JSON, line 1, column 28: ")
+    assert FILE.read_text() == '{"version": 1, "rules": [],}'
+    assert {each.name for each in Path().iterdir()} <= {"policies.json", "policies.json.lock"}
 
 
 # -- explain
@@ -148,7 +166,7 @@ def test_a_call_is_explained_by_the_risk_where_there_are_no_rules() -> None:
         ("allow", None),
         ("default", "allow"),
     ]
-    assert answer["reasons"] == ["Its risk is safe."]
+    assert answer["reasons"] == ["It is safe."]
 
 
 def test_the_rule_that_decides_is_named_with_its_number_and_each_step_with_its_own() -> None:
@@ -171,14 +189,14 @@ def test_an_explanation_in_words() -> None:
     ran("add", "ask", "agent.spawn")
     assert ran("explain", "agent.spawn", '{"prompt": "x", "repository": "me/a"}') == (
         "agent.spawn: ask (rule 1)\n"
-        "  A rule asks first: ask agent.spawn.\n"
+        "  The operator's rules ask first: ask agent.spawn.\n"
         "\n"
         "risk medium, effect write, source device\n"
         "\n"
         "deny     -      No rule is to deny it.\n"
-        "ask      ask    A rule asks first: ask agent.spawn. (rule 1)\n"
+        "ask      ask    The operator's rules ask first: ask agent.spawn. (rule 1)\n"
         "allow    -      No rule is to allow it.\n"
-        "default  allow  The tool is declared to need no approval.\n"
+        "default  allow  The app declares that it needs no approval.\n"
         "\n"
         "What people decided in their sessions is not looked at here.\n"
     )
@@ -203,9 +221,9 @@ def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_tool_is_said_with_the_one_that_is_meant() -> None:
-    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'; did you mean agent.spawn?"
+    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan' (did you mean agent.spawn?)."
     assert mistake("explain", "zzz").startswith(
-        "There is no tool 'zzz'; there are get_current_time, calculator"
+        "There is no tool 'zzz' (there are get_current_time, calculator"
     )
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from conductor.commands import sessions
-from conductor.commands.sessions_actions import Streams
-from conductor.commands.sessions_text import private_file, table
-from conductor.conversation.lasting import LASTING_ID, LastingGrants
+from conductor.commands.sessions import Streams, private_file, table
+from conductor.conversation.grants import LASTING_ID, LastingGrants
 from conductor.errors import Fenced, SettingsError
 from conductor.messages import UserMessage
 from conductor.settings import load_settings
@@ -193,15 +192,11 @@ async def test_a_limit_is_kept_and_it_is_said_that_there_are_more(store: Session
     assert await mistake("list", "--limit", "0") == "--limit must be at least 1."
 
 
-async def test_a_list_goes_through_all_pages(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conductor.commands import sessions_store
-
-    keys = [(subject, f"s-{number}") for subject in "ab" for number in range(7)]
-    for key in keys:
-        await store.claim(SessionKey(*key))
-    for page in (1, 3, 7, 14, 15):
-        monkeypatch.setattr(sessions_store, "_PAGE", page)
-        assert await listed() == keys
+async def test_a_list_goes_through_all_pages(store: SessionStore) -> None:
+    keys = [(subject, f"s-{number:04}") for subject in "ab" for number in range(600)]
+    await asyncio.gather(*(store.claim(SessionKey(*key)) for key in keys))
+    assert await listed("--limit", "1200") == await listed("--limit", "5000") == keys
+    assert await listed() == keys[:1000]
 
 
 async def test_names_that_a_terminal_would_act_upon_are_escaped(store: SessionStore) -> None:
@@ -333,7 +328,7 @@ async def test_a_person_is_asked_first(store: SessionStore, answer: str, deleted
 
 async def test_where_nobody_can_be_asked_nothing_is_deleted_without_a_word(store: SessionStore) -> None:
     await talk(store, "a", "s-1")
-    assert await mistake("delete", "s-1") == "Nobody can be asked whether that is meant: give --yes."
+    assert await mistake("delete", "s-1") == "The input is no terminal to ask at: give --yes."
     assert await listed() == [("a", "s-1")]
 
 
@@ -420,7 +415,7 @@ async def test_the_command_ends_with_its_exit_code_and_one_line(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("lines", [0, 1])
-async def test_a_reader_that_has_seen_enough_is_no_failure(
+async def test_a_reader_that_has_seen_enough_ends_it_as_a_closed_pipe_does(
     monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
     monkeypatch.setenv("DATA_DIR", "data")
@@ -438,7 +433,7 @@ async def test_a_reader_that_has_seen_enough_is_no_failure(
             return read, running.stderr.read(), running.wait(timeout=30)
 
     read, err, code = await asyncio.to_thread(read_some)
-    assert [json.loads(line)["session_id"] for line in read] == ["s-0"] * lines and (err, code) == ("", 0)
+    assert [json.loads(line)["session_id"] for line in read] == ["s-0"] * lines and (err, code) == ("", 141)
 
 
 @pytest.mark.parametrize("action", ["show", "export"])

@@ -21,21 +21,21 @@ from conductor.commands import stats
 from conductor.errors import SettingsError
 from conductor.models.scripted import ScriptedProvider
 from conductor.settings import load_settings
-from conductor.tools.figures import Figures
+from conductor.tools.metrics import ToolMetrics
 from tests.server.wires import WAIT
 
 TOKEN = "the-operators-own-token"
 WRONG = "hunter2-hunter2"
-ANSWER = {"version": "1", "uptime_s": 1.0, "sessions": 0, "connections": 0, **Figures().snapshot()}
+ANSWER = {"version": "1", "uptime_s": 1.0, "sessions": 0, "connections": 0, **ToolMetrics().snapshot()}
 
 
 @asynccontextmanager
-async def served(token: str | None = TOKEN) -> AsyncIterator[tuple[str, Figures]]:
+async def served(token: str | None = TOKEN) -> AsyncIterator[tuple[str, ToolMetrics]]:
     """Run a server; give its address, and the figures that it answers."""
     settings = load_settings(None, admin_token=token, port=0)
     services = make_services(settings, ScriptedProvider([]))
     async with running(settings, services) as listener:
-        yield f"http://127.0.0.1:{listener.port}", services.figures
+        yield f"http://127.0.0.1:{listener.port}", services.metrics
 
 
 @asynccontextmanager
@@ -85,7 +85,7 @@ async def mistake(url: str, *options: str, **more: Any) -> str:
     return said
 
 
-def use(figures: Figures) -> None:
+def use(figures: ToolMetrics) -> None:
     """Count what a day might bring."""
     for _ in range(3):
         figures.called("agent.spawn", "device", "none", 0.25)
@@ -143,7 +143,8 @@ async def test_json_is_all_that_the_server_says() -> None:
         use(figures)
         printed = json.loads(await run(url, "--json"))
         assert printed.pop("uptime_s") >= 0
-        facts = {"version": __version__, "sessions": 0, "connections": 0}
+        policies = {"rules": 0, "problem": ""}
+        facts = {"version": __version__, "sessions": 0, "connections": 0, "policies": policies}
         assert printed == {**facts, **figures.snapshot()}
 
 

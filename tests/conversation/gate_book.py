@@ -150,6 +150,7 @@ class Consent:
     arguments: Arguments
     scope: str
     call_id: str | None = None
+    by_voice: bool = False
 
 
 Meaning: TypeAlias = Callable[[], list[Consent]]
@@ -185,9 +186,16 @@ class Prompt:
     arguments: Arguments
     phrase: str
     text: str
-    late: float
+    late: float = 0.0
     heard: bool = False
     interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.unheard()
+
+    def unheard(self) -> None:
+        """Take it that nobody has heard it yet."""
+        self.heard, self.late = False, now() + 5.0 + 0.1 * len(self.text)
 
     @property
     def presented(self) -> bool:
@@ -367,8 +375,7 @@ class Book:
         phrase = PHRASE.search(text)
         arguments = {} if found["x"] is None else {"x": int(found["x"])}
         name = found["name"].strip().replace(" ", ".")
-        late = now() + 5.0 + 0.1 * len(text)
-        self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "", text, late)
+        self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "", text)
         self.tally["prompt"] += 1
 
     @contextmanager
@@ -383,7 +390,8 @@ class Book:
             self.reported(event.call_id)
         consents = list(said)
         if isinstance(event, client.ApprovalResponse):
-            consents += [one for one in map(self._weigh, event.all()) if one is not None]
+            first = {one.approval_id: one for one in reversed(event.all())}  # of a frame's about one card
+            consents += [one for one in map(self._weigh, first.values()) if one is not None]
         consents = [one for one in consents if not self._has_changed(one)]
         self._consents += consents
         self._meanings.append(meaning)
@@ -439,7 +447,8 @@ class Book:
 
     def _use(self, consent: Consent, wish: Wish) -> None:
         self._consents = [one for one in self._consents if one is not consent]
-        self.tally["released by voice" if consent.call_id is None else "released by card"] += 1
+        by_card = "released by words to a card" if consent.by_voice else "released by card"
+        self.tally["released by voice" if consent.call_id is None else by_card] += 1
         if consent.scope != "once":
             kinds = self._candidates(wish.name, wish.versions)
             exact = any(kind.effect == "irreversible" for kind in kinds)

@@ -35,7 +35,7 @@ class Recorded:
 
     def __init__(self, inner: SlowStore | MemoryStore, book: Book) -> None:
         self.inner = inner
-        self.suspends = inner.suspends
+        self.is_async = inner.is_async
         self._book = book
 
     async def claim(self, key: SessionKey) -> Claim:
@@ -92,6 +92,7 @@ class Wire:
         self.decisions: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.born: set[str] = set()
+        self.shown: set[str] = set()
         self._queue: deque[Frame] = deque()
         self._up: asyncio.Queue[tuple[Inbound, list[Consent], Meaning]] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
@@ -107,14 +108,14 @@ class Wire:
         for frame in self._queue:
             frame.withdrawn = frame.withdrawn or frame.partial
 
-    def park(self) -> None:
+    def suspend(self) -> None:
         self.parked = True
         self._queue.clear()
 
     def close(self, code: int, reason: str) -> None:
         raise AssertionError("no session closes a line by itself")
 
-    def lose(self, *, stale: bool) -> None:
+    def ownership_lost(self, *, stale: bool) -> None:
         raise AssertionError("nobody else claims the session")
 
     def flush(self, number: int = 1_000) -> None:
@@ -190,6 +191,8 @@ class Phone:
         again = self.wire is not None
         for card in self.book.standing:
             card.tapped = False  # the tap may have been lost with the line
+        if self.book.prompt is not None:
+            self.book.prompt.unheard()  # it may be another process of the app that comes
         self.wire = Wire(self, session, capabilities, slow=self.rng.random() < 0.2)
         self.wires.append(self.wire)
         start = client.SessionStart(capabilities=list(capabilities), tools=tools)
@@ -208,6 +211,8 @@ class Phone:
         if kind == "approval.resolved":
             wire.answers[event["payload"]["approvalId"]] += 1
             book.resolved(event["payload"]["approvalId"], event["payload"]["outcome"])
+        if kind == "approval.request":
+            self.spawn(self._look(event["payload"]["approvalId"], wire))
         if event["id"] in self._seen:
             return
         self._seen.add(event["id"])
@@ -222,6 +227,13 @@ class Phone:
             self._called(event)
         elif kind == "tool.cancel":
             self.spawn(self._cancel(event["payload"]["callId"]))
+
+    async def _look(self, approval_id: str, wire: Wire) -> None:
+        """Have the person look at a card, if they do, and tell the session."""
+        await later(self.rng.choice((0.0, 0.2, 2.0)))
+        if self.rng.random() < 0.9 and not wire.cut:
+            wire.shown.add(approval_id)
+            wire.say(client.ApprovalShown(approval_id))
 
     def _called(self, event: Event) -> None:
         """Take a call: the person sees at once what is shown, the device comes to it in its turn."""

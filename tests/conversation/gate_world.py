@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conductor.conversation.lasting import LastingGrants
+from conductor.conversation.grants import LastingGrants
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.errors import ModelError
@@ -35,9 +35,9 @@ CARDS = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
 VOICE = ["tools", "cancel", "lease", "late", "async"]
 ARGUMENTS = ("{}", '{"x":1}', '{"x":1}', '{"x":2}', '{"x":"3"}', '{"x":null}', '{"x":"many"}', "{")
 YES = ("yes", "yes please", "go ahead", "yes, just this once")
-YES_FOR_LONG = {"yes, always allow that": "always", "yes, for this session": "session"}
+YES_FOR_LONG = {"yes, for this session": "session"}
 NO = ("no", "no thanks", "no, leave it")
-UNCLEAR = ("okay", "um", "yes but not now", "I am not sure")
+UNCLEAR = ("okay", "um", "yes but not now", "I am not sure", "yes, always allow that")
 OTHER = ("what time is it in Paris", "what is the weather like in Oslo tomorrow")
 
 
@@ -202,6 +202,8 @@ class World:
         if "approval" in wire.capabilities:
             if any(one["approval_id"] not in self.book.cards for one in questions):
                 self.book.wrong(f"not shown: {questions}")
+            if self.phone.states[-1] != "idle":
+                self.book.wrong(f"the microphone is not open beside a card: {self.phone.states[-1]}")
             return
         prompt, focus = self.book.prompt, questions[0]
         if not self.phone.is_listening:
@@ -303,17 +305,24 @@ class World:
         choices += [phrase for phrase in phrases if phrase for _ in range(8)]
         text = rng.choice(choices)
         self.note(f"speak: {text}")
-        self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text))
+        shown = frozenset(self.wire.shown)  # what is shown from now on is not what these words are about
+        self.phone.say(client.TranscriptFinal(text), lambda: self.meaning(text, shown))
 
-    def meaning(self, text: str) -> list[Consent]:
+    def meaning(self, text: str, shown: frozenset[str]) -> list[Consent]:
         """Say what the person agrees to with this, by the cards they see and the prompt they heard."""
         scope = "once" if text in YES else YES_FOR_LONG.get(text)
         # Of a card that was decided while the line was lost nobody told the person.
         open_now = self.book.fields.get("approvals", "")
         cards = [c for c in self.book.standing if c.approval_id in open_now and not c.tapped]
         asked: list[tuple[str, dict[str, Any], str | None]] = []
-        if len(cards) == 1 and cards[0].risk != "high":
-            asked.append((cards[0].name, cards[0].arguments, cards[0].call_id))
+        if len(cards) == 1 and cards[0].approval_id in shown:
+            card = cards[0]
+            if card.risk == "high":
+                said = text == card.phrase
+                return (
+                    [Consent(card.name, card.arguments, "once", card.call_id, by_voice=True)] if said else []
+                )
+            asked.append((card.name, card.arguments, card.call_id))
         prompt = self.book.prompt
         heard = prompt is not None and prompt.presented
         if prompt is not None and heard and prompt.phrase and text == prompt.phrase:
@@ -321,7 +330,7 @@ class World:
         if prompt is not None and heard and not prompt.phrase:
             asked.append((prompt.name, prompt.arguments, None))
         return [
-            Consent(name, arguments, scope or "once", call_id)
+            Consent(name, arguments, scope or "once", call_id, by_voice=call_id is not None)
             for name, arguments, call_id in asked
             if scope is not None or text == f"confirm {name.replace('.', ' ')}"
         ]
@@ -352,7 +361,7 @@ class World:
         if self.phone.states[-1] != "idle":
             book.wrong(f"the last state is {self.phone.states[-1]}")
         book.faults += faults(self.session.messages)
-        if self.session._questions.open:
+        if self.session._approvals.open:
             book.wrong("a question stands")
         if any(entry.record.kind == "approval" for entry in self.session._outbox._entries.values()):
             book.wrong("a card that is over would be shown to the next line")

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
+from conductor.conversation.phrases import Failure
 from conductor.conversation.services import Services
-from conductor.conversation.session import Session
+from conductor.conversation.session import Known, Session
 from conductor.conversation.transport import Frame
-from conductor.errors import ErrorCode, StoreError
+from conductor.errors import StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
@@ -149,7 +150,7 @@ class SlowStore:
     commits from being applied; ``hold_answer`` keeps their answers.
     """
 
-    suspends = True
+    is_async = True
 
     def __init__(
         self,
@@ -201,6 +202,13 @@ class SlowStore:
 
     async def aclose(self) -> None:
         await self.inner.aclose()
+
+
+class Disk(SlowStore):
+    """A store that keeps a session which was let go."""
+
+    async def release(self, claim: Claim) -> None:
+        """Keep it."""
 
 
 def randomly_slow(rng: random.Random, most: int = 4) -> SlowStore:
@@ -256,10 +264,11 @@ def make_services(
     store: SessionStore | None = None,
     toolsets: Sequence[Toolset] = (),
     mode: str = "cancel",
-    failures: Mapping[ErrorCode, str] | None = None,
+    failures: Mapping[Failure, str] | None = None,
     **changed: Any,
 ) -> Services:
     """Make what a session needs; the other keyword arguments are fields of `Limits`."""
+    changed.setdefault("open_microphone", 0.0)
     provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
     services = Services(
         store if store is not None else MemoryStore(),
@@ -300,6 +309,7 @@ class Line:
         self.queue: deque[Frame] = deque()
         self.parked = False
         self.cut = False
+        self.said: list[Inbound] = []
         self._up: asyncio.Queue[Inbound] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
@@ -307,7 +317,7 @@ class Line:
 
     resumes = False
 
-    def lose(self, *, stale: bool) -> None:
+    def ownership_lost(self, *, stale: bool) -> None:
         """Nothing: what the session sends is all that counts here."""
 
     def send(self, frame: Frame) -> None:
@@ -325,7 +335,7 @@ class Line:
             if frame.partial:
                 frame.withdrawn = True
 
-    def park(self) -> None:
+    def suspend(self) -> None:
         self.parked = True
         self.queue.clear()
 
@@ -347,7 +357,8 @@ class Line:
 
     def say(self, event: client.ClientEvent | None, event_id: str | None = None) -> None:
         """Send an event to the session, after those that are on their way."""
-        self._up.put_nowait(inbound(event, event_id))
+        self.said.append(inbound(event, event_id))
+        self._up.put_nowait(self.said[-1])
 
     async def drained(self) -> None:
         """Wait until the session has taken everything that was sent."""
@@ -395,14 +406,25 @@ class App:
         self._handler = asyncio.create_task(self._handle())
         self._changed = asyncio.Event()
 
-    def connect(self, session: Session, *, resumed: bool | None = None, slow: bool = False) -> Line:
-        """Open a line, and start or resume the session on it."""
+    def connect(
+        self,
+        session: Session,
+        *,
+        resumed: bool | None = None,
+        slow: bool = False,
+        known: Known | None = None,
+    ) -> Line:
+        """Open a line, and start or resume the session on it; ``known`` is what `Session.learn` gave."""
         again = self.line is not None if resumed is None else resumed
         self.line = Line(self, session, slow=slow)
         self.lines.append(self.line)
         start = client.SessionStart(capabilities=list(self.capabilities))
-        session.start(start, self.line, resumed=again)
+        session.start(start, self.line, resumed=again, known=known)
         return self.line
+
+    def relaunch(self) -> None:
+        """Forget, as an app that was started again does, which events it has handled."""
+        self._seen.clear()
 
     async def close(self) -> None:
         """End the app's own tasks."""
@@ -582,13 +604,33 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     counts = {
         "waiting calls": len(session._device._pending) if calls else 0,
         "tasks": len(session._parts.tasks._tasks),
-        "open calls": len(session._ledger.state.calls),
-        "the lane": len(session._outbox._lane),
+        "open calls": len(session._committer.state.calls),
+        "the lane": len(session._outbox._call_queue),
         "held events": len(session._outbox._held),
-        "timers": int(session._outbox._lane.ticking),
+        "timers": int(session._outbox._call_queue.ticking),
         "transcripts": session._turns.waiting.transcripts,
     }
     return {name: number for name, number in counts.items() if number}
+
+
+def die(session: Session, app: App) -> None:
+    """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
+    assert app.line is not None
+    app.line.hang_up()
+    session._outbox.close()
+    session._spoken_approvals.close()
+    session._approvals.close()
+    for task in list(session._parts.tasks._tasks):
+        task.cancel()
+
+
+async def at_rest(session: Session) -> None:
+    """Wait until no turn runs and nothing is owed."""
+    for _ in range(6_000):
+        if not session.busy and not loose_ends(session, calls=False):
+            return
+        await later(0.5)
+    raise AssertionError(f"busy: {session.busy}, {loose_ends(session)}")
 
 
 def call(name: str, arguments: str = "{}") -> ToolCall:

@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -106,6 +106,27 @@ def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is
         (note,) = notes(one)
         assert "heron" in note
         assert one.app.spoken() == ["Done.", "Next.", "After that."]
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+        declare(one, "resume")
+        one.app.say("go")
+        call_id = await device_call(one)
+        await one.app.until("assistant.speech.final")
+        await one.quiet()
+        store.hold = asyncio.Event()
+        say(one, client.ToolResultEvent(call_id, "heron"))
+        await later(5)
+        assert not acknowledged(one)
+        store.hold.set()
+        await one.quiet()
+        assert acknowledged(one)
         await one.close()
 
     run(scenario())
@@ -331,7 +352,7 @@ def test_a_call_has_more_time_when_the_process_stood_still() -> None:
         one.app.say("go")
         call_id = await device_call(one)
         await later(20)
-        one.session.stood_still(15)
+        one.session.suspended_for(15)
         await later(20)
         one.app.result(call_id, "heron")
         await one.quiet()
@@ -443,7 +464,14 @@ def say(one: Stage, event: client.ClientEvent) -> None:
     one.app.line.say(event)
 
 
-def payloads(one: Stage, event_type: str) -> list[dict[str, object]]:
+def acknowledged(one: Stage) -> bool:
+    """Whether the app was told that the last event it sent is recorded."""
+    assert one.app.line is not None
+    told = [event_id for payload in payloads(one, "event.ack") for event_id in payload["eventIds"]]
+    return one.app.line.said[-1].id in told
+
+
+def payloads(one: Stage, event_type: str) -> list[dict[str, Any]]:
     return [event["payload"] for event in one.app.log if event["type"] == event_type]
 
 
@@ -855,5 +883,30 @@ def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
         assert result["error_type"] == "unknown"
         assert over[0] - begun == pytest.approx(seconds)
         await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
+        one.app.capabilities = ["resume"]
+        one.app.connect(one.session)
+        one.app.say("go")
+        call_id = await device_call(one)
+        assert one.app.line is not None
+        one.app.line.hang_up()
+        one.app.relaunch()
+        state = client.Resume(one.app.log[0]["id"]) if same else None
+        known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
+        since = len(one.app.log)
+        one.app.connect(one.session, known=known)
+        await later(1)
+        assert one.app.shapes(since).count("device.do") == same
+        if same:
+            one.app.result(call_id, "done")
+        await one.quiet()
+        assert [r["error_type"] for r in results(one)] == ["none" if same else "unknown"]
 
     run(scenario())

@@ -54,7 +54,8 @@ def test_every_call_has_one_outcome_and_nothing_runs_twice_or_undecided(seed: in
 
 
 EVERYTHING = """
-    card, prompt, ran silently, released by card, released by voice, listened to a question
+    card, prompt, ran silently, released by card, released by words to a card, released by voice
+    listened to a question
     resolved allowed, resolved denied, resolved edited, resolved expired, resolved refused
     resolved superseded
     result none, result unknown, result cancelled, result approval_timeout, result permission_denied

@@ -8,55 +8,58 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.grants import Grants
-from conductor.conversation.lasting import FIELD, LastingGrants
-from conductor.conversation.ledger import Ledger
+from conductor.conversation.commit import Committer
+from conductor.conversation.grants import FIELD, Grants, LastingGrants
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import SetField
 from conductor.stores.memory import MemoryStore
 from conductor.tools.approvals import Scope
 from conductor.tools.base import ToolSpec
-from conductor.tools.gate import Gate
+from conductor.tools.permissions import Gate
 from tests.conversation.helpers import KEY, SlowStore, run, tool
-from tests.conversation.test_ledger import make_ledger
+from tests.conversation.test_commit_ledger import make_ledger
 
 MOVE = tool("device.move", risk="medium")
 WIPE = tool("device.wipe", risk="high", effect="irreversible")
 
 
-async def make_grants(lasting: LastingGrants | None = None) -> tuple[Grants, Ledger]:
-    ledger, _, _ = await make_ledger(SlowStore())
-    return Grants(ledger, lasting), ledger
+async def make_grants(lasting: LastingGrants | None = None) -> tuple[Grants, Committer]:
+    committer, _, _ = await make_ledger(SlowStore())
+    return Grants(committer, lasting), committer
 
 
 async def allow(
-    grants: Grants, ledger: Ledger, spec: ToolSpec, scope: Scope, arguments: Mapping[str, Any] | None = None
+    grants: Grants,
+    committer: Committer,
+    spec: ToolSpec,
+    scope: Scope,
+    arguments: Mapping[str, Any] | None = None,
 ) -> None:
-    await ledger.commit(await grants.add(spec, arguments or {}, scope))
+    await committer.commit(await grants.add(spec, arguments or {}, scope))
 
 
 def asks(grants: Grants, spec: ToolSpec, arguments: Mapping[str, Any] | None = None) -> bool:
     """Tell whether the gate would ask about a call."""
-    verdict = Gate(grants=grants.rules).judge(spec, arguments or {}, tainted=False, may_have_happened=False)
+    verdict = Gate(grants=grants.rules).decide(spec, arguments or {}, tainted=False, may_have_happened=False)
     return verdict.effect == "ask"
 
 
 def test_allowed_once_is_not_kept() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants(LastingGrants(MemoryStore()))
+        grants, committer = await make_grants(LastingGrants(MemoryStore()))
         assert await grants.add(MOVE, {}, "once") == []
         assert asks(grants, MOVE)
-        assert ledger.state.fields == {}
+        assert committer.state.fields == {}
 
     run(scenario())
 
 
 def test_allowed_for_the_session_holds_from_the_commit_on_and_for_any_arguments_at_medium_risk() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants()
+        grants, committer = await make_grants()
         operations = await grants.add(MOVE, {"x": 1}, "session")
         assert asks(grants, MOVE, {"x": 1})
-        await ledger.commit(operations)
+        await committer.commit(operations)
         assert not asks(grants, MOVE, {"x": 2})
         assert asks(grants, tool("device.copy", risk="medium"))
 
@@ -65,8 +68,8 @@ def test_allowed_for_the_session_holds_from_the_commit_on_and_for_any_arguments_
 
 def test_at_high_risk_it_holds_for_the_same_arguments_only() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants()
-        await allow(grants, ledger, WIPE, "session", {"x": 1})
+        grants, committer = await make_grants()
+        await allow(grants, committer, WIPE, "session", {"x": 1})
         assert not asks(grants, WIPE, {"x": 1})
         assert asks(grants, WIPE, {"x": 2})
         assert asks(grants, WIPE)
@@ -76,8 +79,8 @@ def test_at_high_risk_it_holds_for_the_same_arguments_only() -> None:
 
 def test_a_tool_that_is_defined_anew_is_asked_about_again() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants()
-        await allow(grants, ledger, MOVE, "session")
+        grants, committer = await make_grants()
+        await allow(grants, committer, MOVE, "session")
         assert asks(grants, replace(MOVE, description="Something else."))
         assert asks(grants, replace(MOVE, source="builtin"))
 
@@ -86,10 +89,10 @@ def test_a_tool_that_is_defined_anew_is_asked_about_again() -> None:
 
 def test_several_grants_stand_beside_each_other() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants()
+        grants, committer = await make_grants()
         names = ["device.a", "device.b", "device.c"]
         for name in names:
-            await allow(grants, ledger, tool(name, risk="medium"), "session")
+            await allow(grants, committer, tool(name, risk="medium"), "session")
         assert not any(asks(grants, tool(name, risk="medium")) for name in names)
 
     run(scenario())
@@ -98,9 +101,9 @@ def test_several_grants_stand_beside_each_other() -> None:
 def test_allowed_always_is_kept_with_the_person_and_not_with_the_session() -> None:
     async def scenario() -> None:
         lasting = LastingGrants(MemoryStore())
-        grants, ledger = await make_grants(lasting)
-        await allow(grants, ledger, MOVE, "always")
-        assert ledger.state.fields == {}
+        grants, committer = await make_grants(lasting)
+        await allow(grants, committer, MOVE, "always")
+        assert committer.state.fields == {}
         other, _ = await make_grants(lasting)
         assert not asks(other, MOVE)
         assert [rule.scope for rule in lasting.rules(KEY.subject)] == ["always"]
@@ -110,9 +113,9 @@ def test_allowed_always_is_kept_with_the_person_and_not_with_the_session() -> No
 
 def test_without_a_place_for_lasting_grants_always_means_this_session() -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants(None)
+        grants, committer = await make_grants(None)
         assert not grants.lasting
-        await allow(grants, ledger, MOVE, "always")
+        await allow(grants, committer, MOVE, "always")
         assert not asks(grants, MOVE)
         other, _ = await make_grants(None)
         assert asks(other, MOVE)
@@ -134,10 +137,10 @@ def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
 @pytest.mark.parametrize("text", ["{", "[7]", '[{"effect":"allow"}]', "[" * 100_000])
 def test_a_field_that_cannot_be_read_allows_nothing(text: str) -> None:
     async def scenario() -> None:
-        grants, ledger = await make_grants()
-        await ledger.commit([SetField(FIELD, text)])
+        grants, committer = await make_grants()
+        await committer.commit([SetField(FIELD, text)])
         assert asks(grants, MOVE)
-        await allow(grants, ledger, MOVE, "session")
+        await allow(grants, committer, MOVE, "session")
         assert not asks(grants, MOVE)
 
     run(scenario())

@@ -7,23 +7,28 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.events import client
-from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
 from conductor.tools.approvals import Approval
 from tests.conversation.helpers import (
     SPOKEN,
     App,
+    Disk,
+    Event,
     LocalTools,
     SlowStore,
     at_every_step,
+    at_rest,
     call,
+    die,
     faults,
     later,
     loose_ends,
@@ -78,6 +83,7 @@ class Phone:
         """Claim the session anew, as another process does, and start it."""
         session = await open_session(self.services)
         line = self.app.line
+        known = None
         if self.resume and line is not None:
             last = next((e["id"] for e in reversed(self.app.log) if shape_of(e) not in _UNCOUNTED), None)
             done = [client.ResumeDone(call_id, result) for call_id, result in self.done.items()]
@@ -89,7 +95,7 @@ class Phone:
             for call_id in known.drop:
                 self.done.pop(call_id)
         self.app.capabilities = self.capabilities
-        self.app.connect(session, resumed=line is not None)
+        self.app.connect(session, resumed=line is not None, known=known)
         return session
 
     def writes(self) -> list[str]:
@@ -97,26 +103,6 @@ class Phone:
 
 
 _UNCOUNTED = ("assistant.speech.partial", "session.ping", "event.ack")
-
-
-def die(session: Session, app: App) -> None:
-    """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
-    assert app.line is not None
-    app.line.hang_up()
-    session._outbox.close()
-    session._hearing.close()
-    session._questions.close()
-    for task in list(session._parts.tasks._tasks):
-        task.cancel()
-
-
-async def at_rest(session: Session) -> None:
-    """Wait until no turn runs and nothing is owed."""
-    for _ in range(6_000):
-        if not session.busy and not loose_ends(session, calls=False):
-            return
-        await later(0.5)
-    raise AssertionError(f"busy: {session.busy}, {loose_ends(session)}")
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -165,7 +151,7 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     else:
         assert write["data"] == "device.do is done" or write["error_type"] == "unknown"
     assert local.ran.count("local.write") <= 1
-    assert not {"turn", "waiting", "approvals"} & session._ledger.state.fields.keys()
+    assert not {"turn", "waiting", "approvals"} & session._committer.state.fields.keys()
 
 
 def calls(session: Session) -> list[ToolCall]:
@@ -227,16 +213,26 @@ def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_time() 
     run(scenario())
 
 
-def test_a_late_result_and_what_may_have_happened_are_known_to_the_next_process() -> None:
+def do_again(request: ModelRequest) -> Script:
+    """Do the same, whatever is said; then say how often the model was told that nobody knows of it."""
+    if isinstance(request.messages[-1], ToolResult):
+        outcomes = [json.loads(one.content) for one in request.messages if isinstance(one, ToolResult)]
+        return [TextDelta(f"Unknown: {[one['error_type'] for one in outcomes].count('unknown')}.")]
+    return [call("device.do", '{"x":1}')]
+
+
+def reasons(event: Event) -> str:
+    return " ".join(event["payload"]["reasons"])
+
+
+def test_a_late_result_is_told_by_the_next_process() -> None:
     async def scenario() -> None:
         store = SlowStore()
 
         def reply(request: ModelRequest) -> Script:
-            if isinstance(request.messages[-1], ToolResult):
-                return [TextDelta("I do not know.")]
-            if isinstance(request.messages[-1], UserMessage):
-                return [call("device.do", '{"x":1}')]
-            return [TextDelta("It was done.")]
+            if isinstance(request.messages[-1], Note):
+                return [TextDelta("It was done.")]
+            return do_again(request)
 
         services = make_services(reply, store=store)
         app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
@@ -249,12 +245,65 @@ def test_a_late_result_and_what_may_have_happened_are_known_to_the_next_process(
         die(session, app)
         session = await open_session(services)
         app.connect(session, resumed=True)
-        unknown = session._device.unknowns
-        assert unknown.kept()
         app.result(done["payload"]["callId"], "heron")
         await at_rest(session)
-        assert app.finals() == ["I do not know.", "It was done."]
-        assert not unknown.kept()
+        assert app.finals() == ["Unknown: 1.", "It was done."]
+        await session.close()
+        await app.close()
+
+    run(scenario())
+
+
+def test_the_next_process_asks_before_it_does_again_what_may_have_happened() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        services = make_services(do_again, store=store)
+        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+        app.capabilities = ["approval"]
+        session = await open_session(services)
+        app.connect(session)
+        app.say("go")
+        await app.until("assistant.speech.final")
+        await at_rest(session)
+        die(session, app)
+        session = await open_session(services)
+        app.connect(session, resumed=True)
+        app.say("again")
+        assert "may have happened" in reasons(await app.until("approval.request"))
+        assert app.shapes().count("device.do") == 1
+        await session.close()
+        await app.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["device.do", "local.write"])
+def test_the_next_process_asks_before_it_does_again_what_was_under_way_in_the_round_it_took_over(
+    name: str,
+) -> None:
+    """The device's call is recorded as unknown already, the other one was running when its process died."""
+
+    async def scenario() -> None:
+        store, local = SlowStore(), LocalTools()
+
+        def reply(request: ModelRequest) -> Script:
+            wait = [call("local.wait")] if isinstance(request.messages[-1], UserMessage) else []
+            return [call(name, '{"x":1}'), *wait]
+
+        do = tool("device.do", effect="write", approval="never", timeout_s=5.0)
+        services = replace(make_services(reply, store=store, toolsets=[local]), catalog=[do])
+        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+        app.capabilities = ["approval"]
+        session = await open_session(services)
+        app.connect(session)
+        app.say("go")
+        await later(6)
+        die(session, app)
+        local.go.set()
+        session = await open_session(services)
+        app.connect(session, resumed=True)
+        assert "may have happened" in reasons(await app.until("approval.request"))
+        assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
         await session.close()
         await app.close()
 
@@ -284,6 +333,185 @@ def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> None:
     run(scenario())
 
 
+# -- turns that go on elsewhere
+
+
+def acknowledged(app: App) -> list[str]:
+    """List the events of the app's own that are recorded, as it was told."""
+    return [one for e in app.log if e["type"] == "event.ack" for one in e["payload"]["eventIds"]]
+
+
+def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies() -> None:
+    async def scenario(after: int) -> bool:
+        store = SlowStore(lambda: 1, lambda: 1)
+        services = make_services(do_again, store=store)
+        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+        app.capabilities = ["resume"]
+        session = await open_session(services)
+        line = app.connect(session)
+        app.say("go")
+        await app.until("device.do")
+        await later(1)
+        line.say(client.OutputInterrupted(), "stop-1")
+        await steps(after)
+        known = "stop-1" in acknowledged(app)
+        over = known and "state idle" in app.shapes()
+        die(session, app)
+        session = await open_session(services)
+        line = app.connect(session, resumed=True)
+        if not known:
+            line.say(client.OutputInterrupted(), "stop-1")
+        await at_rest(session)
+        assert app.finals() == []
+        assert faults(session.messages) == []
+        await session.close()
+        await app.close()
+        return over
+
+    at_every_step(scenario)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_an_interrupted_answer_names_what_was_done_in_the_process_before(rounds: int) -> None:
+    """In the round that was taken over, or in one before it."""
+
+    async def scenario() -> None:
+        store, local = SlowStore(), LocalTools()
+
+        def reply(request: ModelRequest) -> Script:
+            results = sum(isinstance(one, ToolResult) for one in request.messages)
+            if results == 2:
+                return [TextDelta("All done.")]
+            made = [call("device.do"), call("local.wait")]
+            return [*made] if rounds == 1 else [made[results]]
+
+        services = make_services(reply, store=store, toolsets=[local])
+        app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
+        session = await open_session(services)
+        app.connect(session)
+        app.say("go")
+        await local.begun.wait()
+        await steps(30)
+        die(session, app)
+        local.go.set()
+        session = await open_session(services)
+        app.connect(session, resumed=True)
+        await app.until("tts.speak")
+        app.interrupt(spoken_text="All")
+        await later(1)
+        (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage) and one.text]
+        assert said.startswith("All [") and "device.do" in said
+        await session.close()
+        await app.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
+def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(bound: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        store, local = SlowStore(), LocalTools()
+
+        def reply(request: ModelRequest) -> Script:
+            if request.tool_choice == "none":
+                return [TextDelta("Enough.")]
+            results = sum(isinstance(one, ToolResult) for one in request.messages)
+            return [call("local.wait" if results == 1 else "local.sum")]
+
+        services = make_services(reply, store=store, toolsets=[local], **bound)
+        app = App(store=store)
+        session = await open_session(services)
+        app.connect(session)
+        app.say("go")
+        await local.begun.wait()
+        while local.ran != ["local.sum"]:
+            await steps(1)
+        await steps(30)
+        die(session, app)
+        local.go.set()
+        session = await open_session(services)
+        app.connect(session, resumed=True)
+        await at_rest(session)
+        assert app.errors() == ["tool_round_limit_exceeded"]
+        assert app.finals() == ["Enough."]
+        assert local.ran == ["local.sum", "local.wait"]
+        await session.close()
+        await app.close()
+
+    run(scenario())
+
+
+def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+
+        def reply(request: ModelRequest) -> Script:
+            results = sum(isinstance(one, ToolResult) for one in request.messages)
+            if request.tool_choice == "none":
+                return [TextDelta("As you wish.")]
+            return [call("device.move", f'{{"x":{results}}}')]
+
+        services = replace(make_services(reply, store=store), catalog=[tool("device.move", risk="medium")])
+        phone = Phone(services, store, resume=True, capabilities=["approval"])
+        session = await phone.connect()
+        phone.app.say("go")
+        for number in range(2):
+            await later(1)
+            cards = [e["payload"] for e in phone.app.log if e["type"] == "approval.request"]
+            assert len(cards) == number + 1
+            if number:
+                die(session, phone.app)
+                session = await phone.connect()
+            assert phone.app.line is not None
+            card = cards[number]
+            phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
+        await at_rest(session)
+        assert phone.app.finals() == ["As you wish."]
+        await session.close()
+        await phone.app.close()
+
+    run(scenario())
+
+
+def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> None:
+    async def scenario() -> None:
+        store, hold = Disk(), asyncio.Event()
+        phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
+        session = await phone.connect()
+        phone.app.say("go")
+        for _ in range(3):
+            await later(1)
+            await session.close()
+            session = await phone.connect()
+        hold.set()
+        await at_rest(session)
+        assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+        await session.close()
+        await phone.app.close()
+
+    run(scenario())
+
+
+def test_a_turn_that_got_on_may_lose_its_process_as_often_again() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        hangs: Script = [asyncio.Event()]
+        scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
+        phone = Phone(make_services(scripts, store=store), store, resume=False)
+        session = await phone.connect()
+        phone.app.say("go")
+        for _ in range(2):
+            await later(1)
+            die(session, phone.app)
+            session = await phone.connect()
+        await at_rest(session)
+        assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+        await session.close()
+        await phone.app.close()
+
+    run(scenario())
+
+
 # -- questions
 
 
@@ -308,7 +536,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
         session = await phone.connect()
         phone.app.say("go", "words-1")
         await steps(after)
-        over = session._questions.open and session._parts.tasks._tasks == {session._turns._runner}
+        over = session._approvals.open and session._parts.tasks._tasks == {session._turns._runner}
         over = over and not session._outbox.outstanding
         die(session, phone.app)
         session = await phone.connect()
@@ -322,7 +550,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
             )
         else:
             await later(1)
-            while not session._questions.standing or not prompt(session).presented:
+            while not session._approvals.pending or not prompt(session).presented:
                 await later(1)
             phone.app.say("yes")
         await at_rest(session)
@@ -337,7 +565,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
 
 
 def prompt(session: Session) -> Approval:
-    focus = session._questions.focus
+    focus = session._approvals.focus
     assert focus is not None
     return focus.approval
 
@@ -379,6 +607,36 @@ async def at_calm(session: Session) -> None:
     raise AssertionError("it does not come to rest")
 
 
+def read_and_move(request: ModelRequest) -> Script:
+    """Read what strangers wrote, and then ask for a call that a person must allow."""
+    reads = not isinstance(request.messages[-1], ToolResult)
+    return [call("device.look", "{}")] if reads else move(ModelRequest("", request.messages[:1]))
+
+
+def test_a_question_still_warns_of_strangers_text_in_the_next_process() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        look = tool("device.look", effect="read", risk="safe", untrusted=True)
+        services = make_services(read_and_move, store=store)
+        phone = Phone(
+            replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False
+        )
+        session = await phone.connect()
+        phone.app.say("go")
+        while len(phone.app.spoken()) < 1:
+            await later(0.01)
+        await at_calm(session)
+        die(session, phone.app)
+        session = await phone.connect()
+        while len(phone.app.spoken()) < 2:
+            await later(0.01)
+        assert ["strangers" in said for said in phone.app.spoken()] == [True, True]
+        await session.close()
+        await phone.app.close()
+
+    run(scenario())
+
+
 def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() -> None:
     async def scenario() -> None:
         store = SlowStore()
@@ -386,11 +644,15 @@ def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() ->
         phone = Phone(services, store, resume=True, capabilities=["approval"])
         session = await phone.connect()
         phone.app.say("go")
-        await phone.app.until("approval.request")
+        request = (await phone.app.until("approval.request"))["payload"]
         await at_calm(session)
         die(session, phone.app)
         phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
         session = await phone.connect()
+        assert phone.app.line is not None
+        phone.app.line.say(
+            client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
+        )
         await at_rest(session)
         assert phone.app.finals() == ["Not moved."]
         assert not phone.ran

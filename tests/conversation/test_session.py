@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from conductor.conversation.lasting import LastingGrants
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation.grants import LastingGrants
+from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.events import client
@@ -214,6 +214,24 @@ def check_one_idle(one: Stage, since: int = 0) -> None:
     states = one.app.states(since)
     assert states.count("idle") == 1, states
     assert states[-1] == "idle"
+
+
+# -- two connections
+
+
+def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta("Hello.")]]))
+        replaced = one.app.line
+        assert replaced is not None
+        one.app.connect(one.session)
+        replaced.hang_up()
+        one.app.say("hi")
+        await one.quiet()
+        assert one.app.finals() == ["Hello."]
+        await one.close()
+
+    run(scenario())
 
 
 # -- how turns end
@@ -442,7 +460,7 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
         await come_to_rest(one)
         check_honest(one)
         check_rest(one)
-        assert one.session._ledger.state.fields.keys() <= RESTING
+        assert one.session._committer.state.fields.keys() <= RESTING
         if how == "say":
             assert one.app.finals(since)[-1] == "Second."
         await one.close()
@@ -496,7 +514,7 @@ class Doubts(Chaos):
         opened = {o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)}
         results = [m.call_id for m in self.one.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
-        assert "approvals" not in self.one.session._ledger.state.fields
+        assert "approvals" not in self.one.session._committer.state.fields
         asked = [e["payload"]["approvalId"] for e in self.one.app.log if e["type"] == "approval.request"]
         ended = [
             e["payload"]["approvalId"]

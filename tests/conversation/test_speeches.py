@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.conversation.heard import Speech
-from conductor.conversation.speeches import Speeches
+from conductor.conversation.speech import Speech, SpeechTracker
 from conductor.stores.base import Amendment, AppendLog
 
 WINDOW = 0.15
@@ -15,14 +14,14 @@ def speech(call_id: str, position: int = 1) -> Speech:
     return Speech(call_id, "t1", position, "The text.", "The text.")
 
 
-def several(*call_ids: str) -> Speeches:
-    speeches = Speeches(WINDOW)
+def several(*call_ids: str) -> SpeechTracker:
+    speeches = SpeechTracker(WINDOW)
     for call_id in call_ids:
         speeches.add(speech(call_id))
     return speeches
 
 
-def interrupted(speeches: Speeches, now: float) -> str | None:
+def interrupted(speeches: SpeechTracker, now: float) -> str | None:
     found = speeches.interrupt(now)
     return None if found is None else found.call_id
 
@@ -68,7 +67,7 @@ def test_only_speeches_that_no_socket_had_are_unsent() -> None:
 
 
 def test_an_amendment_goes_to_the_place_of_the_speechs_message() -> None:
-    (operation,) = Speeches(WINDOW).amend(speech("a", position=7), "The", None)
+    (operation,) = SpeechTracker(WINDOW).amend(speech("a", position=7), "The", None)
     assert isinstance(operation, AppendLog)
     assert isinstance(operation.entry, Amendment)
     assert operation.entry.position == 7

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from conductor.conversation.services import Services
+from conductor.conversation.speech import CUT_BEFORE_SPEECH
+from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
@@ -61,6 +63,79 @@ def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_models_ord
         assert faults(one.session.messages) == []
         request = one.provider.requests[1]
         assert faults(request.messages) == []
+        await one.close()
+
+    run(scenario())
+
+
+CUT = ModelError("connection", "cut")
+
+
+def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kept() -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [
+            [TextDelta("Let me think about it"), call("device.do"), CUT],
+            [TextDelta("I do it."), call("device.do")],
+            [TextDelta("Done.")],
+        ]
+        one = await stage(make_services(scripts, partial_interval=0.0))
+        since = len(one.app.log)
+        one.app.say("go")
+        await one.quiet()
+        assert one.app.errors() == []
+        assert one.app.texts("assistant.speech.partial") == ["Let me think about it", "I do it.", "Done."]
+        assert one.app.finals() == ["I do it.", "Done."]
+        assert one.app.shapes(since).count("device.do") == 1
+        assert [m.text for m in one.session.messages if isinstance(m, AssistantMessage)] == [
+            "I do it.",
+            "Done.",
+        ]
+        assert one.provider.requests[1].messages == one.provider.requests[0].messages
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("scripts", "asked"),
+    [
+        ([[TextDelta("One"), CUT], [TextDelta("Two"), CUT], [TextDelta("Three")]], 2),
+        ([[TextDelta("One"), CUT], [CUT], [TextDelta("Three")]], 2),
+        ([[CUT], [TextDelta("Two")]], 1),  # the provider has tried again already
+        ([[TextDelta("One"), ModelError("protocol", "?")], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), ModelError("timeout", "late")], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), ModelError("overloaded", "busy", retry_after=121.0)], [TextDelta("Two")]], 1),
+    ],
+)
+def test_a_reply_that_breaks_off_is_not_asked_for_without_end_or_hope(
+    scripts: list[Script], asked: int
+) -> None:
+    async def scenario() -> None:
+        one = await stage(make_services(scripts, turn_timeout=120.0))
+        one.app.say("go")
+        await one.quiet()
+        assert len(one.provider.requests) == asked
+        assert one.app.errors() == ["model_provider_failed"]
+        assert len(one.app.spoken()) == 1
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_turn_may_be_interrupted_before_it_asks_once_more() -> None:
+    async def scenario() -> None:
+        busy = ModelError("overloaded", "busy", retry_after=10.0)
+        one = await stage(make_services([[TextDelta("Let me see"), busy], [TextDelta("x")]]))
+        one.app.say("go")
+        await one.app.until("assistant.speech.partial")
+        await later(5)
+        one.app.interrupt()
+        await one.quiet()
+        await later(60)
+        assert len(one.provider.requests) == 1
+        assert one.app.errors() == [] and one.app.states()[-1] == "idle"
+        (message,) = [m for m in one.session.messages if isinstance(m, AssistantMessage)]
+        assert message.text == f"Let me see {CUT_BEFORE_SPEECH}"
         await one.close()
 
     run(scenario())
@@ -222,6 +297,41 @@ def test_an_interrupted_reply_is_closed_at_the_service_and_kept_as_not_heard() -
         assert isinstance(last, AssistantMessage)
         assert last.text.startswith("Once upon [")
         assert one.app.finals() == []
+        await one.close()
+
+    run(scenario())
+
+
+def test_what_had_arrived_of_an_interrupted_answer_is_not_shown_after_the_interruption() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TextDelta("Once upon"), asyncio.Event()]]), slow=True)
+        line = one.app.line
+        assert line is not None
+        one.app.say("go")
+        await steps(30)
+        one.app.interrupt()
+        await steps(30)
+        line.flush()
+        assert "append user" in one.app.shapes()
+        assert one.app.texts("assistant.speech.partial") == []
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("arriving", [True, False])
+def test_a_client_cannot_have_said_more_of_an_answer_than_there_was(arriving: bool) -> None:
+    async def scenario() -> None:
+        reply: Script = [TextDelta("Once upon"), *([asyncio.Event()] if arriving else [])]
+        one = await stage(
+            make_services([reply]), lambda name, call_id: None if name == "tts.speak" else SPOKEN
+        )
+        one.app.say("go")
+        await one.app.until("assistant.speech.partial" if arriving else "tts.speak")
+        one.app.interrupt(spoken_text="Once upon a time " * 1_000)
+        await one.settled()
+        (said,) = [m.text for m in one.session.messages if isinstance(m, AssistantMessage)]
+        assert said.startswith("Once upon [")
         await one.close()
 
     run(scenario())

@@ -14,7 +14,7 @@ from conductor.app import make_services
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider
 from conductor.models.retry import RetryPolicy
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.phone import WAIT, Phone
@@ -35,7 +35,7 @@ class Served:
     async def quiet(self) -> None:
         """Wait until no session has a turn running."""
         async with asyncio.timeout(WAIT):
-            for session in self.listener.hub.sessions:
+            for session in self.listener.registry.sessions:
                 await session._turns.settled()
 
     async def empty(self) -> None:
@@ -58,7 +58,10 @@ async def serving(
     """Run a server; the other keyword arguments are fields of `Limits`."""
     settings = load_settings(None, interruption_mode=mode, speak_errors=speak_errors)
     limits.setdefault("turns_per_minute", 1e6)
+    limits.setdefault("subject_turns_per_minute", 1e6)
     limits.setdefault("calls_per_minute", 1e6)
+    limits.setdefault("open_microphone", 0.0)
+    limits.setdefault("model_retry", 0.001)
     services = make_services(settings, provider)
     services = replace(services, limits=replace(services.limits, **limits))
     listener = Listener(services, Authenticator(tokens))

@@ -176,14 +176,28 @@ class Phone:
         return self.log[position]
 
     async def idle(self, *, since: int = 0) -> None:
-        """Wait until the microphone is open."""
-        await self.until(is_state("idle"), since=since)
+        """Wait for an ``idle`` that stands beside no card: those open the microphone for an answer."""
+
+        def alone(event: Event) -> bool:
+            if not is_state("idle")(event):
+                return False
+            cards: set[str] = set()
+            for one in self.log[: self.log.index(event)]:
+                if one["type"] == "approval.request":
+                    cards.add(one["payload"]["approvalId"])
+                elif one["type"] == "approval.resolved" and one["payload"]["outcome"] != "refused":
+                    cards.discard(one["payload"]["approvalId"])
+            return not cards
+
+        await self.until(alone, since=since)
 
     async def ask(self, text: str) -> list[Event]:
         """Say something and wait for the turn's end; returns the turn's events."""
         since = len(self.log)
         await self.say(text)
-        await self.idle(since=since)
+        # A resumed session's own ``idle`` may still be on its way.
+        begun = await self.until(lambda event: not is_state("idle")(event), since=since)
+        await self.idle(since=self.log.index(begun))
         return self.log[since:]
 
     def shape(self, since: int = 0) -> list[str]:

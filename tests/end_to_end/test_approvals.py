@@ -63,7 +63,6 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
     }
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, "approval")
-        since = len(phone.log)
         await phone.say("tidy up")
         high = await phone.until(of_type("approval.request", name="delete_file"))
         assert [name for name, _ in phone.runs] == ["look"], "the safe call has run before anything is asked"
@@ -75,7 +74,7 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
         assert resolved["payload"]["outcome"] == "allowed"
         resolved = await decide(phone, high, "deny", message="no, leave it")
         assert resolved["payload"]["outcome"] == "denied"
-        await phone.idle(since=since)
+        await phone.idle(since=phone.log.index(resolved))
         assert phone.spoken() == ["Done, as far as you let me."]
     assert [name for name, _ in phone.runs] == ["look", "move_file"]
     first, second, third = results_of(claude.requests[-1])
@@ -121,15 +120,40 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
     async with serving(provider_for(claude)) as served:
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval")
-            since = len(phone.log)
             await phone.say("move it")
             request = await phone.until(of_type("approval.request"))
             wrong = await decide(phone, request, "allow", argumentsDigest="0" * 64)
             assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
-            assert (await decide(phone, request, "allow"))["payload"]["outcome"] == "allowed"
+            allowed = await decide(phone, request, "allow")
+            assert allowed["payload"]["outcome"] == "allowed"
             again = await decide(phone, request, "allow")
             assert again["payload"]["outcome"] == "refused"
-            await phone.idle(since=since)
+            await phone.idle(since=phone.log.index(allowed))
             assert len(phone.runs) == 1
     (result,) = results_of(claude.requests[-1])
     assert json.loads(json.dumps(result))["success"]
+
+
+async def test_a_card_is_answered_by_voice_once_the_app_has_said_that_it_is_shown(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [Reply(calls=(Call("delete_file", {"path": "a"}),)), Reply(text="Gone.")]
+    async with serving(provider_for(claude), heard_window=0.0) as served:
+        async with served.phone(tools={"delete_file": lambda a: "deleted"}) as phone:
+            await begin(phone, "approval")
+            since = len(phone.log)
+            await phone.say("delete it")
+            card = (await phone.until(of_type("approval.request")))["payload"]
+            await phone.until(is_state("idle"), since=since)
+            phrase = card["prompt"].partition("say: ")[2].partition(".")[0]
+            for words in ("yes please", phrase):
+                since = len(phone.log)
+                await phone.say(words)
+                await phone.until(is_state("idle"), since=since)
+                assert phone.runs == [] and not phone.finals()
+            await phone.send("approval.shown", {"approvalId": card["approvalId"]})
+            since = len(phone.log)
+            await phone.say(phrase)
+            resolved = await phone.until(of_type("approval.resolved", outcome="allowed"), since=since)
+            await phone.idle(since=phone.log.index(resolved))
+            assert [name for name, _ in phone.runs] == ["delete_file"]

@@ -100,10 +100,10 @@ async def test_invalid_utf8_gets_an_error_too() -> None:
         assert phone.errors()[0]["message"] == "invalid_utf8"
 
 
-@pytest.mark.parametrize("payload", [{}, {"text": ""}, {"text": "x" * 70_000}])
-async def test_a_transcript_that_starts_no_turn_reopens_the_microphone(payload: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", ["no text", "empty text", "oversize", "another session"])
+async def test_a_transcript_that_starts_no_turn_reopens_the_microphone(name: str) -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
-        await phone.send("user.audio.transcript.final", payload)
+        await phone.send_raw(BAD[name][0])
         await phone.until(is_state("idle"))
         assert phone.shape() == ["session.started", "error", "state idle"]
 

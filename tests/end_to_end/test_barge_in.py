@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
+from conductor.conversation.phrases import FAILURES
+from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Event, is_call, is_state
 from tests.end_to_end.test_tool_turns import last_text, results_of
@@ -89,10 +90,9 @@ async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude:
             await phone.say(f"question {number}")
         await phone.until(lambda e: e["type"] == "error")
         going_on.set()
-        await phone.idle()
-        await served.quiet()
+        await phone.until(lambda e: e["payload"].get("text") == FAILURES["rate_limited"])
         assert [e["code"] for e in phone.errors()] == ["rate_limited"]
-        assert len(phone.finals()) == 4
+        assert len(phone.finals()) == 5
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_va
                     await phone.idle(since=since)
             await phone.ask("the last one")
             await served.quiet()
-            (session,) = served.listener.hub.sessions
+            (session,) = served.listener.registry.sessions
             assert not session.busy
             users = [m for m in session.messages if type(m).__name__ == "UserMessage"]
             assert users[-1].text == "the last one"  # type: ignore[union-attr]

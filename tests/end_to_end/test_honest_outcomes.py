@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.heard import CUT_HERE, HEARD_NOTHING
+from conductor.conversation.speech import CUT_HERE, HEARD_NOTHING
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
@@ -339,7 +339,9 @@ async def test_a_call_says_how_long_it_may_take_only_where_that_is_understood(
             events = await phone.ask("go")
             limits = {e["payload"]["name"]: e["payload"].get("timeoutMs") for e in events if is_run(e)}
             assert limits == {"look": 1_500, "move_file": 99_000, "save_note": 7_000}
+            since = len(phone.log)
             await phone.start()  # declares no capability any more; the tools stay
+            await phone.idle(since=since)
             events = await phone.ask("go")
             assert [set(e["payload"]) for e in events if is_run(e)] == [{"callId", "name", "arguments"}] * 3
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.tools.gate import MAY_HAVE_HAPPENED
+from conductor.tools.permissions import MAY_HAVE_HAPPENED
 from conductor.tools.rules import arguments_digest
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import WAIT, Event, Phone, arguments, is_call, is_state
@@ -718,7 +718,8 @@ async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_
             request = await phone.until(of_type("approval.request"))
             assert request["payload"]["arguments"] == {"path": most}
             assert request["payload"]["prompt"] == (
-                "May I run move file, with path a 64 kilobyte text? Say yes or no."
+                "May I run move file, with path a text of 65525 characters that begins xxxxxxxxxxxxxxxxxxxx? "
+                "Say yes or no."
             )
             await decide(phone, request, "allow")
             await phone.idle(since=since)
@@ -769,7 +770,7 @@ async def test_whatever_a_tool_answers_the_model_reads_an_outcome_in_its_wrapper
     assert outcome["error_message"] == message
 
 
-async def test_a_result_of_another_type_is_refused_and_the_call_can_still_be_answered(
+async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_answered(
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
@@ -779,13 +780,11 @@ async def test_a_result_of_another_type_is_refused_and_the_call_can_still_be_ans
         await phone.say("look")
         asking = await phone.until(is_call("look"))
         call_id = asking["payload"]["callId"]
-        for wrong in ({"a": 1}, 7, ["x"]):
-            await phone.send("tool.result", {"callId": call_id, "result": wrong, "error": None})
         await phone.send("tool.result", {"callId": call_id, "result": "half a pair \ud800", "error": None})
-        await phone.result(call_id, "here")
+        await phone.send("tool.result", {"callId": call_id, "result": {"seen": ["a", 1]}, "error": None})
         await phone.idle(since=since)
-        assert {one["code"] for one in phone.errors()} == {"invalid_event"}
-    assert results_of(claude.requests[-1])[0]["data"] == "here"
+        assert [one["code"] for one in phone.errors()] == ["invalid_event"]
+    assert json.loads(results_of(claude.requests[-1])[0]["data"]) == {"seen": ["a", 1]}
 
 
 async def test_an_answer_to_somebody_elses_call_changes_nothing(claude: AnthropicService) -> None:

@@ -17,7 +17,7 @@ from conductor.app import make_services
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.clients.aiohttp_client import AiohttpClient
@@ -103,20 +103,20 @@ async def test_a_browser_brings_its_token_as_a_subprotocol_that_is_not_echoed(tm
 async def test_a_browser_with_a_wrong_token_is_not_let_in(tmp_path: Path) -> None:
     async with Page().served() as page, serving_pages(model(), page.origin) as served:
         assert await page.visit(tmp_path, served.url, token="wrong") == REFUSED
-        assert not served.listener.hub.sessions
+        assert not served.listener.registry.sessions
 
 
 async def test_a_page_of_an_origin_that_is_not_allowed_is_not_let_in_with_a_token(tmp_path: Path) -> None:
     async with Page().served() as page, serving_pages(model(), "https://other.example") as served:
         assert await page.visit(tmp_path, served.url, token=TOKEN) == REFUSED
-        assert not served.listener.hub.sessions
+        assert not served.listener.registry.sessions
 
 
 async def test_a_page_of_a_strange_name_that_resolves_to_this_machine_is_not_let_in(tmp_path: Path) -> None:
     async with serving(model()) as served, Page().served() as page:
         strange = served.url.replace("127.0.0.1", STRANGER)
         assert await page.visit(tmp_path, strange, name=STRANGER) == REFUSED
-        assert not served.listener.hub.sessions
+        assert not served.listener.registry.sessions
 
 
 async def test_aiohttp_holds_a_conversation() -> None:

@@ -11,7 +11,7 @@ from conductor.app import make_services
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.phone import Phone

@@ -27,7 +27,7 @@ async def test_five_hundred_sessions_at_once_leave_nothing_behind(claude: Anthro
         phones = [served.phone(f"s-{n}", tools={"agent.status": lambda a: "runs"}) for n in range(SESSIONS)]
         for start in range(0, SESSIONS, 50):
             await asyncio.gather(*(phone.open() for phone in phones[start : start + 50]))
-        sessions = [weakref.ref(session) for session in served.listener.hub.sessions]
+        sessions = [weakref.ref(session) for session in served.listener.registry.sessions]
         assert len(sessions) == SESSIONS
         for phone in phones:
             await phone.say("how is it?")
@@ -38,7 +38,7 @@ async def test_five_hundred_sessions_at_once_leave_nothing_behind(claude: Anthro
             assert len(phone.runs) == 1
         for start in range(0, SESSIONS, 50):
             await asyncio.gather(*(phone.close() for phone in phones[start : start + 50]))
-        await until(lambda: not len(served.listener.hub) and not served.listener.connections)
+        await until(lambda: not len(served.listener.registry) and not served.listener.connections)
     assert claude.received == 2 * SESSIONS
     assert claude.disconnects == []
     left = {task for task in asyncio.all_tasks() if not task.done()} - before

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conductor.conversation.sentences import CUT_OFF, FAILURES
+from conductor.conversation.phrases import CUT_OFF, FAILURES
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, is_state
 from tests.end_to_end.test_barge_in import assistant_texts
@@ -25,10 +25,7 @@ LASTING: dict[str, Script] = {
     "too long": HttpFailure(400, "invalid_request_error", "prompt is too long: 210000 tokens"),
     "too large": HttpFailure(413, "request_too_large", SECRET),
     "html instead of JSON": HttpFailure(400, body=b"<html>" + SECRET.encode()),
-    "error in the stream": Reply(text="One two three", delay_s=0.02, broken=Break("error", 2)),
-    "cut": Reply(text="One two three", broken=Break("cut", 2)),
     "garbage": Reply(text="One two three", broken=Break("garbage", 2)),
-    "an end without an end": Reply(text="One two three", broken=Break("end", 2)),
     "stall": Reply(text="One two three", broken=Break("stall", 2)),
     "stall at once": Reply(text="One two three", broken=Break("stall", 0)),
     "refusal": Reply(text="", stop_reason="refusal"),
@@ -42,6 +39,12 @@ PASSING: dict[str, list[Script]] = {
     "529 twice": [HttpFailure(529, "overloaded_error", SECRET)] * 2,
     "overloaded before the first word": [Reply(text="never", broken=Break("error", 0))],
     "cut before the first word": [Reply(text="never", broken=Break("cut", 0))],
+    "overloaded after two words": [Reply(text="One two three", delay_s=0.02, broken=Break("error", 2))],
+    "cut after two words": [Reply(text="One two three", broken=Break("cut", 2))],
+    "an end without an end": [Reply(text="One two three", broken=Break("end", 2))],
+    "cut in a call": [
+        Reply(text="I look.", calls=(Call("agent_status", {"id": "a"}),), broken=Break("cut", 3))
+    ],
 }
 
 
@@ -83,7 +86,8 @@ async def test_retries_end(claude: AnthropicService) -> None:
 
 
 async def test_what_was_shown_before_the_failure_stays_in_the_history(claude: AnthropicService) -> None:
-    claude.replies += [Reply(text="One two three", broken=Break("cut", 2)), Reply(text="Sorry for that.")]
+    claude.replies += [Reply(text="One two three", broken=Break("cut", 2))] * 2
+    claude.replies += [Reply(text="Sorry for that.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await phone.ask("count")
         await phone.ask("what happened?")
@@ -114,7 +118,7 @@ async def test_spoken_failures_can_be_switched_off(claude: AnthropicService) -> 
 
 
 async def test_shown_text_is_cleared_even_if_failures_are_not_spoken(claude: AnthropicService) -> None:
-    claude.replies.append(Reply(text="One two three", broken=Break("cut", 2)))
+    claude.replies += [Reply(text="One two three", broken=Break("cut", 2))] * 2
     async with serving(provider_for(claude), speak_errors=False) as served, served.phone() as phone:
         await phone.ask("count")
         assert phone.finals() == ["One two"]

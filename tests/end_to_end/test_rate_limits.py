@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
-from conductor.models.base import TextDelta
+from conductor.models.base import Finished, TextDelta, Usage
 from conductor.models.scripted import ScriptedProvider
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import Serve
-from tests.end_to_end.phone import PLAIN_TURN, Event, is_call
+from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, is_call
 
 
 def chatty() -> ScriptedProvider:
@@ -41,7 +44,7 @@ async def test_what_was_refused_is_no_part_of_the_conversation(serve: Serve) -> 
     async with serve(chatty(), turns_per_minute=per_minute(1)) as served, served.phone() as phone:
         await phone.ask("hi")
         await phone.ask("what nobody heard")
-        (session,) = served.listener.hub.sessions
+        (session,) = served.listener.registry.sessions
         assert len(session.messages) == 2
         assert "what nobody heard" not in str(list(session.messages))
 
@@ -120,3 +123,112 @@ async def test_a_transcript_that_was_refused_may_be_said_again_under_its_id(serv
             await phone.say("again", id="said-twice")
             await phone.idle(since=since)
             assert phone.shape(since) == ["error", "state idle"], "it is not taken for a repetition"
+
+
+# -- one token, many sessions
+
+TOKENS = ("first-token", "second-token")
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_turns_of_all_sessions_with_one_token_count_together(serve: Serve) -> None:
+    provider, most = chatty(), load_settings(None, subject_turns_per_min=3).limits.subject_turns_per_minute
+    async with serve(provider, tokens=TOKENS, subject_turns_per_minute=most) as served:
+        for number in range(3):
+            async with served.phone(f"s-{number}", headers=bearer(TOKENS[0])) as phone:
+                await phone.ask("hi")
+                assert phone.finals() == ["Hi."]
+        async with served.phone("s-9", headers=bearer(TOKENS[0])) as phone:
+            since = len(phone.log)
+            await phone.say("and again")
+            await phone.idle(since=since)
+            assert phone.shape(since) == ["error", "state idle"]
+            (error,) = phone.errors()
+            assert error["code"] == "rate_limited" and 10_000 < error["retryAfterMs"] <= 20_000
+        async with served.phone("s-9", headers=bearer(TOKENS[1])) as other:
+            await other.ask("hi")
+            assert other.finals() == ["Hi."]
+    assert len(provider.requests) == 4
+
+
+async def test_results_and_their_rounds_are_no_turns_of_the_token(serve: Serve) -> None:
+    rounds = [[ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}')] for n in range(4)]
+    provider = ScriptedProvider([*rounds, [TextDelta("They run.")]])
+    async with serve(provider, tokens=TOKENS, subject_turns_per_minute=1.0) as served:
+        tools = {"agent.status": lambda _: "runs"}
+        async with served.phone(headers=bearer(TOKENS[0]), tools=tools) as phone:
+            await phone.ask("how are they?")
+            assert phone.finals() == ["They run."] and phone.errors() == []
+
+
+async def test_news_waits_until_the_token_has_a_turn_for_it(serve: Serve) -> None:
+    provider = chatty()
+    limits = {"subject_turns_per_minute": 1.0, "open_microphone": 0.0}
+    async with serve(provider, tokens=TOKENS, **limits) as served:
+        async with served.phone(headers=bearer(TOKENS[0])) as phone:
+            await phone.ask("hi")
+            await phone.send("agent.completed", {"agentId": "a-1", "status": "done"})
+            since = len(phone.log)
+            await phone.say("and again")
+            await phone.idle(since=since)
+            assert [error["code"] for error in phone.errors()] == ["rate_limited"]
+    assert len(provider.requests) == 1
+
+
+async def test_without_tokens_turns_are_not_those_of_one_person(serve: Serve) -> None:
+    async with serve(chatty(), subject_turns_per_minute=1.0) as served:
+        for number in range(3):
+            async with served.phone(f"s-{number}") as phone:
+                await phone.ask("hi")
+                assert phone.finals() == ["Hi."] and phone.errors() == []
+
+
+# -- a day's tokens
+
+
+async def test_a_turn_beyond_the_days_budget_says_so_and_asks_no_model() -> None:
+    provider = ScriptedProvider(lambda _: [TextDelta("Hi."), Finished("end_turn", Usage(60, 50))])
+    settings = load_settings(None, port=0, daily_token_budget=100, auth_tokens=",".join(TOKENS))
+    async with running(settings, make_services(settings, provider)) as listener:
+        url = f"ws://127.0.0.1:{listener.port}/ws"
+        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+            await phone.ask("hi")
+            assert phone.finals() == ["Hi."]
+        async with Phone(url, "s-2", headers=bearer(TOKENS[0])) as phone:
+            await phone.ask("hi")
+            assert [error["code"] for error in phone.errors()] == ["rate_limited"]
+            assert phone.spoken() == ["Sorry, today's allowance is used up. Please come back tomorrow."]
+            assert phone.shape()[-1] == "state idle"
+        async with Phone(url, "s-3", headers=bearer(TOKENS[1])) as other:
+            await other.ask("hi")
+            assert other.finals() == ["Hi."]
+    assert len(provider.requests) == 2
+
+
+# -- sessions
+
+
+async def test_a_session_too_many_is_refused_clearly_and_existing_ones_can_be_resumed(tmp_path: Path) -> None:
+    settings = load_settings(
+        None, port=0, max_kept_sessions_per_subject=1, auth_tokens=TOKENS[0], data_dir=tmp_path
+    )
+    async with running(settings, make_services(settings, chatty())) as listener:
+        url = f"ws://127.0.0.1:{listener.port}/ws"
+        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+            await phone.ask("hi")
+        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+            assert phone.log[0]["payload"]["resumed"] is True
+        refused = Phone(url, "s-2", headers=bearer(TOKENS[0]))
+        await refused.open(start=False)
+        await refused.start()
+        error = await refused.until(lambda e: e["type"] == "error")
+        assert error["payload"]["code"] == "rate_limited"
+        assert error["payload"]["message"].startswith("1 sessions of this token are kept already")
+        assert error["payload"]["retryAfterMs"] == 60_000
+        await refused.say("hello?")
+        await refused.idle()
+        assert not refused.closed.is_set()
+        await refused.close()

@@ -130,7 +130,7 @@ async def test_stale_speech_is_left_out_of_a_replay_and_its_text_is_not(claude: 
         assert phone.spoken() == []
 
 
-async def test_of_all_states_only_the_latest_is_replayed(claude: AnthropicService) -> None:
+async def test_a_replay_has_the_latest_state_and_a_speech_its_own(claude: AnthropicService) -> None:
     going_on = asyncio.Event()
     claude.replies.append(Reply(text="Hello.", hold=going_on))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
@@ -146,7 +146,7 @@ async def test_of_all_states_only_the_latest_is_replayed(claude: AnthropicServic
         fence = await phone.say("")
         await phone.until(lambda e: e["payload"].get("eventId") == fence)
         states = [shape for shape in phone.shape(since) if shape.startswith("state")]
-        assert set(states) == {"state idle"}
+        assert states[0] == "state speaking" and set(states[1:]) == {"state idle"}
 
 
 async def test_a_resume_with_no_turn_running_opens_the_microphone(claude: AnthropicService) -> None:
@@ -191,7 +191,7 @@ async def test_a_session_ends_when_its_grace_is_over(claude: AnthropicService) -
     async with serving(provider_for(claude), session_grace=0.0) as served:
         async with served.phone() as phone:
             await phone.ask("hi")
-        await until(lambda: not len(served.listener.hub))
+        await until(lambda: not len(served.listener.registry))
         async with served.phone() as phone:
             assert phone.log[0]["payload"]["resumed"] is False
 

@@ -8,26 +8,29 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation import turns
-from conductor.conversation.lasting import LastingGrants
+from conductor.conversation import turn_queue
+from conductor.conversation.grants import LastingGrants
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import load_settings
-from conductor.stores import sqlite_writer
 from conductor.stores.base import SessionKey, SessionStore
+from conductor.stores.health import HealthCheckedStore
 from conductor.stores.redis import RedisStore
+from conductor.stores.redis_records import key_names
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.watched import WatchedStore
 from tests.end_to_end.conftest import Served
 from tests.end_to_end.phone import WAIT, Event, Phone, is_call
 from tests.server.wires import get, http, until
+from tests.stores.redis_cluster import RedisCluster
+from tests.stores.redis_sentinel import SentinelServers
 from tests.stores.redis_server import RedisServer
 from tests.stores.test_redis_faults import Proxy
 
@@ -49,7 +52,7 @@ async def serving(
     store: SessionStore, replies: Any = echo, mode: str = "queue", **limits: Any
 ) -> AsyncIterator[Served]:
     """Run a server with this store."""
-    watched = WatchedStore(store, 0.02)
+    watched = HealthCheckedStore(store, 0.02)
     provider = ScriptedProvider(replies)
     settings = load_settings(None, interruption_mode=mode, port=0)
     services = make_services(settings, provider)
@@ -103,9 +106,9 @@ def path(tmp_path: Path) -> Path:
 async def calm(served: Served) -> None:
     """Wait until every acknowledgement is recorded."""
     await served.quiet()
-    (session,) = served.listener.hub.sessions
-    ledger, outbox = session._ledger, session._outbox
-    await until(lambda: not (outbox.outstanding or outbox.gone or ledger._lock.locked()))
+    (session,) = served.listener.registry.sessions
+    committer, outbox = session._committer, session._outbox
+    await until(lambda: not (outbox.outstanding or outbox.gone or committer._lock.locked()))
 
 
 async def refused(phone: Phone, text: str) -> None:
@@ -203,7 +206,7 @@ async def test_a_turn_that_loses_its_store_says_so_and_shows_nothing_of_its_answ
 async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "NEWS_RETRY_S", 0.2)
+    monkeypatch.setattr(turn_queue, "NEWS_RETRY_S", 0.2)
     hold = asyncio.Event()
     scripts = iter([[hold, TextDelta("Not heard.")]])
     replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
@@ -221,11 +224,9 @@ async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
             assert phone.finals() == ["You said one, two."]
 
 
-async def test_a_file_that_was_deleted_is_made_anew_and_the_next_words_are_answered(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
-    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
+async def test_a_file_that_was_deleted_is_made_anew_and_the_next_words_are_answered(path: Path) -> None:
+    store = SqliteStore(path, busy_timeout=BUSY_S, look_every=0.0)
+    async with serving(store) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
         for each in path.parent.glob(f"{path.name}*"):
@@ -322,6 +323,26 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
             assert said == ["one", "two", "three"]
     finally:
         replica.kill()
+
+
+@pytest.mark.parametrize(
+    "servers", [SentinelServers, partial(RedisCluster, replicas=True)], ids=["sentinel", "cluster"]
+)
+async def test_a_primary_that_dies_and_is_replaced_is_not_noticed(servers: Any, tmp_path: Path) -> None:
+    with servers(tmp_path).running() as running:
+        store = RedisStore(running.url, retry_for=WAIT)
+        (meta, *_) = key_names(store.prefix, SessionKey("anonymous", "s-1"))
+        async with serving(store) as served, served.phone() as phone:
+            await phone.ask("one")
+            await calm(served)
+            since = len(phone.log)
+            failing = asyncio.create_task(asyncio.to_thread(running.fail_over, meta))
+            await phone.say("two")
+            await phone.idle(since=since)
+            await failing
+            await phone.ask("three")
+            assert phone.finals(since) == ["You said one, two.", "You said one, two, three."]
+            assert not phone.errors() and await ready(served) == 200
 
 
 def follows(replica: RedisServer, primary: RedisServer) -> None:

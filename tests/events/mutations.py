@@ -59,6 +59,7 @@ _PAYLOADS: dict[str, list[dict[str, Any]]] = {
     "tool.started": [{"callId": "call_1"}],
     "tool.progress": [{"callId": "call_1"}, {"callId": "call_1", "message": "3 of 7", "percent": 42.5}],
     "tool.accepted": [{"callId": "call_1", "jobId": "job-7"}],
+    "approval.shown": [{"approvalId": "appr_1"}],
     "approval.response": [
         {"approvalId": "appr_1", "argumentsDigest": "0" * 64, "decision": "allow", "scope": "session"},
         {"decisions": [_DENIAL, _EDIT, {**_DENIAL, "approvalId": "appr_3", "message": "no, leave it"}]},

@@ -147,7 +147,6 @@ WRONG_PAYLOADS: list[tuple[str, dict[str, Any], str]] = [
     ("tool.result", {}, "callId"),
     ("tool.result", {"callId": ""}, "callId"),
     ("tool.result", {"callId": "x" * 129}, "callId"),
-    ("tool.result", {"callId": "c", "result": {"a": 1}}, "result"),
     ("tool.result", {"callId": "c", "error": False}, "error"),
     ("audio.output.interrupted", {"reason": None}, "reason"),
     ("audio.output.interrupted", {"reason": "x", "playedMs": -1}, "playedMs"),
@@ -250,6 +249,36 @@ def test_a_large_tool_result_is_accepted_whole() -> None:
     inbound = decode_event(sized(1_000_000, "tool.result", "result"))
     assert isinstance(inbound.event, client.ToolResultEvent)
     assert inbound.event.result is not None and len(inbound.event.result) > 999_000
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"status": "ok", "n": [1, 2.5]}, '{"status":"ok","n":[1,2.5]}'),
+        ([], "[]"),
+        (42, "42"),
+        (False, "false"),
+        ("", ""),
+        ('{"a":1}', '{"a":1}'),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("filler", [0, 100_000])
+def test_a_result_that_is_no_string_is_taken_as_its_json_text(
+    result: Any, text: str | None, filler: int
+) -> None:
+    payload = {"callId": "c", "result": result, "error": None, "more": "x" * filler}
+    event = decode_event(frame(type="tool.result", payload=payload)).event
+    assert isinstance(event, client.ToolResultEvent) and (event.call_id, event.error) == ("c", None)
+    assert text == (None if event.result is None else event.result.replace(" ", ""))
+
+
+def test_a_large_result_may_hold_anything_that_is_json() -> None:
+    values = [{"a": "ü"}] * 60_000  # far more values than an event may have
+    data = frame(type="tool.result", payload={"callId": "c", "result": values})
+    event = decode_event(data).event
+    assert isinstance(event, client.ToolResultEvent) and json.loads(event.result) == values
+    assert str(refusal(data.replace(b"\\u00fc", b"\xff"))) == "invalid_utf8"
 
 
 @pytest.mark.parametrize("event_type", sorted(set(CLIENT) - {"tool.result"}))

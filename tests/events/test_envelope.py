@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.events.envelope import IdSource, encode_event, timestamp
+from conductor.events.envelope import IdGenerator, encode_event, timestamp
 from conductor.events.server import SpeechPartial
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -58,14 +58,14 @@ def test_a_frame_is_one_line_of_utf8_without_spaces() -> None:
 
 
 def test_ids_are_unique_and_fit_the_protocol() -> None:
-    one, other = IdSource("evt"), IdSource("evt")
+    one, other = IdGenerator("evt"), IdGenerator("evt")
     ids = [make() for make in (one, other) for _ in range(5_000)]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"evt_[0-9a-f]{16}_[0-9a-f]+", each) for each in ids)
 
 
 def test_ids_are_unique_over_threads() -> None:
-    make = IdSource("evt")
+    make = IdGenerator("evt")
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda _: make(), range(4_000), timeout=5))
     assert len(set(ids)) == len(ids)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
 from conductor.events.envelope import Payload, encode_event
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
+    Diagnostic,
     ErrorEvent,
     EventAck,
     RejectedTool,
@@ -92,6 +93,8 @@ EVENTS: dict[str, Payload] = {
     ),
     "approval.resolved": ApprovalResolved("appr_1", "allowed"),
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
+    "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
+    "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
     "session.ping": SessionPing(),
 }
 

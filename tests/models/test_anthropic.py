@@ -20,12 +20,11 @@ from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models import anthropic_client
 from conductor.models.anthropic import AnthropicProvider
-from conductor.models.anthropic_errors import retry_after_s
-from conductor.models.anthropic_events import ReplyDecoder
-from conductor.models.anthropic_render import body_of, encode, names_of
+from conductor.models.anthropic_request import body_of, encode, names_of
+from conductor.models.anthropic_stream import ReplyDecoder, retry_after_s
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.names import NameMap
 from conductor.models.retry import RetryPolicy
+from conductor.models.tool_names import ToolNameMap
 from tests.stand_ins.anthropic_rules import check_body
 from tests.stand_ins.anthropic_script import (
     Break,
@@ -79,6 +78,10 @@ def test_neighbours_of_one_role_become_one_message() -> None:
     messages = rendered(ask(UserMessage("One."), Note("An agent is done."), UserMessage("Two.")))["messages"]
     assert len(messages) == 1
     assert plain(messages[0]) == [text("One."), text("[An agent is done.]"), text("Two.")]
+    said = (UserMessage("Hello."), AssistantMessage("One."), AssistantMessage("Two."), UserMessage("Yes."))
+    messages = rendered(ask(*said))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert plain(messages[1]) == [text("One."), text("Two.")]
 
 
 def test_all_results_of_a_reply_come_first_in_the_next_message() -> None:
@@ -145,6 +148,7 @@ def test_blank_words_are_never_sent() -> None:
     messages = rendered(request)["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"][0]["type"] == "tool_use"
+    assert messages[2]["content"][0]["content"] == "(nothing)"
 
 
 def test_an_assistant_s_words_end_without_white_space() -> None:
@@ -224,13 +228,19 @@ def test_the_next_request_begins_with_this_one() -> None:
     assert [plain(m) for m in after["messages"][:3]] == [plain(m) for m in before["messages"]]
 
 
-def test_a_blank_system_prompt_is_left_out() -> None:
-    assert "system" not in rendered(ask(system=" "))
+def test_a_blank_system_prompt_or_description_is_left_out() -> None:
+    body = rendered(ask(system=" ", tools=(ToolDefinition("agent.spawn", " ", SCHEMA),)))
+    assert "system" not in body and "description" not in body["tools"][0]
 
 
 def test_lone_surrogates_become_question_marks() -> None:
-    body = rendered(ask(UserMessage("a\ud83db"), system="c\udc00"))
+    tool = ToolDefinition(
+        "agent.spawn", "d\udfff", {"type": "object", "properties": {"x": {"enum": ["\ud800"]}}}
+    )
+    body = rendered(ask(UserMessage("a\ud83db"), system="c\udc00", tools=(tool,)))
     assert plain(body["messages"][0]) == [text("a?b")]
+    assert body["tools"][0]["description"] == "d?"
+    assert body["tools"][0]["input_schema"]["properties"] == {"x": {"enum": ["?"]}}
     assert body["system"][0]["text"] == "c?"
 
 
@@ -318,11 +328,11 @@ async def service() -> AsyncIterator[AnthropicService]:
 def provider_for(service: AnthropicService, **more: Any) -> AnthropicProvider:
     more.setdefault("api_key", "test-key")
     more.setdefault("retry_policy", RetryPolicy(base_s=0.001))
+    more.setdefault("trust_env", False)
     return AnthropicProvider(
         model="test-model",
         max_tokens=512,
         base_url=service.base_url,
-        trust_env=False,
         random=Random(1),
         **more,
     )
@@ -469,7 +479,7 @@ async def test_other_line_ends_are_understood(
 
 
 def test_events_that_are_not_known_are_ignored() -> None:
-    decoder = ReplyDecoder(NameMap([]))
+    decoder = ReplyDecoder(ToolNameMap([]))
     stream = (
         b'data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":5,"new":{"x":1}}}}\n\n'
         b'data: {"type":"brand_new","x":1}\n\n'
@@ -492,7 +502,7 @@ def test_events_that_are_not_known_are_ignored() -> None:
 
 
 def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
-    decoder = ReplyDecoder(NameMap([]))
+    decoder = ReplyDecoder(ToolNameMap([]))
     start = b'{"type":"tool_use","id":"t1","name":"a","input":{}}'
     decoder.feed(b'data: {"type":"content_block_start","index":0,"content_block":' + start + b"}\n\n")
     with pytest.raises(ModelError) as caught:
@@ -503,9 +513,37 @@ def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
     assert caught.value.reason == "protocol"
 
 
+def test_thinking_begins_in_its_start_and_its_signature_may_come_in_parts() -> None:
+    decoder = ReplyDecoder(ToolNameMap([]))
+    deltas = [
+        {"type": "thinking_delta", "thinking": "me see."},
+        {"type": "signature_delta", "signature": "sig"},
+        {"type": "signature_delta", "signature": "nature"},
+    ]
+    block = {"type": "thinking", "thinking": "Let ", "signature": ""}
+    events: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    (end,) = decoder.feed(b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events))
+    assert isinstance(end, Finished)
+    thinking = {"type": "thinking", "thinking": "Let me see.", "signature": "signature"}
+    assert msgspec.json.decode(end.opaque or "") == [thinking]
+
+
+@pytest.mark.parametrize("stream", [b"data: {\n\n", b'data: {"type":"\xff"}\n\n', b"x" * 5_000_000])
+def test_what_is_no_event_is_a_failure_of_the_protocol(stream: bytes) -> None:
+    with pytest.raises(ModelError) as caught:
+        ReplyDecoder(ToolNameMap([])).feed(stream)
+    assert caught.value.reason == "protocol"
+
+
 def test_an_end_without_stop_reason_is_no_end() -> None:
     with pytest.raises(ModelError) as caught:
-        ReplyDecoder(NameMap([])).feed(b'data: {"type":"message_stop"}\n\n')
+        ReplyDecoder(ToolNameMap([])).feed(b'data: {"type":"message_stop"}\n\n')
     assert caught.value.reason == "connection"
 
 
@@ -522,6 +560,7 @@ FAILURES: list[tuple[HttpFailure, ModelFailure, int]] = [
     (HttpFailure(504, "timeout_error", SECRET), "overloaded", 3),
     (HttpFailure(529, "overloaded_error", SECRET), "overloaded", 3),
     (HttpFailure(400, "invalid_request_error", f"prompt is too long: 5 > 4 {SECRET}"), "context_too_long", 1),
+    (HttpFailure(400, "invalid_request_error", f"Prompt is too long {SECRET}"), "context_too_long", 1),
     (HttpFailure(400, "invalid_request_error", SECRET), "protocol", 1),
     (HttpFailure(404, "not_found_error", SECRET), "protocol", 1),
     (HttpFailure(408, "timeout_error", SECRET), "timeout", 1),
@@ -549,6 +588,13 @@ async def test_statuses(
     assert service.received == tries
     assert SECRET not in str(error)
     assert str(error).endswith(".")
+
+
+async def test_a_model_that_is_not_there_is_said_to_be_so(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    service.default = HttpFailure(404, "not_found_error", SECRET)
+    assert "does not know this model" in str(await failure_of(provider))
 
 
 @pytest.mark.parametrize(
@@ -585,6 +631,16 @@ async def test_streams_that_break(
     assert service.received == 1
 
 
+async def test_a_stream_that_breaks_while_the_model_thinks_is_asked_for_again(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    thinks = Reply(text="One", thinking="Let me see that.", delay_s=0.01, broken=Break("end", 2))
+    service.replies.append(thinks)
+    service.default = Reply(text="Two")
+    assert TextDelta("Two") in await collect(provider)
+    assert service.received == 2
+
+
 async def test_a_retry_after_beyond_the_deadline_fails_at_once(
     service: AnthropicService, provider: AnthropicProvider
 ) -> None:
@@ -600,6 +656,7 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
     assert retry_after_s({"retry-after": "-1"}) == 0.0
     assert retry_after_s({"retry-after": "soon"}) is None
     assert retry_after_s({}) is None
+    assert retry_after_s({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
     at = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
     seconds = retry_after_s({"retry-after": at})
     assert seconds is not None
@@ -609,6 +666,24 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
 async def test_a_wrong_key_is_an_authentication_failure(service: AnthropicService) -> None:
     provider = provider_for(service, api_key="wrong")
     assert (await failure_of(provider)).reason == "authentication"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(("trust_env", "reason"), [(False, None), (True, "connection")])
+async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
+    service: AnthropicService,
+    monkeypatch: pytest.MonkeyPatch,
+    trust_env: bool,
+    reason: ModelFailure | None,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    provider = provider_for(service, trust_env=trust_env)
+    if reason is None:
+        assert await collect(provider)
+    else:
+        assert (await failure_of(provider)).reason == reason
     await provider.aclose()
 
 

@@ -13,13 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEARD_NOTHING, marked
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
-from conductor.models.demo import ASK_REPOSITORY, DemoProvider, reply_to
-from conductor.models.demo_answers import answer as demo_answer
-from conductor.models.demo_requests import understand
-from conductor.models.demo_sums import digits, sum_of
-from conductor.models.demo_values import spoken_time
+from conductor.models.demo import ASK_REPOSITORY, DemoProvider, output_for
 from conductor.tools.base import ToolOutcome, failed, succeeded
 
 Run = Callable[[Mapping[str, Any]], ToolOutcome]
@@ -60,7 +57,7 @@ async def no_pause(_: float) -> None:
     """Go on at once."""
 
 
-class Talk:
+class TerminalChat:
     """A conversation with the demo: the loop of a turn, with tools that are functions."""
 
     def __init__(self, tools: Sequence[ToolDefinition] = TOOLS, **runs: Run) -> None:
@@ -126,16 +123,16 @@ def any_moment(rng: random.Random) -> datetime:
 
 async def test_it_tells_the_time_that_the_tool_gave(rng: random.Random) -> None:
     moment = any_moment(rng)
-    talk = Talk(get_current_time=clock(moment))
+    talk = TerminalChat(get_current_time=clock(moment))
     words = await talk.hear("What time is it?")
     assert talk.calls == [("get_current_time", {})]
-    assert words == f"It is {spoken_time(moment)}, {moment:%A}."
-    assert f"{moment.hour}:{moment:%M}" in words
+    assert words.startswith(f"It is {moment.hour}:{moment:%M} ")
+    assert words.endswith(f", {moment:%A}.")
 
 
 async def test_several_places_are_several_calls_in_one_reply(rng: random.Random) -> None:
     moment = any_moment(rng)
-    talk = Talk(get_current_time=clock(moment))
+    talk = TerminalChat(get_current_time=clock(moment))
     words = await talk.hear("what time is it in Tokyo, sao paulo and in Asia/Ho_Chi_Minh")
     assert [arguments["timezone"] for _, arguments in talk.calls] == [
         "Asia/Tokyo",
@@ -149,7 +146,7 @@ async def test_several_places_are_several_calls_in_one_reply(rng: random.Random)
 
 
 async def test_an_unknown_place_is_asked_for_and_not_guessed(rng: random.Random) -> None:
-    talk = Talk(get_current_time=clock(any_moment(rng)))
+    talk = TerminalChat(get_current_time=clock(any_moment(rng)))
     assert "Xanadu" in await talk.hear("What time is it in Xanadu?")
     assert talk.calls == []
     await talk.hear("Europe/Berlin")
@@ -158,12 +155,12 @@ async def test_an_unknown_place_is_asked_for_and_not_guessed(rng: random.Random)
 
 async def test_a_time_without_a_zone_is_said_to_be_universal() -> None:
     moment = datetime(2031, 4, 2, 17, 5, tzinfo=UTC)
-    talk = Talk(get_current_time=result_is({"time": moment.isoformat(), "time_zone": "UTC"}))
+    talk = TerminalChat(get_current_time=result_is({"time": moment.isoformat(), "time_zone": "UTC"}))
     assert await talk.hear("what time is it") == "It is 5:05 in the afternoon in universal time, Wednesday."
 
 
 async def test_the_date_is_said_in_words() -> None:
-    talk = Talk(get_current_time=clock(datetime(2031, 4, 2, 17, 5, tzinfo=UTC)))
+    talk = TerminalChat(get_current_time=clock(datetime(2031, 4, 2, 17, 5, tzinfo=UTC)))
     assert await talk.hear("What's the date today?") == "Today is Wednesday, April 2, 2031."
 
 
@@ -180,8 +177,9 @@ async def test_the_date_is_said_in_words() -> None:
         (23, 59, "11:59 at night"),
     ],
 )
-def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -> None:
-    assert spoken_time(datetime(2031, 1, 1, hour, minute)) == words
+async def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -> None:
+    talk = TerminalChat(get_current_time=clock(datetime(2031, 1, 1, hour, minute)))
+    assert await talk.hear("what time is it") == f"It is {words}, Wednesday."
 
 
 @pytest.mark.parametrize(
@@ -197,12 +195,16 @@ def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -
         ("half of nine", "0.5 * 9"),
         ("five squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
         ("7 mod 4", "7 % 4"),
+        ("10 % 3", "10 % 3"),
+        ("2 cubed × 1,250,000 ÷ 8 − .5", "2 ** 3 * 1250000 / 8 - .5"),
+        ("multiply 6 by 7", "6 * 7"),
+        ("subtract 4 from 10", "10 - 4"),
         ("12 factorial", "factorial(12)"),
         ("(6+2) percent of 50", "(6 + 2) / 100 * 50"),
     ],
 )
 async def test_a_sum_as_people_say_it_reaches_the_calculator(said: str, expression: str) -> None:
-    talk = Talk(calculator=result_is({"result": "8675"}))
+    talk = TerminalChat(calculator=result_is({"result": "8675"}))
     words = await talk.hear(said)
     assert talk.calls == [("calculator", {"expression": expression})]
     assert words.endswith(" is 8675.")
@@ -211,13 +213,16 @@ async def test_a_sum_as_people_say_it_reaches_the_calculator(said: str, expressi
 @pytest.mark.parametrize(
     "said", ["what is 5", "2 plus", "((3)", "what is love", "3 4", "plus", "", "times 2", "%"]
 )
-def test_what_is_no_sum_is_not_taken_for_one(said: str) -> None:
-    assert sum_of(said) is None
+async def test_what_is_no_sum_is_not_taken_for_one(said: str) -> None:
+    talk = TerminalChat()
+    await talk.hear(said)
+    assert talk.calls == []
 
 
 @given(st.integers(0, 999_999))
 def test_number_words_are_read_as_the_number(number: int) -> None:
-    assert digits(in_words(number)) == str(number)
+    output = output_for(ModelRequest("", (UserMessage(f"{in_words(number)} plus 1"),), TOOLS))
+    assert [msgspec.json.decode(given) for _, given in output.calls] == [{"expression": f"{number} + 1"}]
 
 
 def in_words(number: int) -> str:
@@ -238,15 +243,17 @@ def in_words(number: int) -> str:
 async def test_a_sum_and_a_time_are_called_for_in_one_reply(rng: random.Random) -> None:
     moment, percent, whole = any_moment(rng), rng.randrange(2, 99), rng.randrange(1000, 9000)
     value = f"{percent * whole / 100:.15g}"
-    talk = Talk(get_current_time=clock(moment), calculator=result_is({"result": value}))
+    talk = TerminalChat(get_current_time=clock(moment), calculator=result_is({"result": value}))
     words = await talk.hear(f"What is {percent}% of {whole}, and what time is it in Tokyo?")
     assert [len(calls) for calls in talk.rounds] == [2]
     assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
-    assert words == f"{percent}% of {whole} is {value}. In Tokyo it is {spoken_time(moment)}, {moment:%A}."
+    part = "at night" if moment.hour < 5 else "in the morning"
+    in_tokyo = f"In Tokyo it is {moment.hour}:{moment:%M} {part}, {moment:%A}."
+    assert words == f"{percent}% of {whole} is {value}. {in_tokyo}"
 
 
 async def test_a_negative_result_is_spoken_as_minus() -> None:
-    talk = Talk(calculator=result_is({"result": "-29"}))
+    talk = TerminalChat(calculator=result_is({"result": "-29"}))
     assert await talk.hear("12 - 41") == "12 minus 41 is minus 29."
 
 
@@ -254,12 +261,12 @@ async def test_a_negative_result_is_spoken_as_minus() -> None:
 
 
 async def test_a_failure_is_told_with_its_reason() -> None:
-    talk = Talk(calculator=lambda _: failed("validation_failed", "It divides by zero."))
+    talk = TerminalChat(calculator=lambda _: failed("validation_failed", "It divides by zero."))
     assert await talk.hear("7 divided by 0") == "That did not work: It divides by zero."
 
 
 async def test_one_failure_among_two_says_which(rng: random.Random) -> None:
-    talk = Talk(
+    talk = TerminalChat(
         calculator=lambda _: failed("internal_error", "The abacus broke"),
         get_current_time=clock(any_moment(rng)),
     )
@@ -269,7 +276,9 @@ async def test_one_failure_among_two_says_which(rng: random.Random) -> None:
 
 
 async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
-    talk = Talk(agent__spawn=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout"))
+    talk = TerminalChat(
+        agent__spawn=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
+    )
     words = await talk.hear("start an agent to tidy up in kestrel/burrow")
     assert len(talk.calls) == 1
     assert words.startswith("I don't know whether the agent was started.")
@@ -284,19 +293,19 @@ async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
         AssistantMessage("", (call,)),
         ToolResult("c1", closed, True),
     )
-    assert reply_to(ModelRequest("", messages, TOOLS)).text.startswith(
+    assert output_for(ModelRequest("", messages, TOOLS)).text.startswith(
         "I don't know whether the agent was cancelled."
     )
 
 
 async def test_a_tool_that_is_not_offered_is_not_called() -> None:
-    talk = Talk(tools=(CLOCK,))
+    talk = TerminalChat(tools=(CLOCK,))
     assert await talk.hear("what is 17% of 2340") == "The tool calculator is not available here."
     assert await talk.hear("add a task to feed the cat") == "The tool add task is not available here."
 
 
 async def test_with_tools_switched_off_it_answers_in_words() -> None:
-    talk = Talk()
+    talk = TerminalChat()
     assert await talk.hear("what time is it", tool_choice="none") == "I may not use any tools just now."
 
 
@@ -305,7 +314,7 @@ async def test_with_tools_switched_off_it_answers_in_words() -> None:
 
 async def test_an_agent_is_started_where_the_user_said(rng: random.Random) -> None:
     repository, identity = f"o{rng.randrange(10**6)}/r{rng.randrange(10**6)}", f"bc-{rng.randrange(10**6)}"
-    talk = Talk(agent__spawn=result_is(msgspec.json.encode({"id": identity}).decode()))
+    talk = TerminalChat(agent__spawn=result_is(msgspec.json.encode({"id": identity}).decode()))
     words = await talk.hear(f"Please start an agent to fix the login and update its tests in {repository}.")
     prompt = {"prompt": "fix the login and update its tests", "repository": repository}
     assert talk.calls == [("agent.spawn", {**prompt, "autoCreatePr": False, "autoBranch": False})]
@@ -323,7 +332,7 @@ async def test_an_agent_is_started_where_the_user_said(rng: random.Random) -> No
     ],
 )
 async def test_a_repository_that_was_not_named_is_asked_for_and_understood_next_turn(answer: str) -> None:
-    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
     assert await talk.hear("Start an agent to add a dark mode") == ASK_REPOSITORY
     assert talk.calls == []
     await talk.hear(answer)
@@ -334,7 +343,7 @@ async def test_a_repository_that_was_not_named_is_asked_for_and_understood_next_
 
 
 async def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
-    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
     await talk.hear("start an agent to add a dark mode")
     assert await talk.hear("the blue one") == ASK_REPOSITORY
     await talk.hear("in acorn/walnut")
@@ -342,7 +351,7 @@ async def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
 
 
 async def test_a_repository_picked_on_the_screen_starts_the_agent_that_waits() -> None:
-    talk = Talk(
+    talk = TerminalChat(
         repositories__select=result_is('{"repository":"acorn/hazel"}'), agent__spawn=result_is({"id": "bc-8"})
     )
     await talk.hear("start an agent to add a dark mode")
@@ -353,14 +362,14 @@ async def test_a_repository_picked_on_the_screen_starts_the_agent_that_waits() -
 
 
 async def test_an_agent_whose_repository_was_named_does_not_wait_for_another() -> None:
-    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
     await talk.hear("start an agent to add a dark mode in acorn/walnut", tool_choice="none")
     await talk.hear("acorn/hazel")
     assert talk.calls == []
 
 
 async def test_a_repository_is_not_used_twice() -> None:
-    talk = Talk(agent__spawn=result_is({"id": "bc-5"}))
+    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
     await talk.hear("start an agent to add a dark mode")
     await talk.hear("acorn/walnut")
     await talk.hear("acorn/walnut")
@@ -368,10 +377,8 @@ async def test_a_repository_is_not_used_twice() -> None:
 
 
 @pytest.mark.parametrize("said", ["fix src/main.py", "tidy up in src/main", "fix it in handlers/login.py"])
-def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
-    [wish] = understand(f"start an agent to {said}")
-    assert wish.values
-    assert "repository" not in wish.values
+async def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
+    assert await TerminalChat().hear(f"start an agent to {said}") == ASK_REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -383,15 +390,16 @@ def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
         ("fix the pull request template", False),
     ],
 )
-def test_a_pull_request_is_made_only_when_asked_for(task: str, wanted: bool) -> None:
-    [wish] = understand(f"start an agent in acorn/walnut to {task}")
-    assert wish.values
-    assert wish.values["pull_request"] is wanted
+async def test_a_pull_request_is_made_only_when_asked_for(task: str, wanted: bool) -> None:
+    talk = TerminalChat(agent__spawn=result_is({"id": "bc-5"}))
+    await talk.hear(f"start an agent in acorn/walnut to {task}")
+    [(_, arguments)] = talk.calls
+    assert arguments["autoCreatePr"] is wanted
 
 
 async def test_the_agent_started_last_is_the_one_that_is_meant(rng: random.Random) -> None:
     identity = f"bc-{rng.randrange(10**9)}"
-    talk = Talk(
+    talk = TerminalChat(
         agent__spawn=result_is({"id": identity}),
         agent__status=result_is({"id": identity, "status": "RUNNING"}),
         agent__followup=result_is("ok"),
@@ -410,7 +418,7 @@ async def test_the_agent_started_last_is_the_one_that_is_meant(rng: random.Rando
 async def test_lists_name_a_few_and_count_the_rest(rng: random.Random) -> None:
     count = rng.randrange(7, 40)
     names = [f"owner/r{index}x{rng.randrange(1000)}" for index in range(count)]
-    talk = Talk(
+    talk = TerminalChat(
         agent__list=result_is(
             '{"agents":[{"id":"a","name":"Login","status":"IN_PROGRESS"},{"name":"Dark"}]}'
         ),
@@ -431,7 +439,7 @@ async def test_tasks_and_files_are_handled_when_they_are_offered() -> None:
         tool("add_task", "title"), tool("list_tasks"), tool("update_task", "task_id", "status"),
         tool("read_file", "path"), tool("create_file", "path", "content"), tool("get_file_tree", "path"),
     )  # fmt: skip
-    talk = Talk(
+    talk = TerminalChat(
         tools, add_task=result_is({"id": "task_1"}), update_task=result_is({}), get_file_tree=result_is("b/"),
         read_file=result_is({"content": "Feed the heron."}), create_file=result_is(None),
         list_tasks=result_is([{"id": "task_1", "title": "oil the gate", "status": "pending"}]),
@@ -453,7 +461,7 @@ async def test_tasks_and_files_are_handled_when_they_are_offered() -> None:
 
 async def test_any_offered_tool_can_be_called_by_name(rng: random.Random) -> None:
     given, answer = {"level": rng.randrange(10**6), "deep": {"a": [1, "}"]}}, rng.randrange(10**6)
-    talk = Talk((tool("lamp.dim_slowly"),), **{"lamp__dim_slowly": result_is({"brightness": answer})})
+    talk = TerminalChat((tool("lamp.dim_slowly"),), **{"lamp__dim_slowly": result_is({"brightness": answer})})
     words = await talk.hear(f"call lamp.dim_slowly with {msgspec.json.encode(given).decode()}")
     assert talk.calls == [("lamp.dim_slowly", given)]
     assert words == f"Lamp dim slowly answered: brightness is {answer}."
@@ -463,7 +471,7 @@ async def test_any_offered_tool_can_be_called_by_name(rng: random.Random) -> Non
 
 @pytest.mark.parametrize("given", ["{", "[1]", "three", '{"a":1,}', "{" * 200_000])
 async def test_arguments_that_are_no_json_object_are_not_sent(given: str) -> None:
-    talk = Talk((tool("lamp.dim"),))
+    talk = TerminalChat((tool("lamp.dim"),))
     assert "JSON object" in await talk.hear(f"call lamp.dim with {given}")
     assert talk.calls == []
 
@@ -473,7 +481,7 @@ async def test_arguments_that_are_no_json_object_are_not_sent(given: str) -> Non
 
 async def test_it_says_exactly_what_it_is_told_to(rng: random.Random) -> None:
     words = "  ".join(f"W{rng.randrange(1000)}, and what time is it?" for _ in range(4)) + "\nÄ 2+2"
-    assert await Talk().hear(f"Say {words}") == words
+    assert await TerminalChat().hear(f"Say {words}") == words
 
 
 async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) -> None:
@@ -487,12 +495,12 @@ async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) 
 
 @pytest.mark.parametrize("said", ["count to 1001", "count to 0", "count from 9 to 3", "count to 999999999"])
 async def test_it_does_not_count_too_far(said: str) -> None:
-    assert await Talk().hear(said) == "I count upwards, and to 1000 at most."
+    assert await TerminalChat().hear(said) == "I count upwards, and to 1000 at most."
 
 
 async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
     words = f"heron {rng.randrange(10**9)}"
-    talk = Talk()
+    talk = TerminalChat()
     assert await talk.hear("repeat") == "I have not said anything yet."
     await talk.hear(f"say {words}")
     assert await talk.hear("What did I say?") == f"You said: say {words}"
@@ -500,16 +508,35 @@ async def test_it_repeats_itself_and_the_user(rng: random.Random) -> None:
     assert await talk.hear("repeat that, please") == words
 
 
+@pytest.mark.parametrize(
+    ("kept", "repeated"),
+    [
+        (marked("One, two"), "One, two"),
+        (f"One, two {CUT_SOMEWHERE}", "One, two"),
+        (
+            f"One, two {CUT_BEFORE_SPEECH} [Done, though the user may not have heard so: add_task.]",
+            "One, two",
+        ),
+        (HEARD_NOTHING, "Earlier."),
+        ("See [The user guide] there.", "See [The user guide] there."),
+    ],
+)
+def test_it_repeats_what_was_heard_and_no_mark_of_a_cut(kept: str, repeated: str) -> None:
+    said: list[Message] = [UserMessage("x"), AssistantMessage("Earlier."), UserMessage("x")]
+    said += [AssistantMessage(kept), UserMessage("repeat")]
+    assert output_for(ModelRequest("", said)).text == repeated
+
+
 async def test_help_names_what_it_can_do_and_what_it_is() -> None:
-    assert "work out sums" in await Talk().hear("help")
-    words = await Talk(tools=(CLOCK,)).hear("who wrote the Odyssey?")
+    assert "work out sums" in await TerminalChat().hear("help")
+    words = await TerminalChat(tools=(CLOCK,)).hear("who wrote the Odyssey?")
     assert "demonstration, not an assistant" in words
     assert "tell the time" in words
     assert "sums" not in words
 
 
 async def test_a_note_is_narrated(rng: random.Random) -> None:
-    talk = Talk()
+    talk = TerminalChat()
     await talk.hear("say hello")
     news = f"The agent Otter {rng.randrange(10**6)} has finished"
     assert await talk.hear(Note(news)) == f"Here is some news. {news}."
@@ -517,7 +544,7 @@ async def test_a_note_is_narrated(rng: random.Random) -> None:
 
 def test_a_note_ahead_of_an_utterance_is_only_its_context() -> None:
     messages = (Note("An agent has finished"), UserMessage("say teal"))
-    assert reply_to(ModelRequest("", messages, TOOLS)).text == "teal"
+    assert output_for(ModelRequest("", messages, TOOLS)).text == "teal"
 
 
 # -- as a provider
@@ -558,7 +585,7 @@ async def test_closing_the_stream_ends_the_reply_at_once() -> None:
 
 @given(st.text(max_size=200))
 def test_any_utterance_gets_some_words_or_a_call(text: str) -> None:
-    reply = reply_to(ModelRequest("", (UserMessage(text),), TOOLS))
+    reply = output_for(ModelRequest("", (UserMessage(text),), TOOLS))
     assert reply.text or reply.calls
 
 
@@ -575,14 +602,14 @@ def test_any_result_gets_words(data: Any) -> None:
         AssistantMessage("", (call,)),
         ToolResult("c", content.decode()),
     )
-    assert reply_to(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
+    assert output_for(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
 
 
 @pytest.mark.parametrize(
     "piece", ["and ", "a/", "what ", "start an agent ", "tell agent ", "call ", "1 + ", "((", ". "]
 )
 def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
-    reply = reply_to(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
+    reply = output_for(ModelRequest("", (UserMessage(piece * (60_000 // len(piece))),), TOOLS))
     assert reply.text or reply.calls
 
 
@@ -593,6 +620,8 @@ def test_a_huge_transcript_is_answered_in_bounded_time(piece: str) -> None:
         ("approval_timeout", "I had no clear yes from you, so I left it."),
     ],
 )
-def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -> None:
-    result = ToolResult("c", failed(error_type, "No.").content, is_error=True)
-    assert demo_answer(ToolCall("c", "create_file", "{}"), result) == said
+async def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -> None:
+    talk = TerminalChat(
+        (tool("create_file", "path", "content"),), create_file=lambda _: failed(error_type, "No.")
+    )
+    assert await talk.hear("create a file pond.txt saying quack") == said

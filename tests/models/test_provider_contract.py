@@ -62,7 +62,7 @@ def _script(answer: Answer) -> Script:
 
 
 @pytest.fixture
-async def anthropic() -> AsyncIterator[Harness]:
+async def anthropic_harness() -> AsyncIterator[Harness]:
     async with AnthropicService() as service:
         provider = AnthropicProvider(
             "test-key",
@@ -81,5 +81,5 @@ async def anthropic() -> AsyncIterator[Harness]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.__name__))
-async def test_anthropic(case: Callable[[Harness], Awaitable[None]], anthropic: Harness) -> None:
-    await case(anthropic)
+async def test_anthropic(case: Callable[[Harness], Awaitable[None]], anthropic_harness: Harness) -> None:
+    await case(anthropic_harness)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from conductor.errors import ModelError, ModelFailure
-from conductor.models.retry import RetryPolicy, Waiting, with_retries
+from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 
 class Clock:
@@ -46,7 +46,7 @@ async def run(attempts: Attempts, clock: Clock, deadline_s: float = 60.0, seed: 
         deadline_s=deadline_s,
         random=Random(seed),
         policy=RetryPolicy(),
-        waiting=Waiting(clock, clock.sleep),
+        waiting=RetryClock(clock, clock.sleep),
     )
 
 
@@ -132,3 +132,16 @@ async def test_sessions_that_fail_together_do_not_come_back_together() -> None:
         await run(Attempts(error("overloaded")), clock, seed=seed)
         waits.add(clock.slept[0])
     assert len(waits) == 20
+    assert 0.25 <= min(waits) <= max(waits) <= 0.5
+
+
+async def test_a_retry_after_of_nothing_is_no_reason_not_to_wait() -> None:
+    clock = Clock()
+    await run(Attempts(error("rate_limited", 0.0)), clock)
+    assert clock.slept[0] >= 0.25
+
+
+def test_no_wait_is_longer_than_the_cap_but_by_the_services_word() -> None:
+    policy = RetryPolicy(retries=20, cap_s=8.0)
+    assert 4.0 <= policy.wait_s(20, None, Random(7)) <= 8.0
+    assert policy.wait_s(20, 9.0, Random(7)) == 9.0

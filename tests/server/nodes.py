@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from conductor.app import make_services
-from conductor.conversation.lasting import LastingGrants
+from conductor.conversation.grants import LastingGrants
 from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation, SessionKey, SessionState, SessionStore
@@ -45,7 +45,7 @@ class LosesReplies:
     ``loses`` is asked about each commit, counted from 0. While it is ``away`` no commit reaches it.
     """
 
-    suspends = True
+    is_async = True
 
     def __init__(self, inner: SessionStore, loses: Callable[[int], bool] = lambda _: False) -> None:
         self.inner = inner
@@ -115,7 +115,7 @@ class Node(Served):
 
     async def lost(self) -> None:
         """Wait until it has noticed that it has no session any more."""
-        await until(lambda: not len(self.listener.hub))
+        await until(lambda: not len(self.listener.registry))
 
 
 @asynccontextmanager
@@ -182,13 +182,13 @@ async def recorded(served: Node) -> None:
 
 
 def _rests(session: Session) -> bool:
-    ledger = session._ledger
-    return not (session._outbox.outstanding or ledger._changed or ledger._lock.locked())
+    committer = session._committer
+    return not (session._outbox.outstanding or committer._changed or committer._lock.locked())
 
 
 def session_of(served: Node) -> Session:
     """Give the one session of a node."""
-    (session,) = served.listener.hub.sessions
+    (session,) = served.listener.registry.sessions
     return session
 
 

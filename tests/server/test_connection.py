@@ -18,7 +18,7 @@ from conductor.events.envelope import encode_event
 from conductor.events.server import SpeechFinal, SpeechPartial
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.connection import UNBOUND, Connection
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
@@ -32,7 +32,7 @@ BIG = b'"' + b"x" * 2_000_000 + b'"'
 
 def connection_of(served: Served) -> Connection:
     """Give the served connection of the only session."""
-    transport = served.listener.hub.sessions[0].transport
+    transport = served.listener.registry.sessions[0].transport
     assert isinstance(transport, Connection)
     return transport
 
@@ -127,7 +127,7 @@ async def test_a_parked_connection_forgets_what_had_not_left() -> None:
         connection = connection_of(served)
         frame = final("a")
         connection.send(frame)
-        connection.park()
+        connection.suspend()
         connection.send(final("b"))
         await phone.until(is_text("b"))
         assert texts(phone) == ["b"] and not frame.written and not phone.closed.is_set()
@@ -136,7 +136,7 @@ async def test_a_parked_connection_forgets_what_had_not_left() -> None:
 async def test_a_full_queue_cuts_the_connection_and_the_session_survives() -> None:
     provider = ScriptedProvider([[TextDelta("Still here.")]])
     async with serving(provider, max_send_queue=4) as served, served.phone() as phone:
-        session = served.listener.hub.sessions[0]
+        session = served.listener.registry.sessions[0]
         connection = connection_of(served)
         for number in range(20):
             connection.send(final(str(number)))
@@ -145,7 +145,7 @@ async def test_a_full_queue_cuts_the_connection_and_the_session_survives() -> No
         await phone.open()
         started = [e["payload"]["resumed"] for e in phone.log if e["type"] == "session.started"]
         assert started == [False, True]
-        assert served.listener.hub.sessions == [session]
+        assert served.listener.registry.sessions == [session]
     async with serving(provider, max_send_queue=64) as served, served.phone() as phone:
         await phone.ask("hi")
         assert phone.finals() == ["Still here."]
@@ -179,7 +179,7 @@ async def test_a_client_that_never_reads_is_cut_in_time_and_its_session_survives
     provider = ScriptedProvider([[TextDelta("Still here.")]])
     async with serving(provider, send_timeout=0.1, close_timeout=0.1) as served:
         async with reader(served) as socket:
-            session = served.listener.hub.sessions[0]
+            session = served.listener.registry.sessions[0]
             socket.transport.pause_reading()
             connection = connection_of(served)
             for _ in range(20):
@@ -188,7 +188,7 @@ async def test_a_client_that_never_reads_is_cut_in_time_and_its_session_survives
             assert session.transport is None
         async with served.phone() as phone:
             assert phone.log[0]["payload"]["resumed"] is True
-            assert served.listener.hub.sessions == [session]
+            assert served.listener.registry.sessions == [session]
             await phone.ask("are you there?")
             assert phone.finals() == ["Still here."]
 

@@ -13,7 +13,7 @@ from conductor.app import make_services
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation
@@ -145,7 +145,7 @@ async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
         await phone.open()
         await phone.say("count")
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-        (session,) = served.listener.hub.sessions
+        (session,) = served.listener.registry.sessions
         await phone.cut()
         await served.empty()
         stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
@@ -192,7 +192,7 @@ async def test_the_drain_is_bounded_whatever_it_waits_for(waits_for: str) -> Non
             assert await closed(phone) == 1012
             await asyncio.wait_for(provider.record(0).closed.wait(), WAIT)
             assert phone.shape()[-1] == "state idle", "the microphone is open again"
-        assert served.listener.connections == 0 and len(served.listener.hub) == 0
+        assert served.listener.connections == 0 and len(served.listener.registry) == 0
 
 
 # -- what is said meanwhile
@@ -296,7 +296,7 @@ async def test_a_turn_that_was_just_being_recorded_is_answered(present: bool) ->
     await listener.start("127.0.0.1", 0)
     phone = Phone(f"ws://127.0.0.1:{listener.port}/ws")
     await phone.open()
-    (session,) = listener.hub.sessions
+    (session,) = listener.registry.sessions
     store.commit_gate.clear()
     store.committing.clear()
     await phone.say("hi")
@@ -337,6 +337,6 @@ async def test_a_hundred_that_are_talking_all_hear_their_turn_to_its_end() -> No
             assert phone.shape(since) == PLAIN_TURN
             assert phone.finals() == ["One, two."] and phone.spoken() == ["One, two."]
         assert not any(provider.record(number).closed_early for number in range(len(phones)))
-        assert served.listener.connections == 0 and len(served.listener.hub) == 0
+        assert served.listener.connections == 0 and len(served.listener.registry) == 0
         for phone in phones:
             await phone.close()

@@ -107,7 +107,7 @@ async def test_a_client_that_never_says_anything_is_closed() -> None:
         await asyncio.wait_for(socket.wait_closed(), WAIT)
         assert socket.close_code == 1008
         await until(lambda: served.listener.connections == 0)
-        assert len(served.listener.hub) == 0
+        assert len(served.listener.registry) == 0
 
 
 async def test_pings_are_no_first_event() -> None:
@@ -190,11 +190,11 @@ async def test_the_session_of_a_flood_survives() -> None:
         "close_timeout": 0.5,
     }
     async with serving(provider, **limits) as served, served.phone() as phone:
-        (session,) = served.listener.hub.sessions
+        (session,) = served.listener.registry.sessions
         await asyncio.wait_for(flood(phone), WAIT)
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         await phone.open()
-        assert served.listener.hub.sessions == [session]
+        assert served.listener.registry.sessions == [session]
         since = len(phone.log)
         await phone.ask("hi")
         assert phone.finals() == ["Hi."] and phone.errors(since) == []

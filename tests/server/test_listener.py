@@ -18,7 +18,7 @@ from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
 from conductor.server import listener as listener_module
-from conductor.server.auth import Authenticator
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import serving
@@ -107,7 +107,7 @@ def test_pings_are_as_often_as_the_shipped_client_needs_them() -> None:
 async def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: .*in use.*\.$"):
+        with pytest.raises(SettingsError, match=rf"^PORT: 127\.0\.0\.1:{port} is taken, .*\.$"):
             await _start("127.0.0.1", port)
 
 
@@ -115,7 +115,7 @@ async def test_a_port_that_is_taken_is_one_sentence() -> None:
 async def test_an_address_that_cannot_be_had_is_one_sentence(host: str) -> None:
     with pytest.raises(SettingsError) as caught:
         await _start(host, 0)
-    assert str(caught.value).startswith(f"Cannot listen on {host}:0: ") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"HOST: {host} is no ") and "\n" not in str(caught.value)
 
 
 async def _start(host: str, port: int) -> None:
@@ -149,7 +149,7 @@ async def test_idle_clients_are_told_to_come_back() -> None:
             for each in (phone, other):
                 await asyncio.wait_for(each.closed.wait(), WAIT)
             assert [phone.close_code, other.close_code, silent.close_code] == [1012] * 3
-        assert listener.connections == 0 and len(listener.hub) == 0
+        assert listener.connections == 0 and len(listener.registry) == 0
 
 
 async def test_a_running_turn_ends_before_its_client_is_told_to_come_back() -> None:
@@ -227,7 +227,7 @@ async def test_a_client_that_never_reads_does_not_hold_the_server() -> None:
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
         socket_.transport.pause_reading()
         for _ in range(20):
-            session = listener.hub.sessions[0]
+            session = listener.registry.sessions[0]
             assert session.transport is not None
             session.transport.send(_frame(1_000_000))
         await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
@@ -260,7 +260,7 @@ async def test_a_connection_that_said_nothing_yet_is_told_of_the_restart_at_once
         await asyncio.wait_for(listener.stop(), WAIT)
         await asyncio.wait_for(silent.closed.wait(), WAIT)
         assert silent.close_code == 1012
-        assert len(listener.hub) == 0
+        assert len(listener.registry) == 0
 
 
 async def test_stopping_twice_is_harmless() -> None:

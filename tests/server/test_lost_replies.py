@@ -17,7 +17,7 @@ from conductor.models.scripted import Script
 from conductor.stores.base import AppendLog, Claim, Operation, OutboundRecord, PutOutbound, SessionKey
 from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
-from tests.conversation.test_ledger import FailingOver, make_ledger
+from tests.conversation.test_commit_ledger import FailingOver, make_ledger
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
@@ -55,7 +55,7 @@ async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
             assert phone.finals().count("It runs.") == 1
             assert len([s for s in phone.shape() if s == "append user"]) <= 1
             assert len(phone.runs) == 1
-            log = list(served.listener.hub.sessions[0].messages)
+            log = list(served.listener.registry.sessions[0].messages)
             assert [m.text for m in log if isinstance(m, UserMessage)] == ["how is it?"]
             assert len([m for m in log if isinstance(m, ToolResult)]) == 1
             for _ in range(2):
@@ -126,7 +126,7 @@ def test_whoever_waits_for_a_commit_of_a_session_that_is_lost_is_told_so() -> No
             lambda stale: closing.append(asyncio.create_task(session.close())),
         )
         await store.claim(helpers.KEY)
-        commits = [session._ledger.commit([AppendLog(UserMessage(str(n)))]) for n in range(2)]
+        commits = [session._committer.commit([AppendLog(UserMessage(str(n)))]) for n in range(2)]
         results = await asyncio.gather(*commits, session.verify(), return_exceptions=True)
         await closing[0]
         assert [type(one) for one in results] == [Fenced, Fenced, bool], results
@@ -158,14 +158,14 @@ class UnansweredClaim(FailingOver):
 def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(applied: bool) -> None:
     async def scenario() -> None:
         store, lost = UnansweredClaim(applied=applied), list[bool]()
-        ledger, _, _ = await make_ledger(store, lost)
+        committer, _, _ = await make_ledger(store, lost)
         store.remember()
-        await ledger.commit([AppendLog(UserMessage("one"))])
+        await committer.commit([AppendLog(UserMessage("one"))])
         store.fail_over()
         store.unanswered = True
         with pytest.raises(StoreUnavailable):
-            await ledger.commit([AppendLog(UserMessage("two"))])
-        await ledger.commit([AppendLog(UserMessage("three"))])
+            await committer.commit([AppendLog(UserMessage("two"))])
+        await committer.commit([AppendLog(UserMessage("three"))])
         log = (await store.claim(helpers.KEY)).state.log
         assert lost == [] and log == [UserMessage("one"), UserMessage("three")]
 
@@ -243,15 +243,15 @@ async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_sh
     await store.open()
     services = helpers.make_services(store=store)
     session = Session(services, await store.claim(KEY))
-    await session._ledger.flush()
+    await session._committer.flush()
     record = OutboundRecord("evt-1", "call", "call-1", "turn-1", 0, msgspec.Raw(b"{}"), "write")
-    claim = replace(session._ledger._claim)
+    claim = replace(session._committer._claim)
     await store.commit(claim, "unanswered", [PutOutbound(record)])
     own = await store.claim(KEY)
     assert session.unsent(own) == {"evt-1"}
     assert session.unsent(await store.claim(KEY)) == set()
     other = Session(services, own)
-    assert own.state.fields["claims"] != other._ledger._memos["claims"]()
-    own.state.fields["claims"] = other._ledger._memos["claims"]()
+    assert own.state.fields["claims"] != other._committer._snapshots["claims"]()
+    own.state.fields["claims"] = other._committer._snapshots["claims"]()
     assert session.unsent(own) == set()
     await store.aclose()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from conductor.app import make_services
-from conductor.bounds import TokenBucket
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.server.auth import Authenticator
+from conductor.rate_limit import TokenBucket
+from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import serving

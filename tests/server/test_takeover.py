@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,15 +12,14 @@ import pytest
 import structlog
 from websockets.protocol import State
 
-from conductor.conversation import duel
-from conductor.conversation.heard import CUT_HERE
+from conductor.conversation import recovery
+from conductor.conversation.speech import CUT_HERE
 from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.server import incoming
-from conductor.stores import sqlite_writer
-from conductor.stores.base import Claim, SessionKey, SessionStore
+from conductor.server import websocket
+from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import (
@@ -116,7 +116,7 @@ async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_h
                 since = len(phone.log)
                 await phone.say(words_said)
                 await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
-            await a.listener.hub.sessions[0]._turns.settled()
+            await a.listener.registry.sessions[0]._turns.settled()
             phone._seen.clear()  # it was relaunched
             phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
             since = len(phone.log)
@@ -308,7 +308,7 @@ async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf
             since = len(old.log)
             await old.send("user.audio.transcript.final", {"text": 5})
             await old.idle(since=since)
-            assert not len(a.listener.hub)
+            assert not len(a.listener.registry)
 
 
 # -- what is honest about a start
@@ -369,7 +369,7 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
 async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming, "ALIVE_S", 0.2)
+    monkeypatch.setattr(websocket, "ALIVE_S", 0.2)
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
             await dead.say("one")  # which takes the session back, and that opens its microphone at once
@@ -391,10 +391,53 @@ async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
             dead._socket.transport.abort()
 
 
+class Contested(LosesReplies):
+    """A store in which a rival claims the session just before what the client said is recorded."""
+
+    def __init__(self, inner: SessionStore, rival: SessionStore) -> None:
+        super().__init__(inner)
+        self.rival = rival
+        self.contests = 0
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        if self.contests and any(isinstance(one, RememberInbound) for one in operations):
+            self.contests -= 1
+            await self.rival.claim(KEY)
+        await super().commit(claim, commit_id, operations)
+
+
+async def test_words_are_recorded_however_often_a_rival_takes_the_session_meanwhile(shelf: Shelf) -> None:
+    store = Contested(shelf.make(), shelf.make())
+    await store.rival.open()
+    async with node(store, echo) as a, a.phone() as phone:
+        store.contests = 5
+        await phone.ask("tea")
+        assert phone.finals() == ["You said tea."]
+        await calm(a)
+    await store.rival.aclose()
+    assert [one.text for one in await kept(shelf) if isinstance(one, UserMessage)] == ["tea"]
+
+
+async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idle(shelf: Shelf) -> None:
+    store = Contested(shelf.make(), shelf.make())
+    await store.rival.open()
+    async with node(store, echo) as a, a.phone() as phone:
+        since = len(phone.log)
+        store.contests = 1_000
+        event_id = await phone.say("tea")
+        await phone.idle(since=since)
+        (error,) = [e["payload"] for e in phone.log[since:] if e["type"] == "error"]
+        assert (error["code"], error["eventId"]) == ("store_unavailable", event_id)
+        store.contests = 0
+        await phone.ask("milk")
+        assert phone.finals() == ["You said milk."]
+    await store.rival.aclose()
+
+
 async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duel, "_FIRST_S", 0.01)
+    monkeypatch.setattr(recovery, "_FIRST_S", 0.01)
     async with two_nodes(shelf) as (a, b):
         phone = a.phone()
         await comes(phone)
@@ -438,13 +481,12 @@ async def test_two_clients_that_take_the_session_from_each_other_lose_no_words(s
 
 @pytest.mark.parametrize("how", ["content", "file"])
 async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
-    file_shelf: Shelf, how: str, monkeypatch: pytest.MonkeyPatch
+    file_shelf: Shelf, how: str
 ) -> None:
-    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
     path = file_shelf.path
     assert path is not None
     older = path.with_name("older.db")
-    async with node(file_shelf.make(), echo) as served, served.phone() as phone:
+    async with node(SqliteStore(path, look_every=0.0), echo) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
         copied(path, older)
@@ -497,7 +539,7 @@ async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_co
     shelf: Shelf, capabilities: list[str]
 ) -> None:
     async with two_nodes(shelf) as (a, b):
-        crowd = a.listener.hub.newcomers
+        crowd = a.listener.registry.newcomers
         crowd._taken = True
         old = a.phone(start_fields={"capabilities": capabilities})
         await old.open(start=False)
@@ -513,7 +555,7 @@ async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_co
             await until(lambda: not a.listener.connections)
             since = len(phone.log)
             await phone.ask("two")
-            assert phone.finals(since) == ["You said one, two."] and not len(a.listener.hub)
+            assert phone.finals(since) == ["You said one, two."] and not len(a.listener.registry)
 
 
 class NoClaims(LosesReplies):
@@ -539,7 +581,7 @@ async def test_an_old_connection_that_binds_anew_leaves_the_session_to_a_newer_o
             await calm(served)
             (connection,) = served.listener._connections
             store.away = True
-            session_of(served)._ledger._lose(stale=True)
+            session_of(served)._committer._lose(stale=True)
             await asyncio.wait_for(store.refused.wait(), WAIT)  # it tries again in a while
             store.away = False
             async with served.phone(start_fields=resumes) as new:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.questions import FIELD as APPROVALS
+from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
@@ -44,6 +44,8 @@ async def goes(phone: Phone, to: Node) -> int:
     since = len(phone.log)
     await phone.cut()
     phone.url = to.url
+    if "resume" in phone.start_fields["capabilities"]:
+        phone.start_fields = {**phone.start_fields, "resume": {"lastEventId": phone.log[-1]["id"]}}
     await phone.open()
     return since
 
@@ -80,7 +82,7 @@ async def prompted(phone: Phone, served: Node, number: int = 1) -> None:
     prompt = [event for event in phone.log if is_call("tts.speak")(event)][number - 1]
     assert "May I" in prompt["payload"]["arguments"]
     await phone.until(is_state("idle"), since=phone.log.index(prompt))
-    fields = session_of(served)._ledger.state.fields
+    fields = session_of(served)._committer.state.fields
     await until(lambda: all(one.presented for one in decode_approvals(fields[APPROVALS])))
     await recorded(served)
 
@@ -144,7 +146,7 @@ async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the
             phone._socket.transport.pause_reading()
             await decides(phone, card, "allow")
             session = session_of(a)
-            await until(lambda: not session._questions.open)
+            await until(lambda: not session._approvals.open)
             assert not phone.runs
             since = await goes(phone, b)
             await is_told(phone, card, "allow", "allowed")
@@ -200,7 +202,9 @@ async def rejoins(phone: Phone, store: LosesReplies, served: Node) -> None:
     session = session_of(served)
     store.lose()
     await phone.send("session.update", {"tools": [MOVE]})
-    await until(lambda: session not in served.listener.hub.sessions and bool(served.listener.hub.sessions))
+    await until(
+        lambda: session not in served.listener.registry.sessions and bool(served.listener.registry.sessions)
+    )
     anew = session_of(served)
     await until(lambda: anew.transport is not None)
     assert store.lost == 1
@@ -209,11 +213,37 @@ async def rejoins(phone: Phone, store: LosesReplies, served: Node) -> None:
 # -- by voice
 
 
-async def test_a_prompt_that_was_heard_is_answered_at_the_other_node_without_being_said_again(
+async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_yes_counts(
     shelf: Shelf,
 ) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a) as phone:
+            await phone.say("move it")
+            await prompted(phone, a)
+            since = await goes(phone, b)
+            phone.acknowledge = lambda name: name != "tts.speak"
+            again = await phone.until(is_call("tts.speak"), since=since)
+            await phone.until(is_state("idle"), since=phone.log.index(again))
+            await phone.say("yes")
+            await until(lambda: len(phone.spoken()) == 3)
+            assert not phone.runs
+            phone.acknowledge = lambda _: True
+            for prompt in [event for event in phone.log if is_call("tts.speak")(event)][1:]:
+                await phone.send(
+                    "tool.result",
+                    {"callId": prompt["payload"]["callId"], "result": "{}", "error": None},
+                )
+            await prompted(phone, b, 3)
+            await phone.say("yes")
+            assert await answered(phone) == "It said moved."
+            assert len(phone.runs) == 1
+            await calm(b)
+    await is_fine(shelf)
+
+
+async def test_an_app_that_knows_what_it_heard_is_not_asked_again_by_the_other_node(shelf: Shelf) -> None:
+    async with two_nodes(shelf, move, move) as (a, b):
+        async with phone_at(a, "resume") as phone:
             await phone.say("move it")
             await prompted(phone, a)
             since = await goes(phone, b)
@@ -253,7 +283,7 @@ async def test_a_prompt_that_was_interrupted_is_said_again_by_the_other_node_bef
             await phone.until(is_state("idle"), since=phone.log.index(prompt))
             taken = await phone.send("audio.output.interrupted", {"reason": "user"})
             phone.acknowledge = lambda _: True
-            seen = session_of(a)._ledger.state.seen
+            seen = session_of(a)._committer.state.seen
             await until(lambda: taken in seen)
             await goes(phone, b)
             await prompted(phone, b, 2)
@@ -318,7 +348,7 @@ async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, re
             await phone.say("move it")
             await prompted(phone, served)
             session = session_of(served)
-            (question,) = session._questions.standing.values()
+            (question,) = session._approvals.pending.values()
             question.presented_at = 0.0  # long ago: no interruption of it can be on its way
             store.lose()
             since = len(phone.log)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from conductor.client import Client, ClientLimits, ConnectionLost, Reconnect, Turn, connect
-from conductor.conversation import duel, turns
-from conductor.conversation.memos import TURN
-from conductor.conversation.sentences import FAILURES
+from conductor.conversation import recovery, turn_queue
+from conductor.conversation.phrases import FAILURES
+from conductor.conversation.snapshot import TURN
 from conductor.events.server import EventAck, SpeechFinal
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
@@ -109,8 +109,8 @@ class Walk:
 async def test_whatever_happens_each_word_has_one_answer_and_each_write_runs_once(
     file_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duel, "FREE", 1_000)  # a phone does not move so often, and would be slowed down
-    monkeypatch.setattr(turns, "NEWS_RETRY_S", 0.02)
+    monkeypatch.setattr(recovery, "FREE", 1_000)  # a phone does not move so often, and would be slowed down
+    monkeypatch.setattr(turn_queue, "NEWS_RETRY_S", 0.02)
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
     await play(file_shelf, seed)

@@ -17,7 +17,7 @@ WAIT = 15.0
 class WiredStore:
     """Memory behind a wire: it may be ``away``, and answers claims and releases while the gates are open."""
 
-    suspends = True
+    is_async = True
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
@@ -75,13 +75,13 @@ class Wire:
     def drop_partials(self) -> None:
         """Nothing waits here."""
 
-    def park(self) -> None:
+    def suspend(self) -> None:
         self.parked += 1
 
     def close(self, code: int, reason: str) -> None:
         """Nothing to close."""
 
-    def lose(self, *, stale: bool) -> None:
+    def ownership_lost(self, *, stale: bool) -> None:
         """Nothing to know."""
 
     async def is_alive(self) -> bool:

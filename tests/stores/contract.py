@@ -13,8 +13,9 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from conductor.errors import Conflict, Duplicate, Fenced, StoreError
+from conductor.errors import Conflict, Duplicate, Fenced, StoreError, TooManySessions
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import (
     MAX_SEEN,
     AckOutbound,
@@ -319,7 +320,7 @@ class StoreContract:
         state = await stored(store)
         assert state.log == expected and state.log_end == len(HISTORY)
 
-    @pytest.mark.parametrize("position", [-1, 0, 2, 4, 5, 99])
+    @pytest.mark.parametrize("position", [-2, -1, 0, 2, 4, 5, 99])
     async def test_an_amendment_of_no_message_of_the_assistant_does_nothing(
         self, store: SessionStore, position: int
     ) -> None:
@@ -332,9 +333,8 @@ class StoreContract:
     async def test_positions_stay_the_same_when_the_log_is_trimmed(self, store: SessionStore) -> None:
         claim = await filled(store)
         await store.commit(claim, "commit-1", [TrimLog(2)])
-        await store.commit(
-            claim, "commit-2", [AppendLog(Amendment(3, "It is")), AppendLog(Amendment(1, "x"))]
-        )
+        amendments = [Amendment(3, "It is"), Amendment(1, "x"), Amendment(0, "x")]
+        await store.commit(claim, "commit-2", [AppendLog(amendment) for amendment in amendments])
         await store.commit(claim, "commit-3", [AppendLog(UserMessage("more"))])
         state = await stored(store)
         assert (state.log_start, state.log_end) == (2, 6)
@@ -454,3 +454,36 @@ class ExpiryContract:
         await wait()
         kept = await brief.claim(self.GRANTS)
         assert (kept.epoch, kept.state.fields) == (3, {"grants": "all"})
+
+
+class KeptContract:
+    """What a store must do for subjects that open session after session.
+
+    A subclass has the fixture ``few``: a store that keeps two sessions of a subject.
+    """
+
+    async def test_a_new_session_beyond_what_a_subject_may_keep_is_refused_and_others_are_claimed(
+        self, few: SessionStore
+    ) -> None:
+        kept = [SessionKey("subject", f"s-{number}") for number in range(2)]
+        for key in kept:
+            await few.commit(await few.claim(key), "commit-1", [SetField("a", "b")])
+        refused = SessionKey("subject", "s-2")
+        for _ in range(2):
+            with pytest.raises(TooManySessions, match="2 sessions of this token"):
+                await few.claim(refused)
+        for key in kept:
+            assert (await few.claim(key)).state.fields == {"a": "b"}
+        for key in (SessionKey("another", "s-2"), SessionKey("subject", "$grants")):
+            assert (await few.claim(key)).epoch == 1
+
+    async def test_a_refusal_costs_no_other_claim_of_the_same_moment(self, few: SessionStore) -> None:
+        keys = [SessionKey("subject", f"s-{number}") for number in range(6)]
+        others = [SessionKey(f"subject-{number}", "s-1") for number in range(6)]
+        claims = await asyncio.gather(*(few.claim(key) for key in keys + others), return_exceptions=True)
+        refused = [isinstance(claim, TooManySessions) for claim in claims]
+        assert sum(refused[:6]) == 4 and not any(refused[6:])
+
+    async def test_without_tokens_sessions_are_not_those_of_one_person(self, few: SessionStore) -> None:
+        for number in range(5):
+            assert (await few.claim(SessionKey(ANONYMOUS, f"s-{number}"))).epoch == 1

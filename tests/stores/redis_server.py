@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +23,10 @@ WAIT = 10.0
 
 
 def program() -> str:
-    """Find a server; its tests are skipped without one."""
+    """Find a server; its tests are skipped without one, and without the library that talks to it."""
+    for package in ("redis", "hiredis"):
+        if find_spec(package) is None:
+            missing(f"the Python package {package}")
     for name in ("redis-server", "valkey-server"):
         found = shutil.which(name)
         if found is not None:
@@ -32,7 +36,7 @@ def program() -> str:
 
 def missing(what: str) -> NoReturn:
     """Skip, or fail where the server is required."""
-    reason = f"{what} is not on this machine; .ci/run installs it"
+    reason = f"{what} is not here; .ci/run installs it"
     if os.environ.get("CI_REQUIRE_REDIS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -60,11 +64,16 @@ class RedisServer:
         """Its address, database 0."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not killed since."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start it, with what its folder holds, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        command += ["--daemonize", "no", "--logfile", "", *self._options]
+        command = [program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(self.folder), "--daemonize", "no", "--logfile", ""]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -74,7 +83,7 @@ class RedisServer:
         said = b""
         for line in iter(output.readline, b""):
             said += line
-            if b"Ready to accept connections" in line:
+            if b"Ready to accept connections" in line or b"+monitor master" in line:
                 return
         self.kill()
         raise AssertionError(f"The server did not start: {said.decode()}")
@@ -86,6 +95,19 @@ class RedisServer:
             self._process.communicate(timeout=WAIT)
             self._process = None
 
+    @classmethod
+    def sentinel(cls, folder: Path, primary: RedisServer, *settings: str) -> RedisServer:
+        """Make a Sentinel that decides alone and calls the primary ``main``."""
+        folder.mkdir(parents=True)
+        watch = (
+            "sentinel down-after-milliseconds main 200",
+            "sentinel failover-timeout main 1000",
+            *settings,
+        )
+        file = folder / "sentinel.conf"
+        file.write_text("\n".join([f"sentinel monitor main 127.0.0.1 {primary.port} 1", *watch, ""]))
+        return cls(folder, str(file), "--sentinel")
+
     def freeze(self) -> None:
         """Stop it from running: its connections stay and nothing answers."""
         assert self._process is not None
@@ -95,6 +117,13 @@ class RedisServer:
         """Let a frozen server go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+    def is_primary(self) -> bool:
+        """Ask whether it takes writes; a Sentinel that makes it so cuts all connections, and the answer."""
+        try:
+            return self.ask("ROLE").startswith("master")
+        except subprocess.CalledProcessError:
+            return False
 
     def ask(self, *command: str, options: Sequence[str] = ()) -> str:
         """Run a command by ``redis-cli``, which knows nothing of this project; returns what it printed."""

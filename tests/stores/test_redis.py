@@ -23,10 +23,12 @@ from conductor.stores.base import (
     TrimLog,
 )
 from conductor.stores.redis import RedisStore
+from conductor.stores.redis_admin import RedisAdmin
 from tests.stores.contract import (
     HISTORY,
     KEY,
     ExpiryContract,
+    KeptContract,
     StoreContract,
     call,
     contents,
@@ -126,6 +128,7 @@ async def test_odd_names_are_sessions_of_their_own_and_stay_in_one_hash_slot(
     for key in keys:
         assert (await stored(store, key)).log == [UserMessage(repr(key))]
     names = server.ask("KEYS", f"{prefix}:*").splitlines()
+    names = [name for name in names if not name.endswith(":kept")]  # those are a subject's
     assert len(names) == len(set(names)) == 5 * len(keys)
     slots: dict[str, int] = {}
     for name in names:
@@ -196,7 +199,7 @@ async def test_every_key_of_a_session_expires_and_a_commit_and_a_claim_put_it_of
     server: RedisServer, store: RedisStore, prefix: str
 ) -> None:
     def left() -> list[int]:
-        names = server.ask("KEYS", f"{prefix}:*").splitlines()
+        names = server.ask("KEYS", f"{prefix}:{{*/*}}:*").splitlines()
         return [int(server.ask("PTTL", name)) for name in names]
 
     claim = await filled(store)
@@ -228,6 +231,39 @@ async def test_an_idle_session_is_forgotten_and_its_owner_is_told(server: RedisS
     again = await store.claim(KEY)
     assert again.epoch == 1 and not again.state.log
     await store.aclose()
+
+
+class TestRedisKept(KeptContract):
+    """What it keeps of one subject, over Redis."""
+
+    @pytest.fixture
+    async def few(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
+        store = RedisStore(server.url, prefix=prefix, kept=2)
+        yield store
+        await store.aclose()
+
+    async def test_a_session_that_was_deleted_makes_room(self, few: RedisStore) -> None:
+        for number in range(2):
+            await few.claim(SessionKey("subject", f"s-{number}"))
+        await RedisAdmin(few).delete(SessionKey("subject", "s-0"))
+        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
+
+    async def test_a_session_that_was_not_counted_when_it_was_made_may_be_claimed(
+        self, few: RedisStore, server: RedisServer, prefix: str
+    ) -> None:
+        for number in range(2):
+            await few.claim(SessionKey("subject", f"s-{number}"))
+        server.ask("ZREM", f"{prefix}:{{subject}}:kept", "s-0")
+        await few.claim(SessionKey("subject", "s-2"))
+        assert (await few.claim(SessionKey("subject", "s-0"))).epoch == 2
+
+    async def test_sessions_that_have_expired_are_not_counted(self, server: RedisServer, prefix: str) -> None:
+        brief = RedisStore(server.url, prefix=prefix, kept=1, session_ttl=0.1)
+        await brief.claim(SessionKey("subject", "s-0"))
+        # Each question takes a few milliseconds.
+        assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))
+        assert (await brief.claim(SessionKey("subject", "s-1"))).epoch == 1
+        await brief.aclose()
 
 
 class TestRedisExpiry(ExpiryContract):

@@ -76,6 +76,7 @@ class Proxy:
         self.swallows = 0
         self.swallowed = asyncio.Event()
         self.connections = 0
+        self.requests = 0
         self.server_port = port
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,15 +104,16 @@ class Proxy:
         try:
             await self._pump(reader, far_writer, replies=False)
         finally:
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
             for each in (writer, far_writer):
                 each.close()
+            back.cancel()
+            await asyncio.gather(back, return_exceptions=True)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
     ) -> None:
         while data := await reader.read(65_536):
+            self.requests += not replies
             if replies and self.swallows:
                 self.swallows -= 1
                 self.swallowed.set()
@@ -189,6 +191,29 @@ async def test_a_retry_after_a_takeover_is_fenced_although_it_was_recorded(
         await store.aclose()
     assert taken.state.log == [*HISTORY, UserMessage("message 1")]
     await other.commit(taken, "commit-2", [said(2)])
+
+
+async def test_what_is_committed_in_one_pass_of_the_loop_leaves_in_one_write(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    proxy = Proxy(server.port)
+    async with proxy.running() as url:
+        store = make_store(url)
+        claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
+        await store.commit(claims[0], "commit-1", [said(1)])  # and now the server knows the script
+        before = proxy.requests
+        await asyncio.gather(*(store.commit(claim, "commit-2", [said(2)]) for claim in claims))
+        assert proxy.requests == before + 1
+        await store.aclose()
+
+
+async def test_scripts_that_are_not_known_are_given_to_each_that_asked_in_one_write(
+    server: RedisServer, make_store: StoreMaker
+) -> None:
+    store = make_store()
+    claims = [await store.claim(SessionKey("subject", f"s-{number}")) for number in range(10)]
+    await asyncio.gather(*(store.commit(claim, "commit-1", [said(1)]) for claim in claims))
+    assert {claim.revision for claim in claims} == {1}
 
 
 # -- zombies

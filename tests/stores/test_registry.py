@@ -32,6 +32,7 @@ def settings(url: str | None, **values: object) -> Settings:
         (f"rediss://me:{PASSWORD}@h:1/2", RedisStore, "rediss://h:1/2"),
         (f"valkey://:{PASSWORD}@[::1]/", RedisStore, "valkey://[::1]:6379/0"),
         (f"valkeys://:{PASSWORD}@h", RedisStore, "valkeys://h:6379/0"),
+        (f"unix://:{PASSWORD}@/run/redis.sock", RedisStore, "unix:///run/redis.sock"),
     ],
 )
 def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type, name: str) -> None:
@@ -40,8 +41,9 @@ def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type,
 
 
 def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
-    for scheme in STORES:
-        assert settings(f"{scheme}:///x" if scheme == "sqlite" else f"{scheme}://").store_scheme == scheme
+    schemes = ["memory", "redis", "rediss+sentinel", "valkey+cluster", "unix"]
+    kinds = {settings(f"{scheme}://").store_kind for scheme in schemes} | {settings("sqlite:///x").store_kind}
+    assert kinds == set(STORES)
 
 
 def test_the_folder_alone_names_a_store_too() -> None:

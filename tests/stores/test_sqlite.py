@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,7 +31,7 @@ from conductor.errors import (
     StoreUnavailable,
 )
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
-from conductor.stores import sqlite_writer
+from conductor.settings import load_settings
 from conductor.stores.base import (
     AckOutbound,
     Amendment,
@@ -47,12 +48,13 @@ from conductor.stores.base import (
     TrimLog,
 )
 from conductor.stores.memory import MemoryStore
-from conductor.stores.sqlite import SqliteStore
+from conductor.stores.sqlite import SqliteStore, from_settings
 from tests.stores import sqlite_process
 from tests.stores.contract import (
     HISTORY,
     KEY,
     ExpiryContract,
+    KeptContract,
     StoreContract,
     call,
     contents,
@@ -64,8 +66,8 @@ from tests.stores.machine import StoreMachine
 
 
 @asynccontextmanager
-async def opened(path: Path, busy_timeout: float = 2.0) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, busy_timeout=busy_timeout)
+async def opened(path: Path, **limits: Any) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, **limits)
     await store.open()
     try:
         yield store
@@ -228,6 +230,19 @@ async def test_each_commit_of_a_group_has_its_own_outcome(path: Path, store: Sql
         assert type(outcome) is (bad[number][0] if number in bad else type(None)), number
     for number, claim in enumerate(await claims(store, 80)):
         assert claim.state.fields == ({} if number in bad else {"n": str(number)})
+
+
+async def test_a_commit_that_nobody_waits_for_any_more_leaves_none_of_its_group_without_an_answer(
+    path: Path, store: SqliteStore
+) -> None:
+    mine = await claims(store, 9)
+    with locked(path):
+        commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
+        await asyncio.sleep(0)
+        commits[4].cancel()
+    answered, _ = await asyncio.wait(commits, timeout=5)
+    assert len(answered) == 9
+    assert [commit.cancelled() for commit in commits] == [number == 4 for number in range(9)]
 
 
 async def test_commits_of_one_session_are_kept_in_order(store: SqliteStore) -> None:
@@ -462,22 +477,56 @@ async def test_a_write_that_fails_refuses_and_the_store_recovers(path: Path, sto
     assert (await stored(store)).log == [UserMessage("y")]
 
 
-async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(
-    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_writer, "_LOOK_S", 0.0)
-    old = await filled(store)
-    _remove(path)
-    path.write_bytes(b"no database " * 1000)  # noqa: ASYNC240 - a small file
-    with pytest.raises(StoreUnavailable):
-        await store.claim(KEY)
-    _remove(path)
-    with pytest.raises(Fenced):
-        await store.commit(old, "commit-1", [])
-    assert (await store.claim(KEY)).epoch == 1
+async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: Path) -> None:
+    async with opened(path, look_every=0.0) as store:
+        old = await filled(store)
+        _remove(path)
+        path.write_bytes(b"no database " * 1000)  # noqa: ASYNC240 - a small file
+        with pytest.raises(StoreUnavailable):
+            await store.claim(KEY)
+        _remove(path)
+        with pytest.raises(Fenced):
+            await store.commit(old, "commit-1", [])
+        assert (await store.claim(KEY)).epoch == 1
 
 
 # -- opening and closing
+
+
+async def test_an_opening_that_nobody_waits_for_leaves_no_thread(path: Path, store: SqliteStore) -> None:
+    (running,) = (thread for thread in threading.enumerate() if thread.name == "session-store")
+    with locked(path):
+        opening = asyncio.ensure_future(SqliteStore(path).open())
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+    others = [thread for thread in threading.enumerate() if thread.name == "session-store"]
+    for thread in others:
+        if thread is not running:
+            await asyncio.to_thread(thread.join, 10)
+            assert not thread.is_alive()
+
+
+async def test_sessions_are_kept_as_long_as_the_settings_say(path: Path) -> None:
+    async with opened(path) as store:
+        await store.claim(KEY)
+    with closing(sqlite3.connect(path)) as aged, aged:
+        aged.execute("UPDATE session SET updated = updated - 7200")
+    store = from_settings(load_settings(None, session_store_url=f"sqlite:///{path}", session_ttl_s=3600))
+    await store.open()
+    assert (await store.claim(KEY)).epoch == 1, "the earlier one has expired"
+    await store.aclose()
+
+
+async def test_what_could_not_be_opened_may_be_opened_later(path: Path) -> None:
+    os.mkdir(path)
+    store = SqliteStore(path)
+    with pytest.raises(SettingsError):
+        await store.open()
+    os.rmdir(path)
+    await store.open()
+    assert (await store.claim(KEY)).epoch == 1
+    await store.aclose()
 
 
 async def test_only_the_owner_may_read_the_file_and_its_folder(tmp_path: Path) -> None:
@@ -589,6 +638,23 @@ async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> Non
     await store.aclose()
 
 
+class TestSqliteKept(KeptContract):
+    """What it keeps of one subject, over SQLite."""
+
+    @pytest.fixture
+    async def few(self, path: Path) -> AsyncIterator[SqliteStore]:
+        store = SqliteStore(path, kept=2)
+        await store.open()
+        yield store
+        await store.aclose()
+
+    async def test_a_session_that_was_deleted_makes_room(self, few: SqliteStore) -> None:
+        for number in range(2):
+            await few.claim(SessionKey("subject", f"s-{number}"))
+        await few.delete("subject", "s-0")
+        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
+
+
 class TestSqliteExpiry(ExpiryContract):
     """What expires and what does not, over SQLite."""
 
@@ -640,3 +706,68 @@ async def _until_fenced(store: SqliteStore, claim: Claim) -> None:
     with suppress(Fenced):
         while True:
             await store.commit(claim, "commit-0", [])
+
+
+# -- space
+
+SPARE = 5_000_000
+"""What a file may keep of the space that it has had, in bytes."""
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size
+
+
+async def fill(store: SqliteStore, subject: str, sessions: int) -> None:
+    """Keep half a megabyte in each of some sessions."""
+    for number in range(sessions):
+        claim = await store.claim(SessionKey(subject, f"large-{number}"))
+        await store.commit(claim, "commit-1", [AppendLog(UserMessage("word " * 100_000))])
+
+
+async def test_a_file_gives_space_back_when_sessions_are_deleted(store: SqliteStore, path: Path) -> None:
+    await fill(store, "subject", 40)
+    kept = await filled(store)  # of the same subject
+    await store.delete("none")  # which empties the log into the file
+    assert size(path) > 20_000_000
+    assert await store.delete("subject") == 41
+    assert size(path) < SPARE
+    with pytest.raises(Fenced):
+        await store.commit(kept, "commit-1", [])
+
+
+async def test_a_file_gives_space_back_when_sessions_expire(path: Path) -> None:
+    clock = Clock()
+    store = SqliteStore(path, session_ttl=100, now=clock)
+    await store.open()
+    await fill(store, "subject", 40)
+    clock.now += 101
+    stays = await store.claim(SessionKey("another", "s-1"))
+    assert await store.sweep() == 40
+    assert size(path) < SPARE
+    await store.commit(stays, "commit-1", [SetField("a", "b")])
+    await store.aclose()
+
+
+async def test_a_file_of_an_earlier_version_gives_space_back_too(path: Path) -> None:
+    async with opened(path) as store:
+        await filled(store)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA auto_vacuum=NONE")
+        connection.execute("VACUUM")
+    async with opened(path) as store:
+        await fill(store, "another", 40)
+        await store.delete("another")
+        assert size(path) < SPARE
+        assert (await stored(store)).log == HISTORY
+
+
+async def test_commits_go_on_while_many_sessions_are_deleted(store: SqliteStore) -> None:
+    await fill(store, "subject", 60)
+    claim = await store.claim(SessionKey("another", "s-1"))
+    deleting = asyncio.ensure_future(store.delete("subject"))
+    commits = 0
+    while not deleting.done():
+        commits += 1
+        await store.commit(claim, f"commit-{commits}", [SetField("a", str(commits))])
+    assert await deleting == 60 and commits > 5

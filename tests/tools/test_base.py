@@ -81,6 +81,8 @@ def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
         {"source": "mcp:other"},
         {"risk": "high"},
         {"effect": "read"},
+        {"title": "Look up"},
+        {"spoken": "look up {id}"},
     ],
 )
 def test_a_changed_tool_is_another_tool(change: dict[str, Any]) -> None:

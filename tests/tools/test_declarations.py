@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.tools.base import ToolSpec
-from conductor.tools.declarations import MAX_TOOLS, parse_declarations
+from conductor.tools.declarations import MAX_TOOLS, parse_declarations, read_declarations
 
 
 def declaration(name: str = "t", **fields: Any) -> dict[str, Any]:
@@ -52,18 +54,27 @@ def test_the_wishes_are_read() -> None:
         "mode": "async",
         "onInterrupt": "cancel",
         "approval": "ask",
+        "spoken": "switch the lamp {state}",
     }
-    tool = spec(description="What it does", title="T", _meta={"conductor": wishes | {"new": 1}, "other": 2})
+    schema = {"type": "object", "properties": {"state": {"type": "string"}}}
+    tool = spec(description="What it does", inputSchema=schema, _meta={"conductor": wishes, "other": 2})
     assert tool == ToolSpec(
         "t",
         "What it does",
-        {"type": "object"},
+        schema,
         timeout_s=1.5,
         interactive=True,
         mode="async",
         on_interrupt="cancel",
         approval="ask",
+        spoken="switch the lamp {state}",
     )
+
+
+def test_a_title_is_mcps_own_or_else_the_annotations() -> None:
+    assert spec(title=" Lamp ", annotations={"title": "Old"}).title == "Lamp"
+    assert spec(annotations={"title": "Old"}).title == "Old"
+    assert spec(title="").title is None
 
 
 @pytest.mark.parametrize("hint", [True, False, None])
@@ -110,11 +121,33 @@ def test_the_source_is_the_callers() -> None:
         (declaration(_meta={"conductor": {"mode": "later"}}), "mode must be sync or async"),
         (declaration(_meta={"conductor": {"onInterrupt": []}}), "onInterrupt must be cancel or keep"),
         (declaration(_meta={"conductor": {"approval": "always"}}), "approval must be never or ask"),
+        (declaration(_meta={"conductor": {"approval": "asks"}}), "approval must be never or ask"),
         (declaration(_meta={"conductor": {"interactive": 1}}), "interactive must be true or false"),
+        (
+            declaration(_meta={"conductor": {"aproval": "ask"}}),
+            "_meta.conductor has no 'aproval', only timeoutMs",
+        ),
+        (declaration(_meta={"conductor": {"spoken": 1}}), "spoken must be text of at most 240 characters"),
+        (declaration(_meta={"conductor": {"spoken": "open {door}"}}), "spoken names 'door', which is not"),
+        (
+            declaration(_meta={"conductor": {"spoken": "open {door"}}),
+            "spoken has a brace without its partner",
+        ),
+        (declaration(title=7), "title must be text of at most 80 characters"),
+        (declaration(title="x" * 81), "title must be text of at most 80 characters"),
+        (declaration(annotations={"title": []}), "title must be text"),
     ],
 )
 def test_a_bad_declaration_is_refused_with_the_reason(declared: Any, words: str) -> None:
     assert words in reason(declared)
+
+
+def test_a_description_may_be_of_4096_bytes() -> None:
+    assert not parse_declarations([declaration(description="ä" * 2048)]).rejected
+
+
+def test_a_refused_name_is_told_as_the_wire_can_carry_it() -> None:
+    assert parse_declarations([declaration(name="a\ud800")]).rejected[0][0] == "a?"
 
 
 def test_a_bad_declaration_costs_the_others_nothing() -> None:
@@ -148,6 +181,46 @@ def test_a_flood_of_declarations_is_not_answered_one_by_one() -> None:
     assert accepted == []
     assert len(rejected) == MAX_TOOLS + 1
     assert rejected[-1] == ("", "99872 more declarations were not read")
+
+
+def hostile(name: str) -> dict[str, Any]:
+    """Give a declaration that takes some milliseconds to compile."""
+    patterns = {f"p{i}": {"pattern": f"(?:{name}){{500}}{i}"} for i in range(4)}
+    return declaration(name, inputSchema={"type": "object", "properties": patterns})
+
+
+async def test_between_two_declarations_others_have_their_turn() -> None:
+    since = time.thread_time()
+    steps: list[float] = []
+
+    async def tick() -> None:
+        nonlocal since
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            steps.append(now - since)
+            since = now
+
+    ticking = asyncio.create_task(tick())
+    started = time.thread_time()
+    declared = [hostile(f"t{i}") for i in range(40)]
+    readings = await read_declarations(declared)
+    took = time.thread_time() - started
+    ticking.cancel()
+    assert max(steps) < took / 10, "a fortieth each, about"
+    accepted, rejected = parse_declarations(declared, readings=readings)
+    assert (len(accepted), rejected) == (40, [])
+    started = time.thread_time()
+    parse_declarations(declared, readings=readings)
+    assert time.thread_time() - started < took / 10
+
+
+async def test_what_is_read_ahead_is_refused_like_what_is_not() -> None:
+    declared = [declaration("a"), 7, declaration("a"), declaration("b", description=1), declaration("tts.x")]
+    declared += [1] * 1_000
+    assert parse_declarations(declared, readings=await read_declarations(declared)) == parse_declarations(
+        declared
+    )
 
 
 JSON = st.recursive(

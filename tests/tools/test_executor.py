@@ -10,21 +10,20 @@ from typing import Any, Literal
 
 import pytest
 
-from conductor.bounds import TokenBucket
 from conductor.messages import ToolCall
+from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.executor import (
-    Asked,
-    Ready,
+    ApprovalNeeded,
+    PreparedCall,
     ToolExecutor,
     cancelled_outcome,
     device_outcome,
     interrupted_outcome,
     job_outcome,
 )
-from conductor.tools.gate import Gate
-from conductor.tools.permissions import GateOptions, Verdict
+from conductor.tools.permissions import Gate, GateOptions, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
@@ -71,9 +70,9 @@ def shelf(does: Callable[[Mapping[str, Any]], Any] = succeeded, *specs: ToolSpec
     return Shelf(does, *(specs or (ADD, NAP)))
 
 
-def ready(executor: ToolExecutor, name: str = "nap", arguments: str = "{}") -> Ready:
+def ready(executor: ToolExecutor, name: str = "nap", arguments: str = "{}") -> PreparedCall:
     prepared = executor.prepare(ToolCall("c-1", name, arguments))
-    assert isinstance(prepared, Ready)
+    assert isinstance(prepared, PreparedCall)
     return prepared
 
 
@@ -172,7 +171,7 @@ def test_a_prepared_call_is_not_run_yet() -> None:
 def test_a_call_that_asks_is_ready_to_run_once_somebody_says_so(fields: dict[str, Any]) -> None:
     tools = shelf(succeeded, replace(ADD, **({"approval": None} | fields)))
     asked = ToolExecutor([tools], LIMITS).prepare(ToolCall("c-1", "add_task", NOTED))
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, ApprovalNeeded)
     assert asked.verdict.effect == "ask" and asked.verdict.reasons
     assert asked.ready.arguments == {"text": "x", "n": 7} and len(asked.ready.notes) == 1
     assert tools.calls == []
@@ -183,7 +182,7 @@ def test_a_call_that_is_denied_is_not_run_and_says_why() -> None:
     outcome = refuse(executor, "add_task", '{"text":"x"}')
     assert (outcome.error_type, outcome.metadata.reason) == ("permission_denied", "policy")
     assert (outcome.error_message or "").endswith("Nothing was run.")
-    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", '{"text":"y"}')), Ready)
+    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", '{"text":"y"}')), PreparedCall)
 
 
 def test_the_conversation_may_know_better_and_sees_the_arguments_as_they_would_be_run() -> None:
@@ -194,7 +193,7 @@ def test_the_conversation_may_know_better_and_sees_the_arguments_as_they_would_b
         return Verdict("ask", ("It may have happened.",), None, warn=False)
 
     executor = ToolExecutor([shelf()], LIMITS)
-    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", NOTED), permit), Asked)
+    assert isinstance(executor.prepare(ToolCall("c-1", "add_task", NOTED), permit), ApprovalNeeded)
     assert seen == [("add_task", {"text": "x", "n": 7})]
 
 
@@ -230,7 +229,7 @@ def test_a_dry_run_says_what_would_be_done_and_asks_nobody(fields: dict[str, Any
     executor = ToolExecutor([shelf(succeeded, spec)], LIMITS, Gate(options=GateOptions(dry_run=True)))
     prepared = executor.prepare(ToolCall("c-1", "add_task", NOTED))
     if is_run:
-        assert isinstance(prepared, Ready)
+        assert isinstance(prepared, PreparedCall)
         return
     assert isinstance(prepared, ToolOutcome) and prepared.success
     assert prepared.data == {
@@ -252,7 +251,9 @@ def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> N
         executor = ToolExecutor([shelf()], limits, Gate(now=lambda: now[0]), rates=rates)  # as a reload makes
         found = [executor.prepare(ToolCall("c-1", name, arguments)) for _ in range(5)]
         return [
-            "ran" if isinstance(one, Ready) else one.error_type for one in found if not isinstance(one, Asked)
+            "ran" if isinstance(one, PreparedCall) else one.error_type
+            for one in found
+            if not isinstance(one, ApprovalNeeded)
         ]
 
     assert often("nap") == ["ran"] * 3 + ["rate_limited"] * 2
@@ -269,7 +270,7 @@ def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> N
 def test_edited_arguments_are_checked_and_the_model_is_told_what_was_changed() -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     edited = executor.edited(ready(executor, "add_task", '{"text":"x","n":1}'), {"text": "y", "n": "2"})
-    assert isinstance(edited, Ready)
+    assert isinstance(edited, PreparedCall)
     assert edited.arguments == {"text": "y", "n": 2} and edited.call.call_id == "c-1"
     coerced, told = edited.notes
     assert coerced == 'n: "2" was read as 2'
@@ -283,6 +284,20 @@ def test_edited_arguments_are_checked_and_the_model_is_told_what_was_changed() -
 def test_an_edit_that_does_not_fit_says_so(arguments: dict[str, Any]) -> None:
     executor = ToolExecutor([shelf()], LIMITS)
     assert isinstance(executor.edited(ready(executor, "add_task", '{"text":"x"}'), arguments), str)
+
+
+# -- restore
+
+
+def test_a_restored_call_has_the_arguments_that_a_person_saw_or_those_that_the_model_wrote() -> None:
+    executor = ToolExecutor([shelf()], LIMITS)
+    call = ToolCall("c-1", "add_task", NOTED)
+    seen = executor.restore(call, ("a note",), {"text": "y"})
+    assert seen is not None and (seen.arguments, seen.notes) == ({"text": "y"}, ("a note",))
+    written = executor.restore(call, ())
+    assert written is not None and written.arguments == {"text": "x", "n": 7}
+    assert executor.restore(ToolCall("c-1", "add_task", "{}"), ()) is None
+    assert executor.restore(ToolCall("c-1", "gone", "{}"), (), {}) is None
 
 
 # -- limit
@@ -426,11 +441,12 @@ KEY = "sk-ant-api03-" + "Ab1" * 31 + "AA"
         failed("io_error", "open sesame"),
         succeeded([f"{KEY} " * 100]),
         succeeded("x" * 150 + KEY),
+        succeeded("x", notes=[f"It was tried with {KEY}."]),
     ],
 )
 def test_secrets_are_taken_out_of_whatever_the_model_reads(outcome: ToolOutcome) -> None:
     executor = ToolExecutor([], LIMITS, redactor=Redactor(["open sesame"]))
-    content = executor.settle("c-1", outcome).content
+    content = executor.to_result("c-1", outcome).content
     assert KEY[:24] not in content and "sesame" not in content
     assert "REDACTED" in content or "shortened" in content
 
@@ -439,22 +455,31 @@ def test_what_is_shown_of_a_secret_that_is_cut_through_is_nothing_of_it() -> Non
     secret = "correct horse battery staple"
     executor = ToolExecutor([], LIMITS, redactor=Redactor([secret]))
     for at in range(150, 205):
-        content = executor.settle("c-1", succeeded("x" * at + secret + "y" * 500)).content
+        content = executor.to_result("c-1", succeeded("x" * at + secret + "y" * 500)).content
         assert "corr" not in content, f"at {at}: {content}"
+
+
+def test_a_secret_that_is_cut_through_where_a_huge_text_is_left_is_not_shown_either() -> None:
+    executor = ToolExecutor([], replace(LIMITS, max_observation_bytes=16_384))
+    begin, end = "-----BEGIN PRIVATE KEY-----\n", "\n-----END PRIVATE KEY-----\n"
+    block = begin + "Ab1+" * 12_700 + end  # of which a short marker is left
+    text = block + "z" * (4 * 16_384 - len(block) - 10) + KEY + "z" * 500
+    content = executor.to_result("c-1", succeeded(text)).content
+    assert "REDACTED:private_key" in content and KEY[:6] not in content
 
 
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_a_result_says_whether_strangers_wrote_it(untrusted: bool) -> None:
     executor = ToolExecutor([], LIMITS)
-    assert executor.settle("c-1", succeeded("x"), untrusted=untrusted).untrusted == untrusted
-    assert not executor.settle("c-1", succeeded("x")).untrusted
+    assert executor.to_result("c-1", succeeded("x"), untrusted=untrusted).untrusted == untrusted
+    assert not executor.to_result("c-1", succeeded("x")).untrusted
 
 
 # -- shorten
 
 
 def settled(outcome: ToolOutcome, limits: Limits = LIMITS) -> dict[str, Any]:
-    result = ToolExecutor([], limits).settle("c-1", outcome)
+    result = ToolExecutor([], limits).to_result("c-1", outcome)
     assert result.call_id == "c-1" and result.is_error is not outcome.success
     read: dict[str, Any] = json.loads(result.content)
     return read

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from conductor.tools.base import succeeded
-from conductor.tools.pending import Pending
+from conductor.tools.pending import PendingCalls
 
 WAIT = 5.0
 
 
 async def test_whoever_waits_gets_the_answer() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     waiting = asyncio.create_task(pending.wait("c-1"))
     outcome = succeeded("x")
@@ -23,7 +23,7 @@ async def test_whoever_waits_gets_the_answer() -> None:
 
 
 async def test_an_answer_may_come_before_anybody_waits() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     outcome = succeeded("x")
     assert pending.answer("c-1", outcome)
@@ -31,7 +31,7 @@ async def test_an_answer_may_come_before_anybody_waits() -> None:
 
 
 async def test_answers_reach_each_its_own() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     names = [f"c-{number}" for number in range(5)]
     for name in names:
         pending.expect(name)
@@ -43,7 +43,7 @@ async def test_answers_reach_each_its_own() -> None:
 
 
 async def test_a_repeated_answer_is_told_and_changes_nothing() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     assert pending.answer("c-1", succeeded("first"))
     assert pending.answer("c-1", succeeded("second")) is False
@@ -51,7 +51,7 @@ async def test_a_repeated_answer_is_told_and_changes_nothing() -> None:
 
 
 async def test_an_unknown_and_a_late_answer_are_told() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     assert pending.answer("c-1", succeeded("x")) is False
     pending.expect("c-1")
     pending.forget("c-1")
@@ -59,7 +59,7 @@ async def test_an_unknown_and_a_late_answer_are_told() -> None:
 
 
 async def test_a_cancelled_wait_is_forgotten() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     waiting = asyncio.create_task(pending.wait("c-1"))
     await asyncio.wait([waiting], timeout=0)
@@ -70,7 +70,7 @@ async def test_a_cancelled_wait_is_forgotten() -> None:
 
 
 async def test_a_wait_that_runs_out_of_time_is_forgotten() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -79,7 +79,7 @@ async def test_a_wait_that_runs_out_of_time_is_forgotten() -> None:
 
 
 async def test_forgetting_wakes_whoever_waits() -> None:
-    pending = Pending()
+    pending = PendingCalls()
     pending.expect("c-1")
     waiting = asyncio.create_task(pending.wait("c-1"))
     await asyncio.wait([waiting], timeout=0)
@@ -91,4 +91,4 @@ async def test_forgetting_wakes_whoever_waits() -> None:
 
 async def test_a_call_that_nobody_expects_cannot_be_waited_for() -> None:
     with pytest.raises(KeyError):
-        await Pending().wait("c-1")
+        await PendingCalls().wait("c-1")

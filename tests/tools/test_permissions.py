@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import GateOptions, Verdict, decide, grant, is_dry, offered, steps
-from conductor.tools.rules import Rule, RuleError, decode_rules, encode_rules
+from conductor.tools.rules import Rule, decode_rules, encode_rules
 
 NOW = 1_800_000_000.0
 ALL = GateOptions()
@@ -131,6 +131,12 @@ def test_a_setting_leaves_other_tools_alone(options: GateOptions, name: str) -> 
     assert verdict(spec("agent.spawn"), ALLOW, options=options).effect == "ask"
 
 
+def test_a_tool_that_reaches_the_web_is_denied_by_that_setting_only() -> None:
+    tool = spec(open_world=True, approval="never")
+    assert verdict(tool).effect == "allow"
+    assert verdict(tool, options=GateOptions(local_only=True)).effect == "deny"
+
+
 def test_all_reasons_to_deny_are_told() -> None:
     tool = spec(effect="irreversible", open_world=True)
     options = GateOptions(("a",), True, False, True)
@@ -141,12 +147,53 @@ def test_a_rule_that_matched_because_a_value_cannot_be_told_says_so() -> None:
     rule = Rule("deny", "*", args={"path": {"under": "/etc"}})
     found = verdict(spec(), rule, arguments={"path": "/srv/..\\etc"})
     assert found.effect == "deny"
-    assert "more ways than one" in found.reasons[0]
-    assert "more ways" not in verdict(spec(), rule, arguments={"path": "/etc/x"}).reasons[0]
+    assert "can be read that way" in found.reasons[0]
+    assert "can be read" not in verdict(spec(), rule, arguments={"path": "/etc/x"}).reasons[0]
 
 
 def test_an_expired_rule_decides_nothing() -> None:
     assert verdict(spec(risk="safe"), Rule("deny", "*", expires="2020-01-01T00:00:00Z")).effect == "allow"
+
+
+# -- what a card says
+
+
+@pytest.mark.parametrize(
+    ("tool", "rules", "tainted", "reasons"),
+    [
+        (spec(effect="read"), [], False, ["It may read something private."]),
+        (spec(), [], False, ["It changes something."]),
+        (spec(risk="high"), [], False, ["It changes something."]),
+        (spec(effect="irreversible", risk="high"), [], False, ["It cannot be undone."]),
+        (
+            spec(effect="read", risk="safe", approval="ask"),
+            [],
+            False,
+            ["The app wants you to be asked each time."],
+        ),
+        (spec(approval="ask"), [], False, ["It changes something."]),
+        (spec(), [ASK], False, ["The operator's rules ask first: ask file.*."]),
+        (
+            spec(effect="irreversible", risk="high"),
+            [ASK],
+            False,
+            ["The operator's rules ask first: ask file.*.", "It cannot be undone."],
+        ),
+        (
+            spec(effect="irreversible", risk="high"),
+            [],
+            True,
+            [
+                "It may come from strangers, whose text is in this conversation, and not from you.",
+                "It cannot be undone.",
+            ],
+        ),
+    ],
+)
+def test_a_person_is_told_why_and_not_how_high_the_risk_is(
+    tool: ToolSpec, rules: list[Rule], tainted: bool, reasons: list[str]
+) -> None:
+    assert list(verdict(tool, *rules, tainted=tainted).reasons) == reasons
 
 
 # -- every path is explained
@@ -268,9 +315,9 @@ def test_a_grant_at_medium_risk_is_for_any_arguments() -> None:
 def test_a_grant_at_high_risk_is_for_exactly_these_arguments() -> None:
     tool = spec(risk="high", effect="irreversible")
     given_before = grant(tool, {"path": "/a", "n": 1}, scope="always")
-    assert verdict(tool, given_before, arguments={"n": 1, "path": "/a"}).effect == "allow"
+    assert verdict(tool, given_before, arguments={"n": 1.0, "path": "/a"}).effect == "allow"
     others: list[dict[str, Any]] = [
-        {"path": "/a", "n": 1.0},
+        {"path": "/a", "n": 2},
         {"path": "/a"},
         {"path": "/a", "n": 1, "x": None},
     ]
@@ -304,7 +351,7 @@ def test_a_grant_counts_for_a_tool_that_is_declared_to_ask() -> None:
 def test_a_grant_may_expire() -> None:
     tool = spec()
     assert verdict(tool, grant(tool, {}, scope="always", expires="2020-01-01T00:00:00Z")).effect == "ask"
-    with pytest.raises(RuleError):
+    with pytest.raises(ValueError, match="must be a time such as"):
         grant(tool, {}, scope="always", expires="tomorrow")
 
 
@@ -332,6 +379,7 @@ def test_tools_that_can_never_be_called_are_not_offered() -> None:
         (Rule("deny", "file.*"), False),
         (Rule("deny", "file.*", source="mcp:*"), True),
         (Rule("deny", "file.*", args={"path": {"under": "/etc"}}), True),
+        (Rule("deny", "file.*", arguments_digest="0" * 64), True),
         (Rule("deny", "file.*", arguments_digest="d"), True),
         (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), True),
         (Rule("ask", "file.*"), True),

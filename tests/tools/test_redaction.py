@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.redaction import MAX_DEPTH, Redactor, secret_kind
+from conductor.tools.redaction import MAX_DEPTH, MOST, Redactor, secret_kind
 
 UNHURRIED = settings(deadline=None)  # the machine may be busy with other things
 
@@ -66,6 +67,32 @@ def adversarial_inputs(size: int) -> dict[str, str]:
         "one letter": "a",
         "spaces": " ",
         "secret starts": "known-secre",
+        "secrets": "known-secret",
+        "assigned colons": "jwt=:",
+        "assigned equals": "secret==",
+        "assigned slashes": "password=//x",
+        "harmless names": "page_token=",
+        "keys": '"key":"abc",',
+        "short passwords": "pwd=aB3dE6 ",
+        "docker": '"auth":"YTpiYzpk",',
+        "headers": "authorization: bearer a ",
+        "words of cookies": "cookie: a ",
+        "elements": "<token>abcdef</token>",
+        "open elements": "<token ",
+        "blocks": "password: |\n  abcdefg\n",
+        "empty blocks": "password: |\n",
+        "netrc": "machine a login b password ",
+        "commands": "login -u ",
+        "options": "--token abc1def ",
+        "dashes": "-",
+        "percents": "%61",
+        "hundreds": "%25",
+        "code points": "\\u0061",
+        "vaults": "hvs.",
+        "short runs": "a ",
+        "long runs": "a23456789abcdeg ",
+        "exclamations": "password=!!!!!!!!",
+        "newlines": "\n",
     }
     return {name: (piece * (size // len(piece) + 1))[:size] for name, piece in pieces.items()}
 
@@ -86,6 +113,14 @@ KEYS = {
     "hf_" + BODY: "api_key",
     "SG." + BODY + "." + BODY: "api_key",
     "ya29." + BODY: "token",
+    "glrt-" + BODY: "api_key",
+    "glcbt-64_" + BODY: "api_key",
+    "hvs." + BODY: "api_key",
+    "gsk_" + BODY: "api_key",
+    "xapp-1-" + BODY: "api_key",
+    "dckr_pat_" + BODY: "api_key",
+    "shpat_" + "0a1b2c3d" * 4: "api_key",
+    "tskey-auth-" + BODY: "api_key",
     JWT: "jwt",
     PEM: "private_key",
 }
@@ -136,6 +171,28 @@ def test_a_key_of_a_known_form_is_redacted_wherever_it_stands(key: str, frame: s
         ("client_secret=abc123", "client_secret=[REDACTED:secret]"),
         ("İ" * 20 + " password=hunter22", "İ" * 20 + " password=[REDACTED:password]"),
         (PEM[:-20] + "(cut", "[REDACTED:private_key](cut"),
+        ('{"ghcr.io": {"auth": "a2ltOmh1bnRlcjIy"}}', '{"ghcr.io": {"auth": "[REDACTED:password]"}}'),
+        ("//npm.x.y/:_auth=a2ltOmh1bnRlcjIy", "//npm.x.y/:_auth=[REDACTED:password]"),
+        ("machine x.y login kim password hunter22", "machine x.y login kim password [REDACTED:password]"),
+        (
+            "machine x.y\n  password hunter22\n  login kim\n",
+            "machine x.y\n  password [REDACTED:password]\n  login kim\n",
+        ),
+        ("<password>hunter22</password>", "<password>[REDACTED:password]</password>"),
+        ("<db:apiKey type='a'>hunter22</db:apiKey>", "<db:apiKey type='a'>[REDACTED:api_key]</db:apiKey>"),
+        ("mysql --password hunter22 x", "mysql --password [REDACTED:password] x"),
+        ("x --db-password correcthorse --user kim", "x --db-password [REDACTED:password] --user kim"),
+        ("x --api-key 'abc def 12'", "x --api-key '[REDACTED:api_key]'"),
+        ('["--token", "abc1def"]', '["--token", "[REDACTED:token]"]'),
+        ("mysql -h db -u kim -phunter22 shop", "mysql -h db -u kim -p[REDACTED:password] shop"),
+        ("docker login -u kim -p hunter22 x.y", "docker login -u kim -p [REDACTED:password] x.y"),
+        ("sshpass -p hunter22 ssh -p 2222 x", "sshpass -p [REDACTED:password] ssh -p 2222 x"),
+        ("curl -s -u kim:hunter22 https://x.y", "curl -s -u kim:[REDACTED:password] https://x.y"),
+        (
+            "db:\n  password: |\n    hunter22\n\n    more of it\n  user: kim\n",
+            "db:\n  password: |\n    [REDACTED:password]\n  user: kim\n",
+        ),
+        ("- token: >-\n    abc1\n    def2\n  user: kim", "- token: >-\n    [REDACTED:token]\n  user: kim"),
         (json.dumps([PEM, "b"]), '["[REDACTED:private_key]", "b"]'),
     ],
 )
@@ -180,6 +237,14 @@ def test_a_password_is_found_in_json_within_json(depth: int) -> None:
         "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
         "/home/kim/x C:\\Users\\kim",
         "[REDACTED:api_key]: foobar12",
+        '{"auth": "optional", "oauth": "bm8gcGFpcg=="}',
+        "The --password option is old; use --token instead of it, or --api-key together with --user",
+        'x --password "$DB_PASSWORD" --token $TOKEN',
+        "docker login && docker run --name mysql -p 33060:33060 x",
+        "mkdir -p /srv/data-of-mysql; the machine learning password policies",
+        "<token>hello world</token> <password/> log in with <user> and <password> then <enter>",
+        "notes: |\n  a text of some length\npassword: |\nuser: kim",
+        "gsk_some_function_of_a_library hvs.name glrt-short npm_config_registry_of_the_company",
         "",
     ],
 )
@@ -213,6 +278,7 @@ def test_paths_of_this_machine_are_redacted_and_urls_are_not(text: str, redacted
         ("accessToken", "token"),
         ("id-token", "token"),
         ("backend_token", "token"),
+        ("configuration_of_the_second_database_password", "password"),
         ("X-Api-Key", "api_key"),
         ("apikey", "api_key"),
         ("sshPrivateKey", "private_key"),
@@ -251,6 +317,36 @@ def test_values_are_redacted_and_all_else_of_them_is_kept() -> None:
     assert value["password"] == "hunter22"  # the caller's own is not changed
 
 
+def test_secrets_are_found_in_the_names_of_fields() -> None:
+    redactor = Redactor(["known-secret", "another-secret"])
+    assert redactor.value({"known-secret": 1, "a another-secret": [{"known-secret": "known-secret"}]}) == {
+        "[REDACTED:secret]": 1,
+        "a [REDACTED:secret]": [{"[REDACTED:secret]": "[REDACTED:secret]"}],
+    }
+    assert list(redactor.value({"known-secret": 1, "another-secret": 2}).values()) == [1, 2]
+
+
+def test_the_texts_of_a_value_do_not_mix() -> None:
+    value = [
+        "password:",
+        "hunter22",
+        "known-",
+        "secret",
+        "a\n\0\nb",
+        "machine a login b password",
+        "hunter22",
+    ]
+    assert Redactor(["known-secret"]).value(value) is value
+    assert ANY.value([*value, "a\n\0\npassword=hunter22"])[-1] == "a\n\0\npassword=[REDACTED:password]"
+
+
+def test_of_a_text_with_thousands_of_secrets_the_rest_is_withheld() -> None:
+    after = ANY.text("password=hunter22 " * 3 * MOST)
+    assert after.count("password=[REDACTED:password]") == MOST + 1
+    assert after.endswith("[REDACTED:rest]")
+    assert ANY.value(["password=hunter22"] * 3 * MOST)[-1] == "[REDACTED:rest]"
+
+
 def test_a_value_without_secrets_is_the_same_object() -> None:
     value = {"a": [1, "text", {"b": None}], "password": "short", "c": {}}
     assert ANY.value(value) is value
@@ -283,6 +379,54 @@ def test_a_known_secret_is_found_in_every_spelling() -> None:
         assert redactor.text(f"<{spelling}>") == "<[REDACTED:secret]>"
 
 
+def _wrapped(text: str, width: int, newline: str = "\n") -> str:
+    return newline.join(text[at : at + width] for at in range(0, len(text), width))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        _wrapped(SECRET, 5),
+        _wrapped(SECRET, 5, "\r\n    "),
+        _wrapped(SECRET, 5, "\\\n"),
+        _wrapped(SECRET, 5, '" +\n  "'),
+        json.dumps(_wrapped(SECRET, 5)),
+        json.dumps(json.dumps({SECRET: 1})),
+        SECRET.encode().hex(),
+        SECRET.encode().hex().upper(),
+        _wrapped(SECRET.encode().hex(), 8),
+        "".join(f"\\u{ord(character):04x}" for character in SECRET),
+        "".join(f"\\\\u{ord(character):04X}" for character in SECRET),
+        "".join(f"\\x{byte:02x}" for byte in SECRET.encode()),
+        "".join(f"%{byte:02X}" for byte in SECRET.encode()),
+        quote(quote(SECRET, safe=""), safe=""),
+        _wrapped(base64.b64encode(SECRET.encode()).decode(), 8),
+    ],
+)
+def test_a_known_secret_is_found_broken_into_lines_and_escaped(written: str) -> None:
+    after = Redactor([SECRET]).text(f"before {written} after")
+    assert after.startswith("before ") and after.endswith(" after") and "[REDACTED:secret]" in after
+    assert not re.search(r"w|77|d\+|ZC|u00", after.removeprefix("before "))
+
+
+@pytest.mark.parametrize("before", range(3))
+@pytest.mark.parametrize(("width", "newline"), [(76, "\n"), (64, "\r\n"), (64, "\\n")])
+def test_a_known_secret_is_found_in_wrapped_base64(before: int, width: int, newline: str) -> None:
+    secret = "known??>>secret-of-some-length"
+    document = b"u" * (40 + before) + secret.encode() + b"!" * 60
+    text = _wrapped(base64.b64encode(document).decode(), width, newline)
+    assert text.count(newline) > 1
+    after = Redactor([secret]).text(text)
+    assert after.count("[REDACTED:secret]") == 1
+    assert len(after) < len(text)
+
+
+def test_a_secret_of_many_bytes_a_character_is_found_in_pairs_of_surrogates() -> None:
+    assert Redactor(["pass\U0001f511wörd"]).text("\\ud83d\\udd11w pass\\ud83d\\udd11w\\u00f6rd") == (
+        "\\ud83d\\udd11w [REDACTED:secret]"
+    )
+
+
 @pytest.mark.parametrize("before", range(6))
 def test_a_known_secret_is_found_within_base64_at_any_place(before: int) -> None:
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -294,9 +438,15 @@ def test_the_longest_of_several_secrets_is_taken() -> None:
     assert Redactor(["abcdef", "abcdef-ghijkl"]).text("x abcdef-ghijkl y") == "x [REDACTED:secret] y"
 
 
+def test_nothing_is_left_of_a_secret_that_holds_another_one_in_any_form() -> None:
+    whole = "correct-horse-battery-staple"
+    for inner in ("horse-battery", "correct-horse", "battery-staple"):
+        assert Redactor([inner, whole]).text(f"x {whole.encode().hex()} y") == "x [REDACTED:secret] y"
+
+
 def test_a_known_secret_keeps_its_kind_where_a_pattern_would_find_it_too() -> None:
     redactor = Redactor(["known-secret"])
-    for text in ("https://me:{}@x.y", "password={}", '{{"token": "{}"}}'):
+    for text in ("https://me:{}@x.y", "password={}", '{{"token": "{}"}}', "mysql -p{}", "cookie: sid={}"):
         assert redactor.text(text.format("known-secret")) == text.format("[REDACTED:secret]")
 
 
@@ -363,7 +513,7 @@ PARTS = st.sampled_from(
             "abc",
             "hunter22",
         ),
-        *("[REDACTED:token]", "[REDACTED:", "é", "İ", "%20", ".", "-", "_", "*", "x" * 30),
+        *("[REDACTED:token]", "[REDACTED:", "\0", "é", "İ", "%20", ".", "-", "_", "*", "x" * 30),
     ]
 )
 TEXTS = st.lists(PARTS, max_size=14).map("".join) | st.text(max_size=80)
@@ -381,13 +531,17 @@ def _spellings(secret: str) -> tuple[str, ...]:
     return secret, json.dumps(secret)[1:-1], quote(secret, safe="")
 
 
+def _is_secret(text: str) -> bool:
+    """Tell whether enough of it is neither a blank, a quote nor an escape."""
+    return len(re.sub(r"%..|\\.|[\s\"'+]", "", text)) >= 6 and text not in "REDACTED:private_key"
+
+
 # A marker's own brackets could complete a secret that has them.
 SECRETS = st.lists(
-    st.text(st.characters(codec="utf-8", exclude_characters="[]:"), min_size=8), max_size=4
-).map(
-    lambda secrets: [
-        s.strip() for s in secrets if len(s.strip()) >= 8 and s.strip() not in "REDACTED:private_key"
-    ]
+    st.text(st.characters(codec="utf-8", exclude_characters="[]:"), min_size=8)
+    .map(str.strip)
+    .filter(_is_secret),
+    max_size=4,
 )
 
 
@@ -424,10 +578,24 @@ def test_no_known_secret_gets_through_a_json_value_and_twice_is_once(value: Any)
         assert after is value
 
 
+def test_a_private_key_without_its_end_takes_nothing_of_the_next_text() -> None:
+    texts = [
+        "cookie: session=-----BEGIN PRIVATE KEY-----\nMII",
+        "hello",
+        "password=-----BEGIN PRIVATE KEY-----",
+    ]
+    redacted = ANY.value([*texts, "bye"])
+    assert redacted == [*map(ANY.text, texts), "bye"]
+    assert redacted[1] == "hello"
+
+
 @UNHURRIED
-@given(TEXTS)
-def test_a_string_is_redacted_alike_as_a_text_and_as_a_value(text: str) -> None:
-    assert ANY.value([text]) == [ANY.text(text)]
+@given(st.lists(TEXTS, max_size=4))
+@example(
+    ["password=!!!!!!!!" * 3 + "password=-----BEGIN PRIVATE KEY----------BEGIN PRIVATE KEY----------B", ""]
+)
+def test_a_string_is_redacted_alike_as_a_text_and_in_a_value(texts: list[str]) -> None:
+    assert ANY.value(texts) == [ANY.text(text) for text in texts]
 
 
 @UNHURRIED

@@ -1,4 +1,4 @@
-"""Rules: when they apply, tricks against their predicates, and their JSON form."""
+"""Rules: when they apply, the digests of calls, and their words and JSON form."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from conductor.tools.base import ToolSpec
 from conductor.tools.rules import (
-    PREDICATES,
+    Arguments,
     Rule,
     RuleError,
     arguments_digest,
     decode_rules,
     describe,
     encode_rules,
-    holds,
     match,
     parse_json,
     parse_rule,
@@ -38,9 +37,15 @@ scalars = (
 json_values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
 )
-plain_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+predicates = st.sampled_from(
+    [
+        {"eq": "x"},
+        {"in": [1, None, {"a": ["é"]}]},
+        {"glob": "a*"},
+        {"under": "/srv"},
+        {"host": "a.b"},
+        {"max": 1.5},
+    ]
 )
 
 
@@ -49,7 +54,7 @@ def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
 
 
 def matched(rule: Rule, arguments: dict[str, Any] | None = None, **fields: Any) -> str:
-    return match(rule, spec(**fields), arguments or {}, NOW)
+    return match(rule, spec(**fields), Arguments(arguments or {}), NOW)
 
 
 # -- which tools
@@ -97,251 +102,6 @@ def test_a_rule_ends_when_it_expires(expires: str, expected: str) -> None:
     assert matched(Rule("deny", "*", expires=expires)) == expected
 
 
-# -- predicates
-
-EQUALITY: list[tuple[str, Any, Any, str]] = [
-    ("eq", 1, 1, "yes"),
-    ("eq", 1, 1.0, "yes"),
-    ("eq", 1, True, "no"),
-    ("eq", False, 0, "no"),
-    ("eq", None, None, "yes"),
-    ("eq", "1", 1, "no"),
-    ("eq", [1, {"a": [True]}], [1.0, {"a": [True]}], "yes"),
-    ("eq", [1, {"a": [True]}], [1, {"a": [1]}], "no"),
-    ("eq", {"a": 1}, {"a": 1, "b": 2}, "no"),
-    ("eq", [1], [1, 2], "no"),
-    ("in", ["a", "b"], "b", "yes"),
-    ("in", ["a", "b"], "c", "no"),
-    ("in", [1], True, "no"),
-    ("in", [], None, "no"),
-    ("in", [["a"]], "a", "no"),
-    ("glob", "ab*", "abc", "yes"),
-    ("glob", "ab*", "xabc", "no"),
-    ("glob", "ab", "ab\n", "no"),
-    ("glob", "ab*", "ab\ncd", "yes"),
-    ("glob", "1", 1, "no"),
-    ("glob", "*", ["a"], "no"),
-    ("max", 10, 10, "yes"),
-    ("max", 10, 10.5, "no"),
-    ("max", 10.5, 10**400, "no"),
-    ("max", 10, True, "no"),
-    ("max", 10, "3", "no"),
-    ("max", 10, None, "no"),
-    ("max", 10, float("nan"), "no"),
-]
-
-
-@pytest.mark.parametrize(("predicate", "wanted", "value", "expected"), EQUALITY)
-def test_a_value_fulfils_a_predicate_or_not(predicate: str, wanted: Any, value: Any, expected: str) -> None:
-    assert holds(predicate, wanted, value) == expected
-
-
-UNDER = [
-    ("/srv/notes", "/srv/notes", "yes"),
-    ("/srv/notes", "/srv/notes/a/b.txt", "yes"),
-    ("/srv/notes/", "/srv/notes/a", "yes"),
-    ("/srv/notes", "/srv//notes/./a", "yes"),
-    ("/srv/notes", "/srv/x/../notes/a", "yes"),
-    ("/srv/notes", "//srv/notes/a", "yes"),
-    ("/srv/notes", "/../../srv/notes/a", "yes"),
-    ("/srv/notes", "/srv/notes/../notes/a", "yes"),
-    ("/", "/etc/passwd", "yes"),
-    (".", "a/b", "yes"),
-    (".", ".", "yes"),
-    ("notes", "notes/a", "yes"),
-    ("./notes", "x/../notes/a", "yes"),
-    ("/srv/notes", "/srv/notes-private/a", "no"),
-    ("/srv/notes", "/srv/notes/../../etc/passwd", "no"),
-    ("/srv/notes", "/srv/notes/..", "no"),
-    ("/srv/notes", "/srv/notes/a/../../other", "no"),
-    ("/srv/notes", "/srv", "no"),
-    ("/srv/notes", "/", "no"),
-    ("/srv/notes", "//etc/passwd", "no"),
-    ("/srv/notes", "/etc/passwd", "no"),
-    ("/srv/notes", "", "no"),
-    ("notes", "other/notes/a", "no"),
-    ("notes", "notes/../other", "no"),
-    # What some program may take for another path.
-    ("notes", "notes/../../notes/a", "unclear"),
-    ("notes", "../notes/a", "unclear"),
-    (".", "..", "unclear"),
-    (".", "a/../../b", "unclear"),
-    (".", "/etc/passwd", "unclear"),
-    ("/srv/notes", "notes/a", "unclear"),
-    ("/srv/notes", "/srv/notes/..\\..\\etc", "unclear"),
-    ("/srv/notes", "/srv/notes/%2e%2e/%2e%2e/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/a\0/../../../etc", "unclear"),
-    ("/srv/notes", "/srv/notes/a\n", "unclear"),
-    ("/srv/notes", "/srv/notes/\u202etxt", "unclear"),
-    ("/srv/notes", "/srv/notes/\uff0e\uff0e/\uff0e\uff0e/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/..\uff0f..\uff0fetc", "unclear"),
-    ("/srv/notes", "/srv/notes/\u2025/etc", "unclear"),
-    ("/srv/notes", "/srv/notes/.. /.. /etc", "unclear"),
-    ("/srv/notes", "/srv/notes/.../etc", "unclear"),
-    ("/srv/notes", "/srv/notes./a", "unclear"),
-    ("/srv/notes", "/SRV/Notes/a", "unclear"),
-    ("/srv/notes", "/srv/notes/$HOME/a", "unclear"),
-    ("/srv/notes", "file:///srv/notes/a", "unclear"),
-    ("/srv/notes", "/srv/notes/\ud800", "unclear"),
-    (".", "~/a", "unclear"),
-    (".", "C:/Windows", "unclear"),
-    (".", "C:a", "unclear"),
-    (".", "file:///etc/passwd", "unclear"),
-    ("/srv/notes", ["/srv/notes/a"], "no"),
-    ("/srv/notes", None, "no"),
-    ("/srv/notes", 1, "no"),
-]
-
-
-@pytest.mark.parametrize(("folder", "path", "expected"), UNDER)
-def test_a_path_is_inside_a_folder_or_not_or_cannot_be_told(folder: str, path: Any, expected: str) -> None:
-    assert holds("under", folder, path) == expected
-
-
-@given(st.lists(st.sampled_from(["..", ".", "a", "notes", "", "srv"]), max_size=8))
-def test_a_path_that_is_allowed_never_leads_out_of_the_folder(parts: list[str]) -> None:
-    path = "/" + "/".join(parts)
-    place: list[str] = []
-    for part in parts:
-        if part == "..":
-            place = place[:-1]
-        elif part not in ("", "."):
-            place.append(part)
-    expected = "yes" if place[:2] == ["srv", "notes"] else "no"
-    assert holds("under", "/srv/notes", path) == expected
-
-
-HOST = [
-    ("good.com", "https://good.com", "yes"),
-    ("good.com", "https://good.com/", "yes"),
-    ("good.com", "HTTPS://GOOD.com./a?b#c", "yes"),
-    ("GOOD.com", "https://good.com:8443/x", "yes"),
-    ("good.com", "https://a.b.good.com?x", "yes"),
-    ("good.com", "wss://good.com#x", "yes"),
-    ("good.com", "https://good.com/@evil.com", "yes"),
-    ("good.com", "https://good.com/ü", "yes"),
-    ("127.0.0.1", "http://127.0.0.1:80/", "yes"),
-    ("::1", "http://[0:0::1]/", "yes"),
-    ("[::1]", "http://[::1]:80/", "yes"),
-    ("xn--bcher-kva.de", "https://xn--bcher-kva.de/", "yes"),
-    ("good.com", "https://evil.com", "no"),
-    ("good.com", "https://notgood.com", "no"),
-    ("good.com", "https://good.com.evil.com/", "no"),
-    ("good.com", "https://evil.com/good.com", "no"),
-    ("good.com", "https://evil.com?good.com", "no"),
-    ("good.com", "https://evil.com#.good.com", "no"),
-    ("good.com", "https://evil.com#@good.com", "no"),
-    ("good.com", "https://com/", "no"),
-    ("good.com", "http://127.0.0.1/", "no"),
-    ("127.0.0.1", "http://127.0.0.2/", "no"),
-    ("127.0.0.1", "http://good.com/", "no"),
-    ("good.com", "", "no"),
-    ("good.com", None, "no"),
-    ("good.com", {"url": "https://good.com"}, "no"),
-    # What programs read in different ways.
-    ("good.com", "https://good.com@evil.com/", "unclear"),
-    ("good.com", "https://good.com:pw@evil.com/", "unclear"),
-    ("good.com", "https://good.com:80@evil.com/", "unclear"),
-    ("good.com", "https://evil.com\\@good.com/", "unclear"),
-    ("good.com", "https://evil.com\\.good.com/", "unclear"),
-    ("good.com", "https:\\\\good.com/", "unclear"),
-    ("good.com", "https://good.com\t.evil.com", "unclear"),
-    ("good.com", "https://evil.com\n.good.com", "unclear"),
-    ("good.com", " https://good.com", "unclear"),
-    ("good.com", "https://good.com/\n", "unclear"),
-    ("good.com", "https://good.com/a\tb", "unclear"),
-    ("good.com", "https://good.com/\\@evil.com", "unclear"),
-    ("good.com", "https://evil.com /.good.com", "unclear"),
-    ("good.com", "https://evil.com\0.good.com", "unclear"),
-    ("good.com", "https://evil.com%2f.good.com", "unclear"),
-    ("good.com", "https://evil.com%00.good.com", "unclear"),
-    ("good.com", "https://ｇood.com/", "unclear"),
-    ("good.com", "https://evil.com\u2100.good.com/", "unclear"),
-    ("good.com", "https://evil.com\uff0f.good.com/", "unclear"),
-    ("good.com", "https://good\u3002com/", "unclear"),
-    ("good.com", "https://g\u00adood.com/", "unclear"),
-    ("good.com", "https://evil。good.com/", "unclear"),
-    ("good.com", "https://.good.com/", "unclear"),
-    ("good.com", "https://a..good.com/", "unclear"),
-    ("good.com", "https://good.com../", "unclear"),
-    ("good.com", "https://good.com:99999/", "unclear"),
-    ("good.com", "https://good.com:80:90/", "unclear"),
-    ("good.com", "https://good.com:/", "unclear"),
-    ("good.com", "https:///good.com/", "unclear"),
-    ("good.com", "https:good.com", "unclear"),
-    ("good.com", "//good.com/", "unclear"),
-    ("good.com", "good.com", "unclear"),
-    ("good.com", "javascript://good.com/%0aalert(1)", "unclear"),
-    ("good.com", "file://good.com/etc/passwd", "unclear"),
-    ("good.com", "view-source:https://good.com", "unclear"),
-    ("good.com", "https://[good.com]/", "unclear"),
-    ("good.com", "https://[::1/.good.com", "unclear"),
-    ("127.0.0.1", "http://2130706433/", "unclear"),
-    ("127.0.0.1", "http://0x7f.1/", "unclear"),
-    ("127.0.0.1", "http://127.1/", "unclear"),
-    ("127.0.0.1", "http://127.0.0.01/", "unclear"),
-    ("127.0.0.1", "http://0177.0.0.1/", "unclear"),
-    ("127.0.0.1", "http://1.127.0.0.1/", "unclear"),
-    ("127.0.0.1", "http://[::ffff:127.0.0.1]/", "unclear"),
-    ("fe80::1", "http://[fe80::1%25eth0]/", "unclear"),
-]
-
-
-@pytest.mark.parametrize(("host", "url", "expected"), HOST)
-def test_an_address_is_at_a_host_or_not_or_cannot_be_told(host: str, url: Any, expected: str) -> None:
-    assert holds("host", host, url) == expected
-
-
-WANTED: dict[str, st.SearchStrategy[Any]] = {
-    "eq": plain_values,
-    "in": st.lists(plain_values, max_size=3),
-    "glob": st.text() | st.text("[]!-^&|~*?\\ab:", max_size=12),
-    "under": st.sampled_from(["/", ".", "/srv/notes", "notes", "a/../b"]),
-    "host": st.sampled_from(["good.com", "127.0.0.1", "::1", "localhost"]),
-    "max": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
-}
-assert WANTED.keys() == PREDICATES.keys()
-predicates = st.one_of(*(st.tuples(st.just(name), wanted) for name, wanted in WANTED.items()))
-texts = st.text("/.:@\\[]%~$ aA0x\0\uff0e\ud800", max_size=20).map(lambda text: "https://" + text) | st.text(
-    "/.\\~ a\uff0f", max_size=20
-)
-
-
-@given(predicates, json_values | texts | st.text("[]!-^&|~*?\\ab:", max_size=12))
-def test_a_predicate_never_raises(predicate: tuple[str, Any], value: Any) -> None:
-    assert holds(*predicate, value) in ("yes", "no", "unclear")
-
-
-@given(predicates.filter(lambda each: each[0] in ("glob", "under", "host", "max")), json_values)
-def test_a_value_of_a_wrong_type_never_matches(predicate: tuple[str, Any], value: Any) -> None:
-    wanted_type: Any = (int, float) if predicate[0] == "max" else str
-    if isinstance(value, bool) or not isinstance(value, wanted_type):
-        assert holds(*predicate, value) == "no"
-
-
-def test_a_value_that_is_nested_deep_is_compared_all_the_same() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert holds("eq", [[[1]]], deep) == "no"
-    assert holds("eq", 1, deep) == "no"
-
-
-@pytest.mark.parametrize("glob", ["*a" * 30 + "b", "a?" * 50, "[" * 100, "*" * 200 + "b"])
-@pytest.mark.timeout(5)
-def test_a_pattern_cannot_hold_the_process(glob: str) -> None:
-    assert holds("glob", glob, "a" * 60_000) == "no"
-
-
-@pytest.mark.parametrize(
-    "value", ["/" * 60_000, "../" * 20_000, ". " * 30_000, "a" * 60_000, "https://" + "a." * 30_000]
-)
-@pytest.mark.timeout(5)
-def test_a_long_value_cannot_hold_the_process(value: str) -> None:
-    for predicate, wanted in (("under", "/srv"), ("under", "a"), ("host", "good.com")):
-        holds(predicate, wanted, value)
-
-
 # -- arguments
 
 
@@ -386,25 +146,12 @@ def _plain(value: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("predicate", "wanted", "value"),
-    [
-        ("under", "/etc", "/srv/..\\etc"),
-        ("host", "evil.com", "https://x@evil.com"),
-        ("under", "/etc", "passwd"),
-    ],
-)
-def test_what_cannot_be_told_opens_nothing_and_is_stopped(predicate: str, wanted: str, value: str) -> None:
-    found = {
-        effect: match(
-            parse_rule({"effect": effect, "tool": "*", "args": {"a": {predicate: wanted}}}),
-            spec(),
-            {"a": value},
-            NOW,
-        )
-        for effect in ("allow", "ask", "deny")
-    }
-    assert found == {"allow": "no", "ask": "unclear", "deny": "unclear"}
+@pytest.mark.parametrize("value", ["/srv/..\\etc", "passwd", ["/etc/passwd"], "/ETC/passwd"])
+def test_what_may_be_meant_opens_nothing_and_is_stopped(value: Any) -> None:
+    for effect, expected in (("allow", "no"), ("ask", "unclear"), ("deny", "unclear")):
+        rule = parse_rule({"effect": effect, "tool": "*", "args": {"a": {"under": "/etc"}}})
+        assert matched(rule, {"a": value}) == expected
+        assert matched(rule, {"a": "/etc/passwd"}) == "yes"
 
 
 def test_a_value_that_cannot_be_told_does_not_outweigh_one_that_does_not_fit() -> None:
@@ -415,24 +162,48 @@ def test_a_value_that_cannot_be_told_does_not_outweigh_one_that_does_not_fit() -
 # -- digests
 
 
-def test_a_digest_is_of_the_name_and_the_canonical_arguments() -> None:
-    text = 'file.write\n{"a":{"x":1.0,"y":"ü"},"b":[2,1]}'
-    arguments = {"b": [2, 1], "a": {"y": "ü", "x": 1.0}}
+def test_a_digest_is_of_the_name_and_the_arguments_in_the_form_of_rfc_8785() -> None:
+    text = 'file.write\n{"a":{"x":1,"y":"ü"},"b":[2,1e+21,0.002]}'
+    arguments = {"b": [2, 1e21, 2e-3], "a": {"y": "ü", "x": 1.0}}
     assert arguments_digest("file.write", arguments) == hashlib.sha256(text.encode()).hexdigest()
 
 
+def test_the_canonical_form_is_that_of_the_rfc_s_own_example() -> None:
+    given = r"""{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
+        "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}"""
+    canonical = (
+        r'{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
+        r'"string":"€$\u000f\nA' + r"'" + r'B\"\\\\\"/"}'
+    )
+    expected = hashlib.sha256(f"t\n{canonical}".encode()).hexdigest()
+    assert arguments_digest("t", json.loads(given)) == expected
+
+
+def test_a_number_is_one_number_however_it_is_written() -> None:
+    assert arguments_digest("t", {"a": [3, -0.0]}) == arguments_digest("t", {"a": [3.0, 0]})
+
+
 @pytest.mark.parametrize(
-    "other", [{"a": 1.0}, {"a": "1"}, {"a": True}, {"a": 1, "b": None}, {}, {"a": [1]}, {"A": 1}]
+    "other", [{"a": 1.5}, {"a": "1"}, {"a": True}, {"a": 1, "b": None}, {}, {"a": [1]}, {"A": 1}]
 )
 def test_other_arguments_have_another_digest(other: dict[str, Any]) -> None:
     assert arguments_digest("t", other) != arguments_digest("t", {"a": 1})
     assert arguments_digest("u", {"a": 1}) != arguments_digest("t", {"a": 1})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", [{"a": [float("-inf")]}]])
-def test_what_is_no_json_has_no_digest(value: Any) -> None:
-    with pytest.raises(ValueError):
-        arguments_digest("t", {"a": value})
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (2**53 + 1, 2**53),
+        (10**4_000, 10**4_000 + 1),
+        (float("nan"), None),
+        (float("inf"), float("-inf")),
+        ("\ud800", "\ud801"),
+    ],
+)
+def test_what_the_canonical_form_cannot_hold_has_a_digest_of_its_own(one: Any, other: Any) -> None:
+    assert arguments_digest("t", {"a": one}) == arguments_digest("t", {"a": one})
+    assert arguments_digest("t", {"a": one}) != arguments_digest("t", {"a": other})
 
 
 def test_a_rule_for_exactly_these_arguments() -> None:
@@ -442,8 +213,6 @@ def test_a_rule_for_exactly_these_arguments() -> None:
     assert matched(rule, {"path": "/b"}) == "no"
     assert matched(rule, {"path": "/a", "mode": "x"}) == "no"
     assert matched(rule, {"path": "/a"}, name="file.read") == "no"
-    assert matched(rule, {"path": float("nan")}) == "no"
-    assert matched(Rule("deny", "*", arguments_digest=digest), {"path": float("nan")}) == "unclear"
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=3))
@@ -455,43 +224,71 @@ def test_matching_never_raises(arguments: dict[str, Any]) -> None:
 
 # -- the form
 
+UNDER = "args.a under must be a folder, written out"
+HOST = "args.a host must be a host such as"
 REFUSED = [
     ([], "a rule must be a JSON object"),
     ({"effect": "deny"}, "tool is missing"),
     ({"tool": "*"}, "effect is missing"),
-    ({"effect": "permit", "tool": "*"}, "effect must be allow, ask or deny"),
-    ({"effect": ["deny"], "tool": "*"}, "effect must be allow, ask or deny"),
-    ({"effect": "deny", "tool": ""}, "tool must be a tool's name or a pattern for names"),
-    ({"effect": "deny", "tool": 3}, "tool must be a tool's name or a pattern for names"),
-    ({"effect": "deny", "tool": "*", "source": 3}, "source must be text"),
-    ({"effect": "deny", "tool": "*", "argumentsDigest": 3}, "argumentsDigest must be text"),
-    ({"effect": "deny", "tool": "*", "scope": "once"}, "scope must be session or always"),
-    ({"effect": "deny", "tool": "*", "expires": "soon"}, "expires must be a time such as"),
-    ({"effect": "deny", "tool": "*", "expires": 5}, "expires must be a time such as"),
+    ({"effect": "permit", "tool": "*"}, "effect must be 'allow', 'ask' or 'deny'"),
+    ({"effect": ["deny"], "tool": "*"}, "effect must be 'allow', 'ask' or 'deny'"),
+    ({"effect": "deny", "tool": ""}, "tool string should have at least 1 character"),
+    ({"effect": "deny", "tool": 3}, "tool must be a valid string"),
+    ({"effect": "deny", "tool": "*", "source": 3}, "source must be a valid string"),
+    (
+        {"effect": "deny", "tool": "*", "argumentsDigest": 3},
+        "argumentsDigest must be a valid string",
+    ),
+    ({"effect": "deny", "tool": "*", "scope": "once"}, "scope must be 'session' or 'always'"),
+    ({"effect": "deny", "tool": "*", "expires": "soon"}, "expires must be a time such as 2030"),
+    ({"effect": "deny", "tool": "*", "expires": 5}, "expires must be a valid string"),
     ({"effect": "deny", "tool": "*", "expires": "2030-01-31"}, "expires needs its offset"),
-    ({"effect": "deny", "tool": "*", "args": []}, "args must be an object"),
-    ({"effect": "deny", "tool": "*", "args": {"a": 1}}, "args.a must be an object with one or more of eq"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {}}}, "args.a must be an object with one or more of eq"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"min": 1}}}, "args.a has the unknown predicate 'min'"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"in": "x"}}}, "args.a.in must be a list"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"glob": 1}}}, "args.a.glob must be text"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"max": True}}}, "args.a.max must be a number"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"max": "3"}}}, "args.a.max must be a number"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": ""}}}, "args.a.under must be a folder"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "~/x"}}}, "args.a.under must be a folder"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "../x"}}}, "args.a.under must be a folder"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "https://a.b"}}}, "args.a.host must be a host"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, "args.a.host must be a host"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, "args.a.host must be a host"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, "args.a.host must be a host"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "[1"}}}, "args.a.host must be a host"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"eq": "\ud800"}}}, "a value is no JSON"),
-    ({"effect": "allow", "tool": "*", "arg": {}}, "unknown field 'arg'; did you mean 'args'?"),
-    ({"effect": "allow", "tool": "*", "Args": {}}, "unknown field 'Args'; did you mean 'args'?"),
-    ({"effect": "allow", "tool": "*", "arguments": {}}, "unknown field 'arguments'; did you mean 'args'?"),
-    ({"effect": "allow", "tool": "*", "expire": ""}, "unknown field 'expire'; did you mean 'expires'?"),
-    ({"effect": "allow", "tool": "*", "finger_print": ""}, "did you mean 'fingerprint'?"),
-    ({"effect": "allow", "tool": "*", "arguments_digest": ""}, "did you mean 'argumentsDigest'?"),
+    ({"effect": "deny", "tool": "*", "args": []}, "args must be a valid object"),
+    ({"effect": "allow", "tool": "*", "args": None}, "args must be a valid object"),
+    ({"effect": "deny", "tool": "*", "args": {"a": 1}}, "args.a must be a valid object"),
+    (
+        {"effect": "deny", "tool": "*", "args": {"a": {}}},
+        "args.a must have one or more of eq, in, glob, under, host, max",
+    ),
+    (
+        {"effect": "deny", "tool": "*", "args": {"a": {"undr": "/x"}}},
+        "args.a has the unknown predicate 'undr' (did you mean under?)",
+    ),
+    (
+        {"effect": "deny", "tool": "*", "args": {"a": {"regex": "x"}}},
+        "args.a has the unknown predicate 'regex' (there are eq, in, glob, under, host, max)",
+    ),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"in": "x"}}}, "args.a in must be a list"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"glob": 1}}}, "args.a glob must be text"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"max": True}}}, "args.a max must be a number"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"max": "3"}}}, "args.a max must be a number"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"max": float("inf")}}}, "args.a max must be a number"),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"under": ""}}}, UNDER),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "~/x"}}}, UNDER),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "../x"}}}, UNDER),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "https://a.b"}}}, HOST),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, HOST),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, HOST),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, HOST),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "[1"}}}, HOST),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"eq": "a" + "\u0301" * 40}}}, "without dozens of marks"),
+    (
+        {"effect": "deny", "tool": "*", "args": {"a": {"glob": "a" + "\u0301" * 40}}},
+        "without dozens of marks",
+    ),
+    ({"effect": "deny", "tool": "*", "args": {"a": {"eq": [[1] * 2_000]}}}, "of at most 1000 values each"),
+    ({"effect": "deny", "tool": "a\x01"}, r'tool has a character that is not printable, "a\u0001"'),
+    ({"effect": "deny", "tool": "a\u200b"}, "tool has a character that is not printable"),
+    ({"effect": "deny", "tool": "*", "source": "\x1b[31m"}, "source has a character that is not printable"),
+    ({"effect": "deny", "tool": "*", "args": {"a\n": {"eq": 1}}}, "args has a character that is not print"),
+    ({"effect": "allow", "tool": "*", "arg": {}}, "there is no field 'arg' (did you mean args?)"),
+    ({"effect": "allow", "tool": "*", "Args": {}}, "there is no field 'Args' (did you mean args?)"),
+    (
+        {"effect": "allow", "tool": "*", "until": ""},
+        "there is no field 'until' (there are effect, tool, source",
+    ),
+    ({"effect": "allow", "tool": "*", "expire": ""}, "there is no field 'expire' (did you mean expires?)"),
+    ({"effect": "allow", "tool": "*", "finger_print": ""}, "did you mean fingerprint?)"),
 ]
 
 
@@ -503,21 +300,23 @@ def test_a_rule_that_is_not_accepted_is_explained(value: Any, reason: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_fields_that_nobody_knows_are_passed_over() -> None:
-    value = {"effect": "deny", "tool": "*", "comment": "why", "id": 7, "reason": "x", "tags": ["a"]}
-    assert parse_rule(value) == Rule("deny", "*")
+def test_a_rule_may_have_a_comment() -> None:
+    rule = parse_rule({"effect": "deny", "tool": "*", "comment": "because"})
+    assert (rule.effect, rule.comment) == ("deny", "because")
+    assert json.loads(encode_rules([rule]))[0]["comment"] == "because"
 
 
+printable = st.text(min_size=1).filter(str.isprintable)
 rules = st.builds(
     Rule,
     st.sampled_from(["allow", "ask", "deny"]),
-    st.text(min_size=1),
-    source=st.none() | st.text(min_size=1),
-    args=st.dictionaries(st.text(), predicates.map(lambda each: dict([each])), max_size=3),
+    printable,
+    source=st.none() | printable,
+    args=st.dictionaries(printable, predicates, max_size=3),
     scope=st.sampled_from(["session", "always"]),
-    fingerprint=st.none() | st.text(min_size=1),
+    fingerprint=st.none() | printable,
     expires=st.none() | st.sampled_from(["2030-01-31T18:00:00Z", "2030-01-31T18:00:00.5+01:00"]),
-    arguments_digest=st.none() | st.text(min_size=1),
+    arguments_digest=st.none() | printable,
 )
 
 
@@ -541,7 +340,7 @@ def test_no_rules_are_an_empty_text() -> None:
         '[{"effect":"allow"}]',
         '[{"effect":"allow","tool":"*"},{"effect":"x","tool":"*"}]',
     ]
-    + ["[" * 100_000, '[{"effect":"deny","effect":"allow","tool":"*"}]', '[{"effect":NaN}]', " "],
+    + ["[" * 100_000, '[{"effect":NaN}]', " "],
 )
 def test_a_damaged_text_is_refused_as_a_whole(text: str) -> None:
     with pytest.raises(ValueError):

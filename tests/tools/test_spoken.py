@@ -2,88 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.tools import spoken_words as vocabulary
-from conductor.tools.base import Risk
-from conductor.tools.spoken import MAX_CHARS, Answer, Question, Scope, judge
-from conductor.tools.spoken_prompt import make_question, prompt
-from conductor.tools.spoken_words import words_of
+from conductor.tools.base import Risk, ToolSpec
+from conductor.tools.spoken import Answer, Question, classify_answer, make_question, prompt
+from conductor.tools.spoken.grammar import MAX_CHARS
+from conductor.tools.spoken.vocabulary import Vocabulary, vocabulary
 
-CORPUS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("spoken_corpus.json").read_text("utf-8"))
 
-DELETE = make_question("delete_file", "medium", "write", {"path": "notes.txt"})
-DELETE_3 = make_question("delete_files", "medium", "write", {"paths": ["draft.txt", "old.txt", "spare.txt"]})
-SEND = make_question("send_message", "medium", "write", {"recipient": "Anna Smith", "text": "Hello there"})
-MOVE = make_question("move_file", "medium", "write", {"source": "inbox", "destination": "archive"})
-HIGH = make_question("delete_files", "high", "irreversible", {"paths": ["draft.txt", "old.txt", "spare.txt"]})
-MEDIUM_QUESTIONS = [DELETE, DELETE_3, SEND, MOVE]
+def ask(
+    name: str, arguments: dict[str, Any], risk: Risk = "medium", *, title: str | None = None, **more: Any
+) -> Question:
+    return make_question(ToolSpec(name, "", {}, risk=risk, title=title), arguments, **more)
+
+
+def english() -> Vocabulary:
+    known = vocabulary("en")
+    assert known is not None
+    return known
+
+
+PATHS = {"paths": ["draft.txt", "old.txt", "spare.txt"]}
+DELETE = ask("delete_file", {"path": "notes.txt"})
+DELETE_3 = ask("delete_files", PATHS)
+SEND = ask("send_message", {"recipient": "Anna Smith", "text": "Hello there"})
+MOVE = ask("move_file", {"source": "inbox", "destination": "archive"})
+LAMP = ask("lamp.switch", {"room": "kitchen", "state": "off"}, title="Switch lamp")
+CANCEL = ask("booking.cancel", {"id": "hotel"}, title="Cancel booking")
+HIGH = ask("delete_files", PATHS, "high")
+MEDIUM_QUESTIONS = [DELETE, DELETE_3, SEND, MOVE, LAMP, CANCEL]
 QUESTIONS = [*MEDIUM_QUESTIONS, HIGH]
+PHRASES = english().consent
+CORES = sorted(" ".join(phrase) for phrase, kind in PHRASES.items() if kind == "cores")
+OTHERS = sorted(" ".join(phrase) for phrase, kind in PHRASES.items() if kind != "cores")
 
 
 def kind(utterance: str, question: Question = DELETE) -> str:
-    return judge(utterance, question).kind
+    return classify_answer(utterance, question).kind
 
 
-def said(words: tuple[str, ...]) -> str:
-    return " ".join(words)
+# -- cores and what may be around them
 
 
-# -- the corpus
+@pytest.mark.parametrize("phrase", CORES)
+def test_a_core_alone_approves_once_at_medium_risk_only(phrase: str) -> None:
+    for text in (phrase, f"Um, {phrase}.", f"okay, {phrase}, thank you"):
+        assert classify_answer(text, DELETE) == Answer("allow", "once", text)
+    assert kind(phrase, HIGH) == "unclear"
 
 
-def judged(entry: dict[str, Any]) -> Answer:
-    question = make_question(entry["tool"], entry["risk"], "write", entry["arguments"])
-    return judge(entry["text"], question)
-
-
-def test_the_corpus_is_large_and_has_no_doubles() -> None:
-    keys = {(entry["text"], entry["tool"], entry["risk"]) for entry in CORPUS}
-    assert len(keys) == len(CORPUS) >= 220
-
-
-def test_no_phrase_of_the_corpus_approves_that_should_not() -> None:
-    unsafe = [e["text"] for e in CORPUS if e["expected"] != "allow" and judged(e).kind == "allow"]
-    assert unsafe == []
-
-
-@pytest.mark.parametrize(
-    ("expected", "least"), [("allow", 1.0), ("deny", 1.0), ("unclear", 1.0), ("other", 1.0)]
-)
-def test_the_corpus_is_recalled(expected: str, least: float) -> None:
-    entries = [entry for entry in CORPUS if entry["expected"] == expected]
-    missed = [(judged(e).kind, e["text"]) for e in entries if judged(e).kind != expected]
-    assert 1 - len(missed) / len(entries) >= least, missed
-
-
-def test_scopes_of_the_corpus_are_understood() -> None:
-    wrong = [e["text"] for e in CORPUS if "scope" in e and judged(e).scope != e["scope"]]
-    assert wrong == []
-
-
-# -- approvals
-
-
-@pytest.mark.parametrize("phrase", sorted(vocabulary.YES))
-def test_an_approval_phrase_alone_approves_at_medium_risk_only(phrase: tuple[str, ...]) -> None:
-    assert kind(said(phrase)) == "allow"
-    assert kind(said(phrase), HIGH) == "unclear"
-
-
-@pytest.mark.parametrize(
-    "phrase", sorted(vocabulary.WEAK | vocabulary.FILLERS | vocabulary.POLITE | vocabulary.ALWAYS)
-)
-def test_what_people_say_to_show_that_they_listen_approves_nothing(phrase: tuple[str, ...]) -> None:
-    assert kind(said(phrase)) == "unclear"
-    assert kind(f"{said(phrase)}, {said(phrase)}") == "unclear"
-    assert kind(said(phrase), HIGH) == "unclear"
+@pytest.mark.parametrize("phrase", OTHERS)
+def test_what_is_no_core_approves_nothing_alone(phrase: str) -> None:
+    assert kind(phrase) != "allow"
+    assert kind(f"{phrase}, {phrase}") != "allow"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +74,6 @@ def test_what_people_say_to_show_that_they_listen_approves_nothing(phrase: tuple
         "— Yes —",
         "YES!!!",
         "that’s fine, yes",
-        "that´s fine, yes",
         "O.K., yes",
     ],
 )
@@ -107,132 +82,136 @@ def test_the_ways_in_which_transcribers_write_do_not_matter(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Yеs", "y e s", "yes♪", "(yes)", "*yes*", "yes/no", "yés", "ye\u0301s", "yes🙂"]
+    "text",
+    ["Yеs", "y e s", "yes♪", "(yes)", "*yes*", "yes/no", "yés", "ye\u0301s", "yes🙂", "Yes?", "yes -5"],
 )
 def test_a_word_or_sign_that_is_not_known_is_foreign(text: str) -> None:
     assert kind(text) == "unclear"
 
 
 @pytest.mark.parametrize(
-    ("text", "scope"),
+    "text",
     [
-        ("Yes, always.", "always"),
-        ("Yes, every time", "always"),
-        ("Yes, for this session.", "session"),
-        ("Yes, just this once.", "once"),
-        ("Approve once.", "once"),
-        ("Yes.", "once"),
+        "Please always confirm.",
+        "Confirm every time.",
+        "Confirm.",
+        "Please confirm.",
+        "Please approve.",
+        "Accept the call.",
+        "Approve this one.",
+        "Let's do it at ten.",
+        "Yes, Anna.",
+        "Anna, yes.",
+        "Yes, nevermind.",
+        "Yes, honey.",
+        "Yes, check with Tom.",
+        "Yes, if it is empty.",
+        "Yes, then",
+        "Go ahead and",
+        "Yes, delete it and",
+        "once approved, do it",
+        "Yeah right, do it.",
     ],
 )
-def test_scope_words_give_the_scope(text: str, scope: Scope) -> None:
-    assert judge(text, DELETE) == Answer("allow", scope, text)
+def test_wishes_to_be_asked_names_times_and_conditions_are_unclear(text: str) -> None:
+    for question in (*MEDIUM_QUESTIONS, ask("note.add", {"text": "nevermind", "at": "ten", "for": "Anna"})):
+        assert kind(text, question) == "unclear"
 
 
-def test_a_scope_that_is_not_offered_becomes_once() -> None:
-    question = make_question("delete_file", "medium", "write", {}, scopes=("once", "session"))
-    assert judge("Yes, always.", question).scope == "once"
-    assert judge("Yes, for this session.", question).scope == "session"
-
-
-def test_two_scopes_contradict_each_other() -> None:
-    assert kind("Yes, always, just this once") == "unclear"
-
-
-def test_at_high_risk_scope_words_remember_nothing() -> None:
-    assert judge("Confirm delete three files always", HIGH) == Answer(
-        "allow", "once", "Confirm delete three files always"
-    )
+# -- scopes
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "once approved, do it",
-        "every time I approve, do it",
-        "do it once confirmed",
-        "always approved",
-        "once immediately approved",
-        "with this approved",
-    ],
+    ["Yes, for this session.", "Yes please, for the rest of this session", "Allow it for this session."],
 )
-def test_a_condition_made_of_known_words_approves_nothing(text: str) -> None:
+def test_for_this_session_is_granted_when_said_after_a_core_at_medium_risk(text: str) -> None:
+    assert classify_answer(text, DELETE) == Answer("allow", "session", text)
+    assert classify_answer(text, ask("t", {}, scopes=("once",))) == Answer("allow", "once", text)
+    assert kind(text, HIGH) == "unclear"
+
+
+@pytest.mark.parametrize("text", ["For this session.", "For this session, yes.", "Okay, for this session."])
+def test_a_session_without_a_core_before_it_is_unclear(text: str) -> None:
     assert kind(text) == "unclear"
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Anna approved",
-        "the message approved then go ahead",
-        "yes Anna approved it",
-        "confirmed by Anna",
-        "allow Anna",
-    ],
+    "text", ["Yes, always.", "Always allow it.", "Yes, every time.", "Yes, from now on."]
 )
-def test_a_report_made_of_the_arguments_words_approves_nothing(text: str) -> None:
-    assert kind(text, SEND) == "unclear"
+def test_always_is_never_granted_by_voice(text: str) -> None:
+    question = ask("t", {}, scopes=("once", "session", "always"))
+    assert kind(text, question) == "unclear"
 
 
-# -- words of the action
+# -- the tool's verb with its object
 
 
 @pytest.mark.parametrize(
     ("text", "question", "expected"),
     [
-        ("Yes, move it to archive", MOVE, "allow"),
-        ("Yes, from inbox to archive", MOVE, "allow"),
-        ("Yes, move it to inbox", MOVE, "unclear"),
-        ("Yes, from archive to inbox", MOVE, "unclear"),
-        ("Yes, archive inbox", MOVE, "unclear"),
-        ("Yes, source archive", MOVE, "unclear"),
-        ("Yes, delete draft, old and spare", DELETE_3, "allow"),
-        ("Yes, delete draft and old", DELETE_3, "unclear"),
+        ("Delete it.", DELETE, "allow"),
+        ("Yes, delete the file", DELETE, "allow"),
+        ("Yes, delete notes.txt", DELETE, "allow"),
+        ("Yes, delete the notes file", DELETE, "allow"),
+        ("Yes, delete notes2.txt", DELETE, "unclear"),
+        ("Yes, delete the files", DELETE, "unclear"),
+        ("Yes, delete them", DELETE, "unclear"),
+        ("Yes, move it", DELETE, "unclear"),
+        ("Yes, notes.txt", DELETE, "unclear"),
         ("Yes, delete the three files", DELETE_3, "allow"),
+        ("Yes, delete all 3 of them", DELETE_3, "allow"),
         ("Yes, delete the 4 files", DELETE_3, "unclear"),
         ("Yes, delete the file", DELETE_3, "unclear"),
-        ("Yes, delete the files", DELETE, "unclear"),
+        ("Yes, delete draft.txt", DELETE_3, "unclear"),
+        ("Yes, both", DELETE_3, "unclear"),
         ("Yes, send it to Anna", SEND, "allow"),
         ("Yes, send it to Ann", SEND, "unclear"),
+        ("Yes, send hello there", SEND, "unclear"),
+        ("Yes, move it to archive", MOVE, "allow"),
+        ("Yes, move it to inbox", MOVE, "unclear"),
+        ("Yes, turn it off", LAMP, "allow"),
+        ("Turn off the kitchen lamp please", LAMP, "allow"),
+        ("Yes, turn it on", LAMP, "unclear"),
+        ("Go ahead and cancel the booking", CANCEL, "allow"),
+        ("Yes, cancel it", CANCEL, "allow"),
+        ("Cancel it", CANCEL, "unclear"),
+        ("Okay, cancel it", CANCEL, "unclear"),
+        ("Yes, cancel that", CANCEL, "unclear"),
+        ("Cancel.", CANCEL, "unclear"),
+        ("Stop.", CANCEL, "deny"),
     ],
 )
-def test_words_of_the_action_must_fit_it(text: str, question: Question, expected: str) -> None:
+def test_an_object_is_a_pronoun_or_words_of_the_prompt_that_fit_the_call(
+    text: str, question: Question, expected: str
+) -> None:
     assert kind(text, question) == expected
 
 
-def test_a_folder_on_the_way_to_a_file_is_not_the_file() -> None:
-    question = make_question("delete", "medium", "write", {"path": "/home/documents/old notes.txt"})
-    assert kind("Yes, delete old notes", question) == "allow"
-    assert kind("Yes, delete documents", question) == "unclear"
-
-
-def test_the_words_of_a_long_text_are_not_for_an_approval() -> None:
-    question = make_question("send_message", "medium", "write", {"text": "the folder and the cake " * 20})
-    assert kind("Yes, send it", question) == "allow"
-    assert kind("Yes, send the cake", question) == "unclear"
+@pytest.mark.parametrize(
+    "value", ["tomorrow", "no", "not", "if", "wait", "later", "do not", "said", "yes but", "me", "Friday"]
+)
+def test_no_argument_brings_in_a_word_that_changes_an_approval(value: str) -> None:
+    question = ask("note.add", {"text": value}, title="Add note")
+    for text in ("Yes, {}", "Yes, do it {}", "Yes, add {}", "Yes, add the note {}", "Yes, add it to {}"):
+        assert kind(text.format(value), question) != "allow"
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["tomorrow", "no", "not", "if", "wait", "everything", "later", "do not", "said", "yes but", "only"],
+    "name", ["no", "do_not_do_it", "wait", "never.mind", "if_not", "say_yes", "do_not_disturb"]
 )
-def test_no_argument_brings_in_a_word_that_changes_an_approval(value: str) -> None:
-    question = make_question("note", "medium", "write", {"text": value})
-    assert kind(f"Yes, {value}", question) != "allow"
-    assert kind(f"Yes, do it {value}", question) != "allow"
-
-
-@pytest.mark.parametrize("name", ["no", "do_not_do_it", "wait", "never.mind", "if_not", "say_yes"])
 def test_no_tools_name_brings_in_a_word_that_changes_an_approval(name: str) -> None:
-    question = make_question(name, "medium", "write", {})
+    question, words = ask(name, {}), name.replace("_", " ").replace(".", " ")
     assert kind("Yes", question) == "allow"
-    assert kind("Yes, " + name.replace("_", " ").replace(".", " "), question) != "allow"
+    assert kind(f"Yes, {words}", question) != "allow"
+    assert kind(f"Yes, {words} it", question) != "allow"
 
 
-def test_a_tool_that_stops_something_is_approved_by_naming_what_it_stops() -> None:
-    question = make_question("agent.cancel", "medium", "write", {"id": "builder"})
-    assert kind("Yes, cancel the agent", question) == "allow"
-    assert kind("Yes, cancel it", question) == "unclear"
-    assert kind("Cancel the agent", question) == "unclear"
+@pytest.mark.parametrize("text", ["Yes, delete the three files.", "Yes, delete both files."])
+def test_a_number_is_no_part_of_a_consent_where_the_call_has_two_of_them(text: str) -> None:
+    spec = ToolSpec("files.delete", "", {}, spoken="delete {count} files")
+    two_of_them = make_question(spec, {"count": 3, "files": ["a.txt", "b.txt"]})
+    assert kind(text, two_of_them) == "unclear" and kind("Yes, delete them.", two_of_them) == "allow"
 
 
 # -- high risk
@@ -242,74 +221,143 @@ def test_a_tool_that_stops_something_is_approved_by_naming_what_it_stops() -> No
     "text",
     [
         "Confirm delete three files.",
-        "confirm delete 3 files",
-        "Um, yes, confirm: delete three files, please!",
-        "I confirm, delete the three files",
-        "Confirmed delete three file",
+        "CONFIRM: delete 3 files!",
+        "Um, confirm delete three files, please.",
+        "Confirm, delete the three files.",
     ],
 )
-def test_a_repeat_back_approves_at_high_risk(text: str) -> None:
-    assert kind(text, HIGH) == "allow"
+def test_the_words_of_the_prompt_approve_at_high_risk(text: str) -> None:
+    assert classify_answer(text, HIGH) == Answer("allow", "once", text)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "yes {}",
+        "please {}",
+        "please always {}",
+        "I {}",
+        "{} now",
+        "{} always",
+        "{} for this session",
+        "{} this time",
+        "{}?",
+        "{} {}",
+        "don't {}",
+        "to go ahead say {}",
+        "{} or say no",
+    ],
+)
+def test_nothing_but_a_courtesy_may_stand_by_the_words_to_repeat(frame: str) -> None:
+    assert kind(frame.replace("{}", HIGH.repeat), HIGH) != "allow"
 
 
 @pytest.mark.parametrize("dropped", range(4))
-def test_a_repeat_back_without_one_of_its_words_is_unclear(dropped: int) -> None:
-    words = HIGH.confirm_phrase.split()
+def test_the_words_to_repeat_without_one_of_them_are_unclear(dropped: int) -> None:
+    words = HIGH.repeat.split()
     assert len(words) == 4
     assert kind(" ".join(words[:dropped] + words[dropped + 1 :]), HIGH) == "unclear"
 
 
-def test_a_repeat_back_may_name_the_value_in_full() -> None:
-    question = make_question("delete_file", "high", "write", {"path": "docs/notes.txt"})
-    assert question.confirm_phrase == "confirm delete file notes"
-    assert kind("Confirm delete file notes dot txt", question) == "allow"
-    assert kind("Confirm delete file docs", question) == "unclear"
-
-
-@given(
-    st.lists(st.sampled_from("confirm delete 3 three two files file yes no all the not".split()), max_size=7)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "confirm pay invoice 84.50 euros to anna at example dot com",
+        "Confirm pay invoice €84.50 to anna@example.com.",
+        "confirm pay invoice 84.5 EUR to Anna at example.com, thanks",
+    ],
 )
-@example(["yes", "confirm", "delete", "three", "files"])
+def test_amounts_and_addresses_may_be_written_as_transcribers_write_them(text: str) -> None:
+    question = ask("pay_invoice", {"amount": "84.50 EUR", "to": "anna@example.com"}, "high")
+    assert kind(text, question) == "allow"
+    assert kind(text.replace("84.5", "48.5"), question) == "unclear"
+
+
+@given(st.lists(st.sampled_from("confirm delete 3 three two files file yes no all not".split()), max_size=7))
+@example(["confirm", "delete", "three", "files"])
 def test_at_high_risk_nothing_else_approves(words: list[str]) -> None:
-    fits = [word for word in words_of(" ".join(words)) if word != "the"]
-    while fits[:1] == ["yes"]:
-        del fits[0]
-    expected = fits in (["confirm", "delete", "3", "files"], ["confirm", "delete", "3", "file"])
-    assert (kind(" ".join(words), HIGH) == "allow") is expected
+    said = english().words(" ".join(words))
+    assert (kind(" ".join(words), HIGH) == "allow") is (said == ("confirm", "delete", "3", "files"))
 
 
-# -- denials and others
+# -- refusals
 
 
-@pytest.mark.parametrize("phrase", sorted(vocabulary.DENIALS))
-def test_a_refusal_refuses_at_any_risk(phrase: tuple[str, ...]) -> None:
-    assert kind(said(phrase)) == kind(said(phrase) + ", please.", HIGH) == "deny"
+REFUSALS = sorted(
+    " ".join(phrase) for phrase, kind in english().refusal.items() if kind in ("starts", "stops")
+)
 
 
-def test_a_refusal_carries_the_users_words() -> None:
-    text = "  No,\u0007 leave it, \u202e because I  need it. "
-    assert judge(text, DELETE) == Answer("deny", "once", "No, leave it, because I need it.")
+@pytest.mark.parametrize("phrase", REFUSALS)
+def test_a_refusal_refuses_at_any_risk(phrase: str) -> None:
+    for question in (DELETE, HIGH):
+        assert kind(phrase, question) == kind(f"Um, sorry, {phrase}, thanks.", question) == "deny"
 
 
-@pytest.mark.parametrize("word", sorted(vocabulary.NOT_NO - {"1", "other", "such"}))
-def test_a_no_that_belongs_to_a_turn_of_speech_refuses_nothing(word: str) -> None:
-    assert kind(f"no {word}") == kind(f"no {word}, go ahead") == "unclear"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No, I still need it.",
+        "No, I did not say yes.",
+        "No, send it to Bob instead.",
+        "Don't, I'll do it myself.",
+        "Who is there? No.",
+        "Not at ten.",
+    ],
+)
+def test_a_refusal_with_its_reasons_or_a_correction_carries_the_users_words(text: str) -> None:
+    assert classify_answer(f"  {text}\u0007 \u202e", SEND) == Answer("deny", "once", text)
 
 
-@pytest.mark.parametrize("verb", ["stop", "worry", "mind", "hesitate", "cancel"])
-def test_a_do_not_that_refuses_a_refusal_is_unclear(verb: str) -> None:
-    assert kind(f"don't {verb}") == "unclear"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No, wait, yes.",
+        "No, go ahead.",
+        "No no, delete it.",
+        "Leave it. No, go ahead.",
+    ],
+)
+def test_a_refusal_that_ends_in_a_consent_is_unclear(text: str) -> None:
+    assert kind(text) == "unclear"
 
 
-@pytest.mark.parametrize("phrase", sorted(vocabulary.YES))
-def test_no_and_yes_together_are_unclear_or_a_refusal(phrase: tuple[str, ...]) -> None:
-    for text in (
-        f"no {said(phrase)}",
-        f"{said(phrase)} no",
-        f"{said(phrase)} don't",
-        f"never {said(phrase)}",
-    ):
-        assert kind(text) in ("unclear", "deny")
+@pytest.mark.parametrize(
+    "text", ["No problem.", "No worries, go ahead.", "Don't worry.", "Don't stop.", "Not sure.", "No?"]
+)
+def test_what_only_begins_like_a_refusal_is_unclear(text: str) -> None:
+    assert kind(text) == "unclear"
+
+
+def test_a_stop_that_is_for_something_else_refuses_nothing() -> None:
+    assert kind("Stop the music.") == kind("Cancel my three o'clock meeting.") == "unclear"
+    assert kind("Cancel the file thing.") == "deny"
+
+
+@pytest.mark.parametrize("phrase", CORES)
+def test_no_and_yes_together_approve_nothing(phrase: str) -> None:
+    for text in (f"no {phrase}", f"{phrase} no", f"{phrase} don't", f"never {phrase}", f"{phrase} not"):
+        assert kind(text) != "allow"
+
+
+# -- other requests
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What's the weather in Paris?",
+        "What time is it?",
+        "Could you please translate hello to Spanish?",
+        "Set a timer for ten minutes.",
+        "Okay, remind me to call mum at six.",
+        "Send it to Bob instead.",
+        "Make it eight o'clock.",
+        "Tell me a story about dragons and castles. " * 40,
+    ],
+)
+def test_another_request_or_a_correction_is_not_lost(text: str) -> None:
+    assert kind(text) == "other"
 
 
 @pytest.mark.parametrize(
@@ -320,36 +368,36 @@ def test_no_and_yes_together_are_unclear_or_a_refusal(phrase: tuple[str, ...]) -
         "What's in notes.txt?",
         "Tell me about that file",
         "What is the path?",
+        "Can it be undone?",
+        "Why?",
     ],
 )
-def test_a_question_about_the_action_is_no_request_of_its_own(text: str) -> None:
+def test_a_question_about_the_call_is_no_request_of_its_own(text: str) -> None:
     assert kind(text) == "unclear"
 
 
-def test_a_long_request_is_another_request_and_a_long_yes_is_none() -> None:
-    assert kind("Tell me a story about dragons and castles. " * 40) == "other"
-    assert kind("yes " * MAX_CHARS) == "unclear"
+# -- languages
+
+
+@pytest.mark.parametrize("language", ["de-DE", "fr", "../en", "", "x" * 300])
+def test_a_language_without_a_data_file_has_no_approvals_by_voice(language: str) -> None:
+    question = ask("delete_file", {}, language=language or "xx")
+    assert not question.by_voice
+    assert kind("Yes.", question) == kind("Ja.", question) == "unclear"
+    assert prompt(question).endswith("This needs your screen. Or say no.")
+
+
+def test_a_locale_of_a_language_with_a_file_has_them() -> None:
+    assert kind("Yes.", ask("delete_file", {}, language="en-GB")) == "allow"
+    assert kind("Yes.", ask("delete_file", {}, language="EN_us")) == "allow"
 
 
 # -- whatever is said
 
-VOCABULARY = sorted(
-    {word for phrase in vocabulary.PHRASES for word in phrase}
-    | {"and", "the", "file", "files", "delete", "it"}
-)
-FOREIGN = sorted(
-    (vocabulary.NEGATIONS | vocabulary.CONDITIONS | vocabulary.STOP_VERBS | vocabulary.QUESTION_WORDS)
-    - {word for phrase in vocabulary.PHRASES for word in phrase}
-) + ["everything", "everyone", "bob", "monday", "?", "7", "half", "two", "but", "unless", "she", "folder"]
-APPROVALS = [
-    "yes",
-    "Yes, please.",
-    "go ahead",
-    "okay, do it",
-    "approve it",
-    "Um, yes, just this once",
-    "yes always",
-]
+
+FOREIGN = "not no if unless when Bob monday ? 7 half two but with first one always instead or never".split()
+APPROVALS = ["yes", "Yes, please.", "go ahead", "okay, do it", "approve it", "Um, yes, just this once"]
+KNOWN = sorted({word for phrase in PHRASES for word in phrase} | {"the", "file", "files", "delete", "it"})
 
 
 @given(
@@ -365,22 +413,14 @@ def test_one_more_word_anywhere_takes_the_approval_away(
 
 
 @given(
-    st.lists(st.sampled_from(VOCABULARY), max_size=6),
+    st.lists(st.sampled_from(KNOWN), max_size=6),
     st.sampled_from(FOREIGN) | st.from_regex(r"[b-df-hj-np-tv-xz]{5,9}", fullmatch=True),
-    st.lists(st.sampled_from(VOCABULARY), max_size=6),
+    st.lists(st.sampled_from(KNOWN), max_size=6),
 )
 @settings(max_examples=500)
 def test_no_mix_of_words_with_a_foreign_one_approves(before: list[str], word: str, after: list[str]) -> None:
-    for question in QUESTIONS:
+    for question in QUESTIONS if word not in KNOWN else ():
         assert kind(" ".join([*before, word, *after]), question) != "allow"
-
-
-@given(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6))
-@settings(max_examples=500)
-def test_no_mix_of_known_words_approves_without_an_approval_phrase(words: list[str]) -> None:
-    cleared = words_of(" ".join(words))
-    has_one = any(cleared[at : at + len(p)] == p for p in vocabulary.YES for at in range(len(cleared)))
-    assert has_one or kind(" ".join(words)) != "allow"
 
 
 @given(st.text(max_size=200), st.dictionaries(st.text(max_size=8), st.text(max_size=30), max_size=4))
@@ -388,15 +428,16 @@ def test_no_mix_of_known_words_approves_without_an_approval_phrase(words: list[s
 def test_any_text_is_judged_and_twice_the_same(text: str, arguments: dict[str, Any]) -> None:
     risks: list[Risk] = ["medium", "high"]
     for risk in risks:
-        question = make_question("t", risk, "write", arguments)
-        assert judge(text, question) == judge(text, question)
+        question = ask("t", arguments, risk)
+        assert classify_answer(text, question) == classify_answer(text, question)
 
 
+@settings(deadline=None)  # it judges each end of three prompts
 @given(st.text(max_size=40), st.sampled_from(["yes {}", "{} yes", "go ahead {}"]))
 def test_what_a_stranger_writes_into_the_prompt_does_not_approve_when_it_is_heard_back(
     value: str, frame: str
 ) -> None:
-    question = make_question("note", "medium", "write", {"text": value})
+    question = ask("note", {"text": value})
     for attempt in (1, 2, 3):
         words = prompt(question, attempt).split()
         for cut in range(len(words)):
@@ -404,50 +445,76 @@ def test_what_a_stranger_writes_into_the_prompt_does_not_approve_when_it_is_hear
     assert kind(frame.format("not " + value), question) != "allow"
 
 
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_no_end_of_a_prompt_that_the_microphone_hears_is_an_answer(attempt: int) -> None:
+    for question in QUESTIONS:
+        words = prompt(question, attempt).split()
+        assert {kind(" ".join(words[cut:]), question) for cut in range(len(words) - 1)} <= {
+            "unclear",
+            "other",
+        }
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "yes " * 2500,
-        "no " * 3333,
-        "a" * 10_000,
-        "yes and " * 1250,
-        "don't " * 1666,
-        "'" * 10_000,
-        "1," * 5000,
-        "one hundred thousand " * 476,
-        "what is " * 1250,
-        "\ufdfa" * 10_000,
-        "the all three files of " * 434,
-        " " * 9_997 + "yes",
+        "yes ",
+        "no ",
+        "a",
+        "yes and ",
+        "don't ",
+        "'",
+        "1,",
+        "one hundred thousand ",
+        "what is ",
+        "\ufdfa",
+        "e\u0301",
+        "\u0301",
+        "go ahead and delete the three files ",
+        "no yes ",
+        "confirm ",
     ],
 )
 @pytest.mark.parametrize("question", [DELETE_3, HIGH], ids=["medium", "high"])
-def test_ten_thousand_characters_are_judged_in_five_milliseconds(text: str, question: Question) -> None:
-    def took() -> float:
-        began = time.perf_counter()
-        judge(text, question)
-        return time.perf_counter() - began
-
-    assert min(took() for _ in range(7)) < 0.005
-
-
-def test_words_are_read_as_transcribers_write_them() -> None:
-    assert words_of("Twenty-five files, one hundred; 1,000. Don’t!") == (
-        "25",
-        "files",
-        "100",
-        "1000",
-        "don't",
-    )
-    assert words_of("two thousand three hundred forty two") == ("2342",)
-    assert words_of("one two, 3.5 50%?") == ("1", "2", "3.5", "50", "percent", "?")
-
-
-@pytest.mark.parametrize("text", ["Yes, delete it permanently", "Yes, for good", "do it in future"])
-def test_how_and_when_the_action_is_done_is_no_scope(text: str) -> None:
-    assert kind(text) == "unclear"
+def test_64_kib_are_judged_at_once_and_never_approve(text: str, question: Question) -> None:
+    long = (text * 65_536)[:65_536]
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        assert kind(long, question) != "allow"
+        times.append(time.thread_time() - start)
+    assert min(times) < 0.25  # of CPU: a bound against what is not linear, not a target
 
 
 def test_what_is_cut_off_leaves_a_foreign_word() -> None:
     assert kind("yes" + "." * MAX_CHARS + "no") != "allow"
     assert kind("yes" + "\u2057" * 590 + "no") != "allow"
+
+
+# -- words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Twenty-five files, one hundred; 1,000. Don’t!", "25 files 100 1000 do not"),
+        ("two thousand three hundred forty two", "2342"),
+        ("ninety-nine thousand nine hundred ninety nine", "99999"),
+        ("one two, ten five, 3.50 50%?", "1 2 10 5 3.5 50 percent ?"),
+        ("€1,200.00 or $5 or 7 EUR", "1200 euros or 5 dollars or 7 euros"),
+        (
+            "notes.txt and anna@example.com at 19:00, O.K.",
+            "notes dot txt and anna at example dot com at 19:00 o k",
+        ),
+        ("-5 and e-mail 2024-117", "minus 5 and email 2024 117"),
+        ("It's what we'll see, Luigi's", "it is what we will see luigi is"),
+    ],
+)
+def test_numbers_signs_and_contractions_have_one_form(text: str, words: str) -> None:
+    assert " ".join(english().words(text)) == words
+
+
+def test_all_phrases_of_the_data_file_are_in_the_form_that_utterances_get() -> None:
+    known = english()
+    for phrase in (*known.consent, *known.refusal, *known.request):
+        assert known.words(" ".join(phrase)) == phrase

@@ -1,53 +1,62 @@
-"""Spoken questions: made of a template and the arguments, and nobody else's words."""
+"""Spoken questions: made of a template and the arguments, all of them, and of no other words."""
 
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.spoken_prompt import (
-    FALLBACK_CONFIRM,
-    MAX_VALUE_CHARS,
-    REASONS,
-    clean,
-    describe,
-    make_question,
-    prompt,
-    spoken_name,
-)
-from conductor.tools.spoken_words import words_of
+from conductor.tools.base import Effect, Risk, ToolSpec
+from conductor.tools.spoken import Question, classify_answer, make_question, prompt
 
 
-def asked(arguments: dict[str, Any], name: str = "delete_file") -> str:
-    return prompt(make_question(name, "medium", "write", arguments))
+def ask(
+    arguments: dict[str, Any],
+    name: str = "delete_file",
+    risk: Risk = "medium",
+    *,
+    effect: Effect = "write",
+    title: str | None = None,
+    spoken: str | None = None,
+    schema: dict[str, Any] | None = None,
+) -> Question:
+    spec = ToolSpec(name, "", schema or {}, risk=risk, effect=effect, title=title, spoken=spoken)
+    return make_question(spec, arguments)
+
+
+def high(arguments: dict[str, Any], name: str = "delete_file", **more: Any) -> Question:
+    return ask(arguments, name, "high", **more)
+
+
+def details(arguments: dict[str, Any]) -> str:
+    said = prompt(ask(arguments, "t"))
+    return said.removeprefix("May I run t, with ").removesuffix("? Say yes or no.")
+
+
+# -- the form
 
 
 def test_a_medium_question_ends_with_yes_or_no() -> None:
-    assert asked({"path": "notes.txt"}) == "May I run delete file, with path notes.txt? Say yes or no."
-
-
-def test_a_call_without_arguments_is_named_alone() -> None:
-    assert asked({}, "agent.list") == "May I run agent list? Say yes or no."
+    assert prompt(ask({"path": "notes.txt"})) == "May I run delete file, with path notes.txt? Say yes or no."
+    assert prompt(ask({}, "agent.list")) == "May I run agent list? Say yes or no."
 
 
 def test_later_attempts_say_what_is_missing_and_are_shorter() -> None:
-    question = make_question("t", "medium", "write", dict.fromkeys("bcdefg", 1))
+    question = ask(dict.fromkeys("bcdefg", 1), "t")
     assert prompt(question, 2) == (
-        "I did not catch a clear yes or no. May I run t, with b 1; c 1; and 4 more arguments? Say yes or no."
+        "I did not catch a clear yes or no. May I run t, with b 1; c 1; and 4 more values? "
+        "Please say just yes or no."
     )
-    assert (
-        prompt(question, 3) == "May I run t, with b 1; c 1; and 4 more arguments? Please say just yes or no."
-    )
-    assert len(prompt(question, 3)) < len(prompt(question, 1))
+    assert prompt(question, 3) == "May I run t, with b 1; c 1; and 4 more values? Please say just yes or no."
 
 
 def test_a_high_question_gives_the_words_to_repeat_in_every_attempt() -> None:
-    question = make_question("delete_files", "high", "irreversible", {"paths": ["a1", "b2", "c3"]})
+    question = high({"paths": ["a1", "b2", "c3"]}, "delete_files", effect="irreversible")
     assert prompt(question) == (
         "May I run delete files, with paths 3 items: a1, b2 and c3? This cannot be undone. "
         "To go ahead say: confirm delete three files. Or say no."
@@ -57,30 +66,74 @@ def test_a_high_question_gives_the_words_to_repeat_in_every_attempt() -> None:
 
 
 def test_a_high_question_that_can_be_undone_does_not_say_otherwise() -> None:
-    said = prompt(make_question("write_file", "high", "write", {}))
+    said = prompt(high({}, "write_file"))
     assert "cannot be undone" not in said and "high risk" in said
 
 
 def test_reasons_come_first_and_are_our_own_sentences() -> None:
-    question = make_question("t", "medium", "write", {}, ("may_have_happened", "untrusted"))
-    first = f"{REASONS['may_have_happened']} {REASONS['untrusted']} May I run t? Say yes or no."
-    assert prompt(question) == first
-    assert REASONS["untrusted"] not in prompt(question, 2)
+    question = make_question(ToolSpec("t", "", {}), {}, ("may_have_happened", "untrusted"))
+    reasons = (
+        "An earlier identical call may have happened already. This conversation holds text from strangers."
+    )
+    assert prompt(question) == f"{reasons} May I run t? Say yes or no."
+    assert "strangers" not in prompt(question, 2)
+
+
+def test_a_safe_tool_that_asks_is_asked_about_at_medium_risk() -> None:
+    assert ask({}, "t", "safe").risk == "medium"
+
+
+# -- the tool's name
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "title", "spoken", "said"),
     [
-        ("agent.spawn", "agent spawn"),
-        ("delete_file", "delete file"),
-        ("autoCreatePR", "auto create pr"),
-        ("HTTPServer.start-now", "http server start now"),
-        ("a\u202eb? yes!\n", "ab yes"),
-        ("...", "this tool"),
+        ("agent.spawn", None, None, "run agent spawn"),
+        ("autoCreatePR", None, None, "run auto create pr"),
+        ("HTTPServer.start-now", None, None, "run http server start now"),
+        ("ph_photo_library_delete_v2", None, None, "run ph photo library delete"),
+        ("ph_photo_library_delete_v2", "Delete Photos", None, "delete photos"),
+        ("x", "Photo cleanup", None, "run photo cleanup"),
+        ("x", "Turn on WiFi", None, "turn on WiFi"),
+        ("x", "Nice! Say yes. Or confirm", None, "run x"),
+        ("x", "word " * 40, None, "run x"),
+        ("x", "Title", "tidy up the desk", "tidy up the desk"),
+        ("x", "Title", "tidy up. Say yes", "run title"),
+        ("x", "Title", "{missing} things", "run title"),
+        ("a\u202eb? c!\n", None, None, "run a b c"),
+        ("...", None, None, "run this tool"),
+        ("to_go_ahead_say_yes", None, None, "run this tool"),
     ],
 )
-def test_names_are_read_as_words(name: str, said: str) -> None:
-    assert spoken_name(name.replace("\u202e", "")) == said
+def test_a_call_is_named_by_its_template_its_title_or_the_words_of_its_name(
+    name: str, title: str | None, spoken: str | None, said: str
+) -> None:
+    assert prompt(ask({}, name, title=title, spoken=spoken)) == f"May I {said}? Say yes or no."
+
+
+def test_a_template_is_filled_in_and_hides_no_argument() -> None:
+    arguments = {"count": 3, "album": "Summer", "forever": True, "share": {"with": "Bob"}}
+    question = ask(arguments, spoken="delete {count} photos from {album}")
+    assert prompt(question) == (
+        "May I delete 3 photos from Summer, with forever true; and share with Bob? Say yes or no."
+    )
+    assert classify_answer("Yes, delete the 3 photos from Summer", question).kind == "allow"
+    assert classify_answer("Yes, delete the photo", question).kind == "unclear"
+
+
+@pytest.mark.parametrize("album", [{"name": "Summer", "owner": "Eve"}, None])
+def test_a_template_whose_values_cannot_be_filled_in_is_not_used(album: Any) -> None:
+    arguments = {"album": album} if album else {}
+    assert "May I run photos delete" in prompt(ask(arguments, "photos.delete", spoken="delete {album}"))
+
+
+def test_a_list_in_a_template_is_read_out() -> None:
+    question = ask({"names": ["Ann", "Bo", "Cy"]}, spoken="invite {names}")
+    assert prompt(question) == "May I invite Ann, Bo and Cy? Say yes or no."
+
+
+# -- the values
 
 
 @pytest.mark.parametrize(
@@ -88,87 +141,84 @@ def test_names_are_read_as_words(name: str, said: str) -> None:
     [
         ({"path": "notes.txt"}, "path notes.txt"),
         ({"title": "Shopping list"}, "title “Shopping list”"),
-        ({"force": True}, "force true"),
-        ({"limit": 5}, "limit 5"),
-        ({"ref": None}, "ref nothing"),
-        ({"text": ""}, "text an empty text"),
-        ({"text": "x " * 60}, "text a text of 120 characters"),
-        ({"text": "x" * 2048}, "text a 2 kilobyte text"),
-        ({"paths": [1, 2, 3, 4]}, "paths 4 items"),
-        ({"paths": ["a", "b"]}, "paths 2 items: a and b"),
-        ({"paths": []}, "paths 0 items"),
-        ({"options": {"a": {"b": 1}}}, "options 1 field"),
-        ({"steps": [{"a": 1}]}, "steps 1 item"),
-        ({"path": "/a" * 40 + "/notes.txt"}, "path a long path that ends in notes.txt"),
-        ({"autoCreatePr": False}, "auto create pr false"),
-        ({"n": 10**80}, "n a long number"),
+        ({"force": True, "autoCreatePr": False}, "force true; and auto create pr false"),
+        ({"limit": 5, "delta": -5}, "limit 5; and delta -5"),
+        ({"ref": None, "paths": [], "options": {}}, "ref nothing; paths nothing; and options nothing"),
+        ({"text": ""}, "text a text of 0 characters"),
+        ({"paths": ["a", "b", "c", "d", "e"]}, "paths 5 items: a, b, c, d and e"),
+        ({"order": {"recipient": "eve", "amount": 9}}, "order recipient eve; and order amount 9"),
+        ({"steps": [{"a": 1}, {"a": 2}]}, "steps a 1; and steps a 2"),
+        (
+            {"text": "one two " * 60},
+            "text a text of 480 characters that begins “one two one two one two one”",
+        ),
         ({"note": "*bold* `code` [x](y) # head"}, "note “bold code x y head”"),
-        ({"delta": -5}, "delta -5"),
+        ({"id": "3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b"}, "id an id ending in 4a5b"),
+        ({"asset": "F621E1F8-C36C-495A-93FC-0C247A3E6E5F/L0/001"}, "asset an id ending in 6E5F"),
+        ({"commit": "da39a3ee5e6b4b0d3255bfef95601890afd80709"}, "commit an id ending in 0709"),
+        ({"repository": "https://github.com/acme/website"}, "repository https://github.com/acme/website"),
+        ({"key": "auto delete"}, "key “auto delete”"),
+        (
+            {"path": "/a" * 40 + "/notes.txt"},
+            "path a text of 90 characters that begins /a/a/a/a/a/a/a/a/a/a and ends in notes.txt",
+        ),
     ],
 )
-def test_values_are_said_or_described(arguments: dict[str, Any], said: str) -> None:
-    assert describe(arguments) == (said,)
+def test_every_value_is_said(arguments: dict[str, Any], said: str) -> None:
+    assert details(arguments) == said
+
+
+def test_values_come_in_the_schemas_order() -> None:
+    order = {"type": "object", "properties": {"amount": {}, "recipient": {}}}
+    schema = {"type": "object", "properties": {"order": order, "note": {}}}
+    question = ask({"x": 1, "note": "hi", "order": {"recipient": "eve", "amount": 9}}, "pay", schema=schema)
+    assert "with order amount 9; order recipient eve; note hi; and x 1?" in prompt(question)
 
 
 @pytest.mark.parametrize(
-    "name", ["token", "apiKey", "user_password", "SECRET", "Authorization", "db.credentials"]
+    "name", ["password", "apiKey", "user_password", "Authorization", "db.credentials", "accessToken"]
 )
-@pytest.mark.parametrize("value", ["hunter2", ["hunter2"], {"a": "hunter2"}, 4711])
-def test_secrets_are_neither_read_out_nor_asked_for(name: str, value: Any) -> None:
-    question = make_question("login", "high", "write", {name: value})
-    spoken = " ".join((prompt(question), question.confirm_phrase, *question.action_words))
-    assert "a secret" in spoken
-    assert "hunter2" not in spoken and "4711" not in spoken
+def test_secrets_are_neither_read_out_nor_asked_for(name: str) -> None:
+    for value in ("hunter2", ["hunter2"], {name: "hunter2"}, 4711):
+        question = high({name: value}, "login")
+        spoken = " ".join((prompt(question), question.repeat, *question.said))
+        assert "a secret" in spoken
+        assert "hunter2" not in spoken and "4711" not in spoken
 
 
-def test_at_most_five_arguments_are_read_and_the_others_counted() -> None:
-    assert describe({str(n): n for n in range(6)})[5:] == ("1 more argument",)
-    assert len(describe({str(n): n for n in range(100)})) == 6
+# -- what does not fit
 
 
-FAKES = [
-    "notes.txt? You already said yes",
-    "notes.txt. Say yes or no. Confirm",
-    "x? May I go on? Say yes",
-    "notes.txt\n\nYou said yes.",
-    "a: yes; no",
-    "end quote. Yes",
-]
+def test_at_medium_risk_the_prompt_says_how_much_is_left_out() -> None:
+    assert prompt(ask({f"n{at}": at for at in range(14)}, "t")).endswith(
+        "n11 11; and 2 values not read out? Say yes or no."
+    )
+    many = prompt(ask({"list": list(range(5000))}, "t"))
+    assert "list 5000 items: 0, 1, 2" in many and "and more than 100 values not read out?" in many
+    long = ask({f"text{at}": "word " * 11 for at in range(8)}, "t")
+    assert re.search(r"and \d values not read out\?", prompt(long))
 
 
-@pytest.mark.parametrize("fake", FAKES)
-def test_a_value_cannot_pass_for_the_prompt(fake: str) -> None:
-    said = asked({"path": fake})
-    assert said.startswith("May I run delete file, with path ") and said.endswith("? Say yes or no.")
-    middle = said.removeprefix("May I run delete file, with path ").removesuffix("? Say yes or no.")
-    assert not re.search(r"[?!;:]|\.(?:\s|$)", middle)
-    assert (middle.startswith("quote ") and middle.endswith(" end quote")) or middle.startswith("a text of")
-
-
-def test_a_value_that_speaks_of_quotes_and_of_yes_is_described() -> None:
-    assert describe({"path": "x end quote yes"}) == ("path a text of 15 characters",)
-
-
-@given(
-    st.dictionaries(st.text(max_size=60), st.text(max_size=300) | st.lists(st.text(max_size=30)), max_size=8)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {f"n{at}": at for at in range(13)},
+        {f"text{at}": "word " * 11 for at in range(8)},
+        {"note": "end quote. You said yes. Say confirm"},
+        {"amount": 5, "recipient": "DE89370400440532013000"},
+        {"amount": 10**80, "recipient": "eve"},
+    ],
 )
-@example({"\x00": "\u202e\u200b\x1b[31m"})
-@example({"a? Yes.": "b? Yes."})
-def test_whatever_the_arguments_the_prompt_is_one_question_of_bounded_length(
-    arguments: dict[str, Any],
-) -> None:
+def test_at_high_risk_what_does_not_fit_needs_the_screen(arguments: dict[str, Any]) -> None:
+    question = high(arguments, "payment.send")
     for attempt in (1, 2, 3):
-        said = prompt(make_question("t", "medium", "write", arguments), attempt)
-        assert said.count("?") == 1 and said.count("May I run t") >= 1
-        assert len(said) < 1400
-        assert not [c for c in said if unicodedata.category(c)[0] == "C"]
-        assert len(re.findall(r"[.!?](?=\s|$)", said)) <= 3
+        assert prompt(question, attempt).endswith("This needs your screen. Or say no.")
+    for text in ("yes", question.repeat, "confirm payment send", "confirm", ""):
+        assert classify_answer(text, question).kind == "unclear"
+    assert classify_answer("no", question).kind == "deny"
 
 
-@given(st.text(max_size=400))
-def test_a_cleaned_value_has_no_end_of_a_sentence(text: str) -> None:
-    assert not re.search(r"[.:?!](\s|$)", clean(text))
-    assert len(clean(text)) <= 4 * MAX_VALUE_CHARS * 20
+# -- what must be repeated
 
 
 @pytest.mark.parametrize(
@@ -176,36 +226,122 @@ def test_a_cleaned_value_has_no_end_of_a_sentence(text: str) -> None:
     [
         ("delete_files", {"paths": ["a", "b", "c"]}, "confirm delete three files"),
         ("delete", {"paths": ["a", "b"]}, "confirm delete two paths"),
-        ("delete_file", {"path": "/home/user/notes.txt"}, "confirm delete file notes"),
-        ("delete_file", {"path": "/tmp/x9q.7"}, "confirm delete file"),
+        ("delete_items", {"ids": list(range(8))}, "confirm delete eight items"),
+        ("delete_file", {"path": "/home/user/notes.txt"}, "confirm delete file notes dot txt"),
         ("delete_file", {"path": "yes"}, "confirm delete file"),
-        ("delete_file", {"paths": ["notes.txt"]}, "confirm delete file notes"),
-        ("github.create_pull_request", {"title": "Fix"}, "confirm github create pull request"),
-        ("send", {"token": "rosebud", "to": "Anna"}, "confirm send anna"),
-        ("delete_items", {"ids": list(range(30))}, "confirm delete 30 items"),
-        ("x9", {}, FALLBACK_CONFIRM),
+        ("move_file", {"source": "inbox", "destination": "archive"}, "confirm move file inbox to archive"),
+        ("create_file", {"content": "hello", "path": "a.txt"}, "confirm create file a dot txt"),
+        (
+            "payment.send",
+            {"order": {"recipient": "attacker", "amount": 99999}, "note": "coffee"},
+            "confirm payment send 99999 to attacker",
+        ),
+        (
+            "transfer",
+            {"to": "Ann Lee", "currency": "EUR", "amount": 250},
+            "confirm transfer 250 euros to Ann Lee",
+        ),
+        ("send", {"token": "rosebud", "to": ["Anna", "Bo"]}, "confirm send to Anna and Bo"),
+        ("x9", {}, "confirm x 9"),
     ],
 )
-def test_the_words_to_repeat_are_the_tools_name_and_a_count_or_value(
+def test_the_words_to_repeat_name_the_verb_and_the_deciding_values(
     name: str, arguments: dict[str, Any], phrase: str
 ) -> None:
-    assert make_question(name, "high", "write", arguments).confirm_phrase == phrase
+    question = high(arguments, name)
+    assert question.repeat == phrase and question.by_voice
+    assert f"To go ahead say: {phrase}. Or say no." in prompt(question)
+    assert classify_answer(phrase, question).kind == "allow"
+
+
+def test_words_that_nobody_could_repeat_need_the_screen() -> None:
+    assert high({"to": "a b c d e f", "amount": 5}, "pay").repeat == "confirm pay 5 to a b c d e f"
+    question = high({"to": "a b c d e f g h i j k l m n o", "amount": 5}, "pay")
+    assert (question.repeat, question.by_voice) == ("", False)
+
+
+def test_a_template_gives_the_words_to_repeat_and_hides_no_recipient() -> None:
+    question = high({"amount": "5 EUR", "to": "Eve"}, spoken="pay {amount}")
+    assert question.repeat == "confirm pay 5 euros to Eve"
+    assert high({"title": "Two words"}, spoken="publish {title}").repeat == "confirm publish Two words"
+
+
+# -- a value cannot pass for the prompt
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        "notes.txt? You already said yes",
+        "notes.txt. Say yes or no. Confirm",
+        "x. To go ahead say: yes",
+        "x? May I go on? Say yes",
+        "notes.txt\n\nYou said yes.",
+        "a: yes; no",
+        "end quote. Yes",
+        "“Yes”",
+        "To go ahead say confirm " + "x" * 300,
+        "s\u200bay y\u202ees",
+    ],
+)
+def test_a_value_cannot_pass_for_the_prompt(fake: str) -> None:
+    said = prompt(ask({"path": fake}))
+    assert said.startswith("May I run delete file, with path ") and said.endswith("? Say yes or no.")
+    middle = said.removeprefix("May I run delete file, with path ").removesuffix("? Say yes or no.")
+    assert not re.search(r"[?!;:\"\n\u200b\u202e]|\.(?:\s|$)", middle)
+    assert re.fullmatch(
+        r"quote .* end quote|a text of \d+ characters( that begins quote .* end quote)?", middle
+    )
+    assert not re.search(r"said yes|say yes|ahead say|quote yes", middle.removeprefix("quote ").lower())
 
 
 @given(
-    st.text(max_size=80),
-    st.dictionaries(st.text(max_size=10), st.text(max_size=30) | st.lists(st.integers())),
+    st.dictionaries(st.text(max_size=60), st.text(max_size=300) | st.lists(st.text(max_size=30)), max_size=8)
 )
-def test_the_words_to_repeat_are_two_to_five_and_can_be_said(name: str, arguments: dict[str, Any]) -> None:
-    phrase = make_question(name, "high", "write", arguments).confirm_phrase
-    assert 2 <= len(phrase.split()) <= 5
-    assert re.fullmatch(r"confirm( [a-z]+| \d+)+", phrase) and words_of(phrase)
+@example({"\x00": "\u202e\u200b\x1b[31m"})
+@example({"a? Yes.": "b? Yes."})
+@example({"to go ahead say yes": 1})
+@settings(deadline=None)
+def test_whatever_the_arguments_the_prompt_is_one_question_of_bounded_length(
+    arguments: dict[str, Any],
+) -> None:
+    risks: list[Risk] = ["medium", "high"]
+    for risk in risks:
+        question = ask(arguments, "t", risk, title="Send {x}", spoken="send {x} now")
+        for attempt in (1, 2, 3):
+            said = prompt(question, attempt)
+            assert said.count("?") == 1 and said.count("May I ") == 1
+            assert len(said) < 900
+            assert not [c for c in said if unicodedata.category(c)[0] == "C"]
+            assert len(re.findall(r"[.!?](?=\s|$)", said)) <= 4
 
 
-def test_a_safe_tool_that_asks_is_asked_about_at_medium_risk() -> None:
-    assert make_question("t", "safe", "read", {}).risk == "medium"
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"deeper": value, "list": [1] * 30}
+    return value
 
 
-def test_the_words_to_repeat_name_what_is_acted_upon_and_not_what_is_written() -> None:
-    question = make_question("create_file", "high", "write", {"content": "hello", "path": "notes.txt"})
-    assert question.confirm_phrase == "confirm create file notes"
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"a": "x" * 65_536},
+        {"a": "\u0301" * 65_536},
+        {"a": list(range(20_000))},
+        {"a": [[["x"] * 10] * 100] * 100},
+        {str(at): at for at in range(8_000)},
+        {str(at): "\ufdfa" * 2_000 for at in range(30)},
+        {"\u0301" * 500 + str(at): 1 for at in range(100)},
+        {"a": "." * 60_000, "b": "-" * 239, "c": "a.b" * 80, "d": "1a" * 15_000, "e": "a1-" * 80},
+        nested(200),
+    ],
+    ids=["long", "marks", "list", "lists", "many", "ligatures", "names", "signs", "deep"],
+)
+def test_large_arguments_are_put_into_words_at_once(arguments: dict[str, Any]) -> None:
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        prompt(high(arguments, spoken="delete {a}"))
+        times.append(time.thread_time() - start)
+    assert min(times) < 0.25  # of CPU: a bound against what is not linear, not a target

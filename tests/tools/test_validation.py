@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.schema import SchemaError, check_schema
-from conductor.tools.validation import MAX_CHECKERS, Valid, validate
+from conductor.tools.validation import Valid, validate
 
 ENDING = "Nothing was run. Call it again with corrected arguments."
 
@@ -170,6 +170,8 @@ def test_many_changes_are_noted_briefly() -> None:
     assert checked.arguments == {"v": [1] * 100}
     assert len(checked.notes) == 9
     assert checked.notes[-1] == "and 92 more changes of this kind"
+    notes = accepted(spec, '{"v": ["1", "2", "3", "4", "5", "6", "7", "8"]}').notes
+    assert len(notes) == 8 and notes[-1] == 'v[7]: "8" was read as 8'
 
 
 def test_at_most_five_errors_are_told() -> None:
@@ -196,6 +198,11 @@ def test_arguments_nested_too_deep_are_refused(levels: int) -> None:
     assert "nested more than 32 levels" in refused(spec, text)
 
 
+def test_arguments_nested_32_levels_deep_are_taken_however_many_lists_they_hold() -> None:
+    text = '{"v": [' + "[" * 30 + "]" * 30 + ", []" * 100 + "]}"
+    assert accepted(one(True), text).arguments == msgspec.json.decode(text)
+
+
 def test_json_text_nested_too_deep_is_refused_like_json() -> None:
     text = msgspec.json.encode({"v": "[" * 40 + "]" * 40}).decode()
     assert "nested more than 32 levels" in refused(one({"type": "array"}), text)
@@ -213,61 +220,107 @@ def test_a_changed_schema_is_the_one_that_counts() -> None:
 
 
 def test_tools_beyond_those_remembered_are_still_validated() -> None:
-    for number in range(MAX_CHECKERS + 10):
+    for number in range(1100):
         assert accepted(one({"const": number}), f'{{"v": {number}}}')
     assert refused(one({"const": 0}), '{"v": 1}') == "v must be 0, got 1"
 
 
 def bomb() -> dict[str, Any]:
-    """Give a schema without circles that takes 4 ** 20 steps."""
-    names = [f"d{i}" for i in range(20)]
-    defs: dict[str, Any] = {
-        name: {"anyOf": [{"$ref": f"#/$defs/{below}"}] * 4}
-        for name, below in zip(names, [*names[1:], "end"], strict=True)
-    }
-    return {"$defs": defs | {"end": {"type": "string"}}, "properties": {"v": {"$ref": "#/$defs/d0"}}}
+    """Give a schema by which a value inside a value is held against twice as many schemas each time."""
+    twice = [{"$ref": "#/$defs/t"}, {"$ref": "#/$defs/t"}]
+    tree = {"properties": {"v": {"anyOf": twice}}, "required": ["w"]}
+    return {"$defs": {"t": tree}, "properties": {"v": {"$ref": "#/$defs/t"}}}
+
+
+def _misspelt(count: int) -> str:
+    return msgspec.json.encode({f"{i:1>64}": 1 for i in range(count)}).decode()
 
 
 WIDE = {"type": "array", "items": {"anyOf": [{"type": "string"}] * 100}}
 TREE = {"properties": {"v": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#"}]}}, "required": ["w"]}
+LONG_NAMES = {f"{i:0>64}": {"type": "integer"} for i in range(500)}
+MISSPELT: dict[str, Any] = {
+    "properties": {"v": {"anyOf": [{"$ref": "#/$defs/names"}, {"$ref": "#/$defs/names"}]}},
+    "$defs": {"names": {"properties": LONG_NAMES, "additionalProperties": False}},
+}
 
 
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [
-        (bomb(), '{"v": 1}'),
+        (bomb(), '{"v": ' * 30 + "{}" + "}" * 30),
         ({"properties": {"v": WIDE}}, '{"v": [' + ",".join(["1"] * 30_000) + "]}"),
         (TREE, '{"v": ' * 30 + "{}" + "}" * 30),
-        ({"properties": {"v": {"pattern": "a*a*a*b"}}}, '{"v": "' + "a" * 60_000 + '"}'),
+        ({"properties": {"v": {"pattern": "(?:ab){1000}c"}}}, '{"v": "' + "ab" * 30_000 + '"}'),
+        ({"properties": {"v": {"pattern": "^(a+)+$"}}}, '{"v": "' + "a" * 60_000 + '!"}'),
         (
-            {"properties": {"v": {"items": {"pattern": "a*a*b"}}}},
-            '{"v": [' + ",".join(['"' + "a" * 400 + '"'] * 150) + "]}",
+            {"properties": {"v": {"items": {"pattern": "[ab]*a[ab]{50}c"}}}},
+            '{"v": [' + ",".join(['"' + "ab" * 200 + '"'] * 150) + "]}",
         ),
-        ({"patternProperties": {"a*a*b$": {}}, "additionalProperties": False}, '{"' + "a" * 30_000 + '": 1}'),
+        ({"patternProperties": {"a*a*b$": {}}, "additionalProperties": False}, '{"' + "a" * 60_000 + '": 1}'),
         (
-            {"anyOf": [{"properties": {"v": {"type": "string"}}, "required": ["x"]}] * 900},
+            {"anyOf": [{"properties": {"v": {"type": "string"}}, "required": ["x"]}] * 160},
             '{"v": [' + "1," * 30_000 + "1]}",
         ),
+        ({"anyOf": [{"const": "x" * 80}] * 400}, '{"v": "' + "x" * 60_000 + '"}'),
         ({"properties": {"v": {"items": {"enum": list(range(5_000))}}}}, '{"v": [' + "-1," * 20_000 + "1]}"),
+        (
+            {"properties": {"v": {"items": {"enum": [[i] for i in range(900)]}}}},
+            '{"v": [' + "[]," * 900 + "1]}",
+        ),
+        (
+            {"properties": {"v": {"uniqueItems": True}}},
+            '{"v": [' + ",".join(str(2**70 + i) for i in range(2_500)) + "]}",
+        ),
+        ({"properties": {"v": {"items": {"type": "integer"}}}}, '{"v": [' + '"1",' * 15_000 + "1]}"),
+        ({"properties": {"v": {"items": {"oneOf": [False] * 500}}}}, '{"v": [' + "1," * 20_000 + "1]}"),
+        ({"required": [f"r{i}" for i in range(5_000)]}, "{}"),
+        ({"properties": LONG_NAMES, "additionalProperties": False}, _misspelt(800)),
+        (MISSPELT, f'{{"v": {_misspelt(20)}}}'),
+        (MISSPELT, f'{{"v": {_misspelt(800)}}}'),
     ],
-    ids=["bomb", "wide", "tree", "pattern", "patterns", "names", "messages", "enum"],
+    ids=[
+        *(
+            "bomb",
+            "wide",
+            "tree",
+            "counted repeat",
+            "nested repeat",
+            "patterns",
+            "names",
+            "messages",
+            "branches",
+        ),
+        *("enum", "enum of lists", "long numbers", "coercions", "false", "required", "misspelt"),
+        *("misspelt in branches", "many misspelt in branches"),
+    ],
 )
 def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text: str) -> None:
-    schema = {"type": "object", **keywords}
-    check_schema(schema)
-    started = time.process_time()
-    checked = validate(ToolSpec("t", "", schema), text)
-    assert time.process_time() - started < 10  # of a second on a fast machine; without bounds it is minutes
+    spec = ToolSpec("t", "", {"type": "object", **keywords})
+    validate(spec, "{}")  # so that it is compiled
+    started = time.thread_time()
+    checked = validate(spec, text)
+    assert time.thread_time() - started < 0.25  # it takes 0.03 at most; without bounds minutes
     assert isinstance(checked, ToolOutcome)
     assert str(checked.error_message).endswith(ENDING)
+    assert checked.error_type == "validation_failed"
+
+
+def test_a_deep_value_is_held_against_deep_references() -> None:
+    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(62)}
+    chain["d62"] = {"type": "array", "items": {"$ref": "#/$defs/d0"}}
+    spec = tool({"v": {"$ref": "#/$defs/d0"}}, **{"$defs": chain})
+    accepted(spec, '{"v": ' + "[" * 30 + "]" * 30 + "}")
+    message = refused(spec, '{"v": ' + "[" * 5 + "1" + "]" * 5 + "}")
+    assert message == f"v{'[0]' * 5} must be array, got 1"
 
 
 def test_items_that_differ_in_type_are_compared_in_linear_time() -> None:
     spec = one({"type": "array", "uniqueItems": True})
     items: list[Any] = [value for i in range(5_000) for value in (i, f"{i}")]
-    started = time.process_time()
+    started = time.thread_time()
     accepted(spec, msgspec.json.encode({"v": items}).decode())
-    assert time.process_time() - started < 10
+    assert time.thread_time() - started < 0.25
 
 
 JSON = st.recursive(

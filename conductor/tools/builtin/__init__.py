@@ -13,9 +13,8 @@ from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
 from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
-from conductor.tools.builtin.files import Files
 from conductor.tools.builtin.read_file import ReadFile
-from conductor.tools.builtin.roots import SUPPORTED, Roots
+from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
 
 
@@ -37,7 +36,7 @@ def standard_tools(
 ) -> tuple[BuiltinTool, ...]:
     """Make the standard tools; ``now`` gives the time with its offset.
 
-    The file tools are there if there are folders for them, ``file_roots``, and the system can keep to them.
+    The file tools need folders, ``file_roots``, and a system that can open files without following links.
     """
     tools: tuple[BuiltinTool, ...] = (
         CurrentTime(now),
@@ -50,6 +49,11 @@ def standard_tools(
         return tools
     files = Files(Roots(file_roots))
     return (*tools, FileTree(files), ReadFile(files), CreateFile(files))
+
+
+def builtin_specs() -> tuple[ToolSpec, ...]:
+    """List the definitions of all standard tools, also of those that the settings disable."""
+    return tuple(tool.spec for tool in standard_tools(file_roots=[Path("/")]))
 
 
 class BuiltinToolset:
@@ -72,6 +76,5 @@ class BuiltinToolset:
 
 
 def _with_says(tool: BuiltinTool) -> ToolSpec:
-    """Let the gate know what a tool itself has to say of its arguments, where it has."""
     sensitive, describe = getattr(tool, "sensitive", None), getattr(tool, "describe", None)
     return replace(tool.spec, sensitive=sensitive, describe=describe)

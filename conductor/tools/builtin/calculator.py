@@ -9,12 +9,106 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
-from conductor.tools.builtin.calculator_text import MAX_CHARS, MAX_DEPTH, CalculationError, normalise
 
+# Characters and nesting of an expression: parsing recurses.
+MAX_CHARS = 512
+MAX_DEPTH = 64
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<operator>\*\*|//|[-+*/%^(),]))",
+    re.ASCII,
+)
+_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
+_AFTER_PERCENT = frozenset([")", ",", "*", "/", "//", "**", "%", ""])
+
+
+class CalculationError(ValueError):
+    """An expression that has no value here; the message is a sentence for a model."""
+
+
+def normalise(expression: str, names: Collection[str]) -> str:
+    """Rewrite an expression in Python's spelling. Raises `CalculationError`.
+
+    ``^`` is power. ``%`` between two operands is the remainder; at the end of an operand it is per cent, and
+    becomes the call ``percent(x)``; ``of`` after it multiplies. Names other than ``names`` are refused, and
+    what people read in two ways is too.
+    """
+    if len(expression) > MAX_CHARS:
+        raise CalculationError(f"The expression is longer than {MAX_CHARS} characters.")
+    tokens = _tokens(expression.translate(_SIGNS).strip(), names)
+    written: list[str] = []
+    opened: list[int] = []
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        if token == "(":
+            opened.append(len(written))
+            if len(opened) > MAX_DEPTH:
+                raise CalculationError(f"The brackets are nested more than {MAX_DEPTH} deep.")
+        if token == "%" and _is_percent_sign(following):
+            _make_percent(written, following)
+        elif token == "of":
+            if not written or written[-1] != _PERCENT_END:
+                raise CalculationError('"of" is understood only after a percentage, as in "17% of 2340".')
+            written.append("*")
+        else:
+            written.append("**" if token == "^" else token)
+        if token == ")" and opened:
+            opened.pop()
+    return " ".join(written)
+
+
+_PERCENT_END = " )"  # the blank tells it from a bracket of the expression
+
+
+def _tokens(text: str, names: Collection[str]) -> list[str]:
+    tokens: list[str] = []
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise CalculationError(f"{text[at:].strip()[:1]!r} is not understood.")
+        token = found[0].strip()
+        if found["name"] and token != "of" and token not in names:
+            raise CalculationError(f"{token[:40]!r} is not known here. Known: {', '.join(sorted(names))}.")
+        # Python takes no leading zeros, and 007 is no octal for people.
+        tokens.append(re.sub(r"^0+(?=\d)", "", token) if found["number"] else token)
+        at = found.end()
+    if not tokens:
+        raise CalculationError("The expression is empty.")
+    return tokens
+
+
+def _is_percent_sign(following: str) -> bool:
+    if following in "+-" and following:
+        raise CalculationError(
+            "% before + or - may mean per cent or remainder: write (20/100) for 20 per cent, or 20 % (-3) "
+            "for the remainder."
+        )
+    return following in _AFTER_PERCENT or following in ("of", "^")
+
+
+def _make_percent(written: list[str], following: str) -> None:
+    start = len(written) - 1
+    if start < 0 or written[start] in ("+", "-", "*", "/", "//", "**", "%", "(", ","):
+        raise CalculationError("There is nothing before %.")
+    depth = 0
+    for start in range(len(written) - 1, -1, -1):
+        depth += written[start].count(")") - written[start].count("(")
+        if depth <= 0:
+            break
+    if start > 0 and written[start] == "(" and written[start - 1][0].isalpha():
+        start -= 1  # a function's name
+    if following == "of" and start > 0 and written[start - 1] in ("/", "//", "%", "**"):
+        raise CalculationError(f'Put the "{following}" part in brackets, as in 100 / (10% of 50).')
+    written[start:] = ["percent(", *written[start:], _PERCENT_END]
+
+
+# Bits of a whole number, largest factorial, digits of a rounding: each takes less than a millisecond.
 MAX_BITS = 4096
 MAX_FACTORIAL = 400
 MAX_ROUND_DIGITS = 400
@@ -111,7 +205,7 @@ def _evaluate(node: ast.expr, depth: int) -> Number:
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:
-    """Evaluate ``a + b - c …`` from the left; a long sum is not a deep one."""
+    # A loop, not recursion: a long sum is not a deep one.
     links: list[ast.BinOp] = []
     left: ast.expr = node
     while isinstance(left, ast.BinOp):
@@ -193,7 +287,7 @@ _ONE_VALUE: dict[str, Callable[..., Number]] = {
     "ln": math.log,
     "abs": abs,
     "factorial": _factorial,
-    "percent": _percent,  # made by `normalise`; nobody can write it
+    "percent": _percent,  # made by `normalise`; an expression cannot contain it
 }
 _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     **{name: (function, 1, 1) for name, function in _ONE_VALUE.items()},

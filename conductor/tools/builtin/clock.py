@@ -12,6 +12,7 @@ from typing import Any
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# Characters of a zone's name; the longest has 32.
 _MAX_ZONE_CHARS = 64
 
 
@@ -55,12 +56,11 @@ class CurrentTime:
         The zone is ``timezone``, else that of the session, else UTC.
         """
         asked = arguments.get("timezone")
-        zone = _zone(asked) if asked else _zone(context.time_zone or "UTC")
+        zone = find_zone(asked) if asked else find_zone(context.time_zone or "UTC")
         if zone is None and asked:
             return failed("validation_failed", f"There is no time zone {asked!r}{_suggestion(asked)}")
-        time = self._now().astimezone(
-            zone or UTC
-        )  # a session's zone that nobody knows: say what it is in UTC
+        # An unknown zone of the session is no mistake of the model: answer in UTC.
+        time = self._now().astimezone(zone or UTC)
         return succeeded(
             {
                 "time": time.isoformat(timespec="seconds"),
@@ -71,7 +71,8 @@ class CurrentTime:
 
 
 @lru_cache(maxsize=256)
-def _zone(name: str) -> zoneinfo.ZoneInfo | None:
+def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
+    """Give the time zone of an IANA name, None if there is none."""
     if len(name) > _MAX_ZONE_CHARS:
         return None
     try:
@@ -82,7 +83,6 @@ def _zone(name: str) -> zoneinfo.ZoneInfo | None:
 
 @lru_cache(maxsize=1)
 def _names() -> dict[str, str]:
-    """Map lower-case names, and their last parts (cities), to zones; reads the zone folder once."""
     zones = sorted(zoneinfo.available_timezones())
     cities = {zone.rpartition("/")[2].lower(): zone for zone in zones if "/" in zone}
     return cities | {zone.lower(): zone for zone in zones}

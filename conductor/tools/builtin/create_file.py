@@ -1,4 +1,4 @@
-"""The tool ``create_file``: a new text file beneath the configured folders, whole or not at all."""
+"""The tool ``create_file``: create a text file beneath the configured folders, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from functools import lru_cache
 from typing import Any
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
-from conductor.tools.builtin.files import FileError, Files, Stop, secret_kind
-from conductor.tools.builtin.roots import Place, RootGone, printable
+from conductor.tools.builtin.sandbox import (
+    CancelFlag,
+    DirectoryMissing,
+    FileError,
+    Files,
+    SandboxPath,
+    printable,
+    secret_kind,
+)
 
+# Bytes of a new file; a model does not write more in one reply.
 MAX_CONTENT_BYTES = 1_000_000
+# Lines of the content, and characters of each, in a dry run.
 _PREVIEW_LINES = 5
 _PREVIEW_CHARS = 80
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -24,7 +33,7 @@ _NOREPLACE = 1
 
 
 class CreateFile:
-    """``create_file``. What may hold secrets is its owner's alone, other files are all users' to read."""
+    """``create_file``. A file that may hold secrets is readable by its owner only, any other by all users."""
 
     spec = ToolSpec(
         name="create_file",
@@ -63,11 +72,11 @@ class CreateFile:
         self._files = files
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
-        """Say why this file must be asked for even if creating was allowed (tools, "Built-ins")."""
+        """Say why this file needs consent even if creating was allowed (tools, "Built-ins")."""
         return self._files.sensitive(arguments)
 
     def describe(self, arguments: Mapping[str, Any]) -> str:
-        """Say what a call would do, for a dry run; the disk is not looked at."""
+        """Say what a call would do, for a dry run, without looking at the disk."""
         content = str(arguments["content"])
         lines = content.splitlines()
         folders = ", with the folders that are missing" if arguments.get("parents") else ""
@@ -82,12 +91,12 @@ class CreateFile:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
 
-        def work(stop: Stop) -> ToolOutcome:
+        def work(stop: CancelFlag) -> ToolOutcome:
             return self._create(arguments, stop)
 
         return await self._files.run(work)
 
-    def _create(self, arguments: Mapping[str, Any], stop: Stop) -> ToolOutcome:
+    def _create(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
         path, parents = arguments["path"], bool(arguments.get("parents"))
         data = _encoded(arguments["content"])
         if path.endswith(("/", "/.")):
@@ -103,8 +112,9 @@ class CreateFile:
         shown = self._files.roots.shown(place)
         return succeeded({"path": shown, "size_bytes": len(data), "created_folders": made})
 
-    def _write(self, place: Place, data: bytes, parents: bool, stop: Stop) -> tuple[Place, int]:
-        """Write to a place, and give it back with how many folders were made for it."""
+    def _write(
+        self, place: SandboxPath, data: bytes, parents: bool, stop: CancelFlag
+    ) -> tuple[SandboxPath, int]:
         if not place.parts:
             raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
         mode = 0o600 if secret_kind(place.parts) else 0o644  # less what the umask takes
@@ -112,21 +122,22 @@ class CreateFile:
             folder, made = self._open(place, parents, closing, undoing)
             try:
                 write_new(folder, place.parts[-1], data, mode, stop)
-            except FileNotFoundError:  # gone after it was opened: no reason to try another root
+            except FileNotFoundError:  # removed after it was opened: do not try another root
                 raise FileError(
-                    "io_error", "The folder was removed meanwhile. Nothing was created."
+                    "io_error", "The folder was removed during the call. Nothing was created."
                 ) from None
             undoing.pop_all()
         return place, made
 
-    def _open(self, place: Place, parents: bool, closing: ExitStack, undoing: ExitStack) -> tuple[int, int]:
-        """Open the folder that the file goes to, and say how many folders were made for it."""
+    def _open(
+        self, place: SandboxPath, parents: bool, closing: ExitStack, undoing: ExitStack
+    ) -> tuple[int, int]:
         folders = place.parts[:-1]
         try:
             if not parents:
-                return closing.enter_context(self._files.roots.folder(Place(place.root, folders))), 0
+                return closing.enter_context(self._files.roots.folder(SandboxPath(place.root, folders))), 0
             folder = closing.enter_context(self._files.roots.root(place.root))
-        except RootGone as gone:  # another root that is there is not what was meant
+        except DirectoryMissing as gone:  # the root that was meant is missing: do not take another
             raise FileError("io_error", f"The folder {str(gone)!r} is not available now.") from None
         made = 0
         for name in folders:
@@ -143,11 +154,11 @@ class CreateFile:
         return folder, made
 
 
-def write_new(folder: int, name: str, data: bytes, mode: int, stop: Stop) -> None:
-    """Write a file that is not there yet. Its name appears with all of its content on the disk, or never.
+def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) -> None:
+    """Create a file. Its name appears when all of its content is on the disk, or never.
 
-    Raises `OSError`, FileExistsError if there is something of that name (a link too), and `FileError` if
-    nobody waits any longer; then nothing is left behind.
+    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `FileError` if the call was
+    cancelled; then nothing stays behind.
     """
     with suppress(FileNotFoundError):
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -171,7 +182,6 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: Stop) -> Non
 
 
 def _publish(folder: int, temporary: str, name: str) -> None:
-    """Give a file its final name, unless that is taken."""
     rename = _renameat2()
     if rename is not None:
         old, new = os.fsencode(temporary), os.fsencode(name)
@@ -184,7 +194,7 @@ def _publish(folder: int, temporary: str, name: str) -> None:
 
 
 def link_in(folder: int, temporary: str, name: str) -> None:
-    """Give a file its final name where there is no ``renameat2``: a second name never replaces one."""
+    """Give a file its final name without ``renameat2``: a hard link never replaces a file."""
     os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     _quietly(os.unlink, temporary, folder)
 
@@ -207,7 +217,7 @@ def _quietly(remove: Callable[..., None], name: str, folder: int) -> None:
 
 
 def _sync(folder: int) -> None:
-    """Have the folder's names on the disk; there are file systems that cannot, and it is there anyway."""
+    # Some file systems cannot sync a folder; the file exists anyway.
     with suppress(OSError):
         opened = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:

@@ -1,4 +1,4 @@
-"""The tool ``get_file_tree``: what there is beneath the configured folders, as a compact text."""
+"""The tool ``get_file_tree``: the contents of the configured folders as a compact text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ import msgspec
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
 from conductor.tools.builtin import gitignore
-from conductor.tools.builtin.files import Files, Stop
-from conductor.tools.builtin.roots import Place, RootGone, open_regular, printable
+from conductor.tools.builtin.sandbox import (
+    CancelFlag,
+    DirectoryMissing,
+    Files,
+    SandboxPath,
+    open_regular,
+    printable,
+)
 
+# Limits of one call: levels, entries shown, bytes of text, names scanned, seconds; names sorted at once.
 MAX_DEPTH = 12
 MAX_ENTRIES = 2000
 MAX_TEXT_BYTES = 14 * 1024
 MAX_SCANNED = 200_000
-BUDGET_S = 5.0
+BUDGET_S = 2.0
 _RUN = 4096
 
 Kind: TypeAlias = Literal["folder", "file", "link", "other"]
@@ -30,7 +37,7 @@ _MARKS: Mapping[Kind, str] = {"folder": "/", "file": "", "link": " (link)", "oth
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How much one call looks at and shows; ``text_bytes`` leaves room below the bound of an observation."""
+    """Limits of one call; ``text_bytes`` leaves room for the other fields of an observation."""
 
     entries: int = MAX_ENTRIES
     text_bytes: int = MAX_TEXT_BYTES
@@ -86,22 +93,20 @@ class FileTree:
         path, depth = arguments.get("path") or "", arguments.get("depth", MAX_DEPTH)
         everything = path.strip("./") == "" and ".." not in path
 
-        def work(stop: Stop) -> ToolOutcome:
+        def work(stop: CancelFlag) -> ToolOutcome:
             walk = _Walk(self._files, self._limits, self._clock, stop)
             if everything and len(self._files.roots.all) > 1:
                 return _outcome(walk.roots(depth), walk)
             return _outcome(walk.folder("." if everything else path, depth), walk)
 
-        return await self._files.run(work)
+        return await self._files.run(work, walk=True)
 
 
 @dataclass(slots=True)
 class _Node:
-    """One line of the tree; ``rest`` says what of a folder is not shown."""
-
     name: str
     kind: Kind
-    place: Place
+    place: SandboxPath
     children: list[_Node] = field(default_factory=list)
     rest: str = ""
 
@@ -109,14 +114,14 @@ class _Node:
 _Found: TypeAlias = tuple[bool, str, Kind]
 """One name in a folder; what is not a folder comes later."""
 
-_Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.Rule, ...]], ...]
+_Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.IgnoreRule, ...]], ...]
 """The rules that hold in a folder, from its root down, each with how many parts lead to its own folder."""
 
 
 class _Walk:
-    """One call's way through the folders, level by level, and what it has used of its limits."""
-
-    def __init__(self, files: Files, limits: TreeLimits, clock: Callable[[], float], stop: Stop) -> None:
+    def __init__(
+        self, files: Files, limits: TreeLimits, clock: Callable[[], float], stop: CancelFlag
+    ) -> None:
         self._files = files
         self._limits = limits
         self._clock = clock
@@ -129,16 +134,13 @@ class _Walk:
         self.complete = True
 
     def roots(self, depth: int) -> _Node:
-        """Walk all roots."""
-        tops = [_Node(root.label, "folder", Place(root, ())) for root in self._files.roots.all]
+        tops = [_Node(root.label, "folder", SandboxPath(root, ())) for root in self._files.roots.all]
         self.counts["folder"] = len(tops)
         self._fill(deque((top, 1, ()) for top in tops), depth)
         return _Node(".", "folder", tops[0].place, tops)
 
     def folder(self, path: str, depth: int) -> _Node:
-        """Walk one folder. Raises `FileError`."""
-
-        def attempt(place: Place) -> tuple[_Node, _Chain]:
+        def attempt(place: SandboxPath) -> tuple[_Node, _Chain]:
             chain = self._rules_above(place)
             top = _Node(self._files.roots.shown(place), "folder", place)
             return top, self._list(top, 0, chain)
@@ -155,7 +157,10 @@ class _Walk:
                 continue
             try:
                 chain = self._list(node, level, chain)
-            except (OSError, RootGone):  # a right that is missing; a folder removed or replaced meanwhile
+            except (
+                OSError,
+                DirectoryMissing,
+            ):  # no permission; a folder removed or replaced during the walk
                 self._leave(node, "(cannot be read)", "Some folders could not be read.")
                 continue
             queue.extend(self._below(node, level + 1, depth, chain))
@@ -175,7 +180,6 @@ class _Walk:
             self.notes[note] = None
 
     def _full(self) -> bool:
-        """Tell whether anything is used up, and note what."""
         self._stop.check()
         limits, note = self._limits, ""
         if sum(self.counts[kind] for kind in _MARKS) >= limits.entries:
@@ -189,7 +193,6 @@ class _Walk:
         return bool(note)
 
     def _list(self, node: _Node, level: int, chain: _Chain) -> _Chain:
-        """Fill a folder's node, and give the rules that hold beneath it. Raises `OSError` and `RootGone`."""
         parts = node.place.parts
         with self._files.roots.folder(node.place) as folder:
             rules = self._rules_in(folder)
@@ -203,7 +206,7 @@ class _Walk:
             if _ignored(chain, (*parts, name), kind == "folder"):
                 self.counts["ignored"] += 1
                 continue
-            child = _Node(printable(name), kind, Place(node.place.root, (*parts, name)))
+            child = _Node(printable(name), kind, SandboxPath(node.place.root, (*parts, name)))
             self._text_left -= len(msgspec.json.encode(_line(child, level))) + (4 if kind == "folder" else 0)
             self.counts[kind] += 1
             node.children.append(child)
@@ -212,7 +215,7 @@ class _Walk:
         return chain
 
     def _scan(self, folder: int) -> list[list[_Found]]:
-        """List a folder's names in sorted runs: sorting very many at once would hold up the whole process."""
+        # Runs, since sorting a very large folder at once holds the interpreter lock.
         runs: list[list[_Found]] = [[]]
         opened = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -234,10 +237,10 @@ class _Walk:
         runs[-1].sort()
         return runs
 
-    def _rules_in(self, folder: int) -> tuple[gitignore.Rule, ...]:
+    def _rules_in(self, folder: int) -> tuple[gitignore.IgnoreRule, ...]:
         try:
             file = open_regular(folder, ".gitignore")
-        except OSError:  # none, or none that is taken: git does not follow a link here either
+        except OSError:  # no file, or a link: git does not follow one here either
             return ()
         try:
             data = os.read(file, gitignore.MAX_BYTES + 1)
@@ -247,11 +250,11 @@ class _Walk:
         self.counts["rules"] += left_out
         return rules
 
-    def _rules_above(self, place: Place) -> _Chain:
-        """Read the rules of the folders above a place; none hold in a folder that they leave out."""
+    def _rules_above(self, place: SandboxPath) -> _Chain:
+        # Rules do not hold in a folder that they leave out themselves.
         chain: _Chain = ()
         for length in range(len(place.parts)):
-            with self._files.roots.folder(Place(place.root, place.parts[:length])) as folder:
+            with self._files.roots.folder(SandboxPath(place.root, place.parts[:length])) as folder:
                 rules = self._rules_in(folder)
             chain = (*chain, (length, rules)) if rules else chain
             if _ignored(chain, place.parts[: length + 1], True):
@@ -261,7 +264,7 @@ class _Walk:
 
 
 def _ignored(chain: _Chain, parts: tuple[str, ...], is_folder: bool) -> bool:
-    """Tell whether a path is left out; rules nearer to it come first."""
+    # Rules nearer to the path take precedence.
     for length, rules in reversed(chain):
         found = gitignore.verdict(rules, parts[length:], is_folder)
         if found is not None:

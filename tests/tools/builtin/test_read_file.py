@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
-from conductor.tools.builtin.files import THREADS, Files, Stop, described, secret_kind
 from conductor.tools.builtin.read_file import MAX_TEXT_BYTES, ReadFile, cut
-from conductor.tools.builtin.roots import Roots
+from conductor.tools.builtin.sandbox import THREADS, CancelFlag, Files, Roots, described, secret_kind
 from conductor.tools.schema import check_schema
 
 CONTEXT = CallContext("s", "c")
@@ -108,6 +107,8 @@ async def test_a_very_long_line_shows_its_beginning_and_says_so(root: Path) -> N
     assert 5000 < len(outcome.data["text"].encode()) <= MAX_TEXT_BYTES
     assert outcome.metadata.notes == ("Line 1 is too long: only its beginning is shown. The next line is 2.",)
     assert (await ask(root, "x", offset=2)).data["text"] == "next\n"
+    (root / "x").write_text("é" * 100_000)
+    assert (await ask(root, "x")).data["truncated"], "although no line follows"
 
 
 LINES = st.lists(st.text('ab"\\\n\té\x00', max_size=30), max_size=20).map("\n".join)
@@ -257,7 +258,7 @@ async def test_a_cancelled_call_ends_its_work(root: Path) -> None:
     begun, told = threading.Event(), asyncio.Queue[bool]()
     loop = asyncio.get_running_loop()
 
-    def work(stop: Stop) -> ToolOutcome:
+    def work(stop: CancelFlag) -> ToolOutcome:
         begun.set()
         loop.call_soon_threadsafe(told.put_nowait, stop.wait(5))
         stop.check()
@@ -277,7 +278,7 @@ async def test_work_that_hangs_holds_a_few_threads_and_not_the_loops(root: Path)
     release = threading.Event()
     running: list[int] = []
 
-    def work(stop: Stop) -> ToolOutcome:
+    def work(stop: CancelFlag) -> ToolOutcome:
         running.append(threading.get_ident())
         release.wait(10)
         return succeeded(None)
@@ -321,6 +322,41 @@ async def test_work_that_hangs_holds_a_few_threads_and_not_the_loops(root: Path)
         "secrets.yaml",
         "terraform.tfstate.backup",
         ".docker/config.json",
+        ".kube/config",
+        ".netrc.bak",
+        ".netrc (1)",
+        "Copy of .netrc",
+        "netrc_old",
+        "key.txt",
+        "my-api-key.txt",
+        "apiKey.txt",
+        "key2.txt",
+        "prod.env.bak",
+        ".env~",
+        "#.env#",
+        ".env2",
+        ".env.swp",
+        "id_rsa.old",
+        "id_rsa_backup",
+        "credentials.json.1",
+        "server.pem.bak",
+        "server-2024-01-01.pem.gz",
+        "cert (copy).p12",
+        ".git-credentials",
+        ".pypirc.save",
+        ".npmrc.orig",
+        "kube-config.yaml",
+        "docker-config.json",
+        "serviceAccountKey.json",
+        "secrets.py",
+        "keys.py.bak",
+        ".ssh.bak/config",
+        ".aws_old/config",
+        ".git.old/config",
+        ".bash_history",
+        "a/.node_repl_history.1",
+        "authorized_keys",
+        "PASSWORDS.TXT",
     ],
 )
 def test_what_may_hold_secrets_asks_whatever_was_allowed(root: Path, path: str) -> None:
@@ -333,7 +369,28 @@ def test_what_may_hold_secrets_asks_whatever_was_allowed(root: Path, path: str) 
 
 
 @pytest.mark.parametrize(
-    "path", ["a/x.py", "environment.md", "keys.py", "monkey.txt", ".gitignore", "../.env", 3]
+    "path",
+    [
+        "a/x.py",
+        "environment.md",
+        "keys.py",
+        "TokenList.tsx",
+        "src/env.ts",
+        "env/lib/site.py",
+        "keys/README.md",
+        "monkey.txt",
+        "keyboard.md",
+        "tokenizer.json",
+        "secretary.txt",
+        "history.md",
+        "package-lock.json",
+        "docker-compose.yml",
+        "docker/Dockerfile",
+        ".gitignore",
+        ".github/workflows/ci.yml",
+        "../.env",
+        3,
+    ],
 )
 def test_other_files_need_not_ask(root: Path, path: str) -> None:
     assert ReadFile(Files(Roots([root]))).sensitive({"path": path}) is None

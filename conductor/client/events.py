@@ -1,0 +1,250 @@
+"""Decode the server's frames, remember ids already seen, and pass events to the app."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
+
+import msgspec
+
+from conductor.client.tasks import finish, where
+from conductor.errors import ErrorCode
+from conductor.events.server import ErrorEvent, ServerEvent, ToolCallEvent
+
+log = logging.getLogger(__name__)
+
+
+class UnknownEvent(msgspec.Struct, frozen=True):
+    """An event of a type that this library does not know; ``payload`` is its JSON object."""
+
+    type: str
+    payload: dict[str, Any]
+
+
+Event: TypeAlias = ServerEvent | UnknownEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One frame as it came.
+
+    ``connection`` counts the client's sockets from 1, ``number`` the events without duplicates from 1 (a
+    duplicate has the number of the event before it). A duplicate is recorded, but not handled.
+    """
+
+    id: str
+    event: Event
+    connection: int
+    number: int
+    duplicate: bool
+
+
+class _Frame(msgspec.Struct):
+    id: str
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_DECODERS: dict[str, msgspec.json.Decoder[ServerEvent]] = {
+    struct.TYPE: msgspec.json.Decoder(struct) for struct in get_args(ServerEvent)
+}
+
+
+def decode_frame(frame: bytes) -> tuple[str, Event] | None:
+    """Decode a frame: its envelope id and its event, or None if it is no event.
+
+    A payload that does not fit its type's struct becomes an `UnknownEvent`: a newer server is no error.
+    """
+    try:
+        envelope = _decode_frame(frame)
+        decoder = _DECODERS.get(envelope.type)
+        if decoder is not None:
+            try:
+                return envelope.id, decoder.decode(envelope.payload)
+            except msgspec.ValidationError:
+                pass
+        payload = _decode_object(envelope.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if envelope.type == ErrorEvent.TYPE:
+        return envelope.id, _lenient_error(payload)
+    return envelope.id, UnknownEvent(envelope.type, payload)
+
+
+def _lenient_error(payload: dict[str, Any]) -> ErrorEvent:
+    # An error with a code of a newer server must still reach the app.
+    def text(key: str) -> str | None:
+        value = payload.get(key)
+        return value if isinstance(value, str) else None
+
+    code = cast(ErrorCode, text("code") or "internal_error")
+    return ErrorEvent(code, text("message") or "", event_id=text("eventId"), call_id=text("callId"))
+
+
+def wire_type(event: Event) -> str:
+    """Give an event's type as written on the wire."""
+    return event.type if isinstance(event, UnknownEvent) else event.TYPE
+
+
+class SeenIds:
+    """The last ``limit`` envelope ids, over all connections of a client."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, event_id: str) -> bool:
+        """Add an id; False if it was there."""
+        if event_id in self._ids:
+            return False
+        self._ids[event_id] = None
+        if len(self._ids) > self._limit:
+            self._ids.popitem(last=False)
+        return True
+
+    def forget(self, event_id: str) -> None:
+        """Remove an id, so that a replay of its event is handled."""
+        self._ids.pop(event_id, None)
+
+
+def arguments_of(call: ToolCallEvent) -> dict[str, Any]:
+    """Decode a call's arguments; empty if they are no JSON object."""
+    try:
+        return _decode_object(call.arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+
+
+def state_of(event: Event) -> str | None:
+    """Give the state that a ``convo.setState`` sets; None for any other event."""
+    if isinstance(event, ToolCallEvent) and event.name == "convo.setState":
+        return str(arguments_of(event).get("state", ""))
+    return None
+
+
+Callback: TypeAlias = Callable[[Any], Any]
+"""Takes an event; may be async, and the next event waits for it then."""
+
+
+class Typed(Protocol):
+    """A class of events, or of news about the connection; ``TYPE`` is its name."""
+
+    TYPE: ClassVar[str]
+
+
+class EventStream(AsyncIterator[Event]):
+    """All events since it was made, until the client closes.
+
+    It holds at most ``limit`` events: when the reader is too slow the oldest are dropped, and ``missed``
+    counts them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.missed = 0
+        self._limit = limit
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def put(self, event: Event | None) -> None:
+        """Add an event; None ends the stream."""
+        if self._queue.qsize() >= self._limit:
+            self._queue.get_nowait()
+            self.missed += 1
+        self._queue.put_nowait(event)
+
+    async def __anext__(self) -> Event:
+        event = await self._queue.get()
+        if event is None:
+            self._queue.put_nowait(None)  # for the next reader
+            raise StopAsyncIteration
+        return event
+
+
+class Listeners:
+    """The callbacks and the streams of one client."""
+
+    def __init__(self, callback_s: float) -> None:
+        self._callback_s = callback_s
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
+        self._closed = False
+
+    def on(self, kind: str, callback: Callback) -> None:
+        """Call back for every event of a type; ``*`` means all types."""
+        self._callbacks.setdefault(kind, []).append(callback)
+
+    def stream(self, limit: int) -> EventStream:
+        """Make a stream of the events from now on."""
+        stream = EventStream(limit)
+        self._streams.add(stream)
+        if self._closed:
+            stream.put(None)
+        return stream
+
+    async def publish(self, event: Event) -> None:
+        """Call all listeners of an event. An exception in one is logged and does not affect the others."""
+        for stream in self._streams:
+            stream.put(event)
+        await self._call_all(wire_type(event), event)
+        await self._call_all("*", event)
+
+    async def tell(self, news: Typed) -> None:
+        """Call the listeners of this type only, without ``*`` and streams."""
+        await self._call_all(news.TYPE, news)
+
+    def close(self) -> None:
+        """End the streams."""
+        self._closed = True
+        for stream in self._streams:
+            stream.put(None)
+
+    async def _call_all(self, kind: str, event: object) -> None:
+        for callback in self._callbacks.get(kind, ()):
+            await finish(asyncio.create_task(self._call(kind, callback, event)))
+
+    async def _call(self, kind: str, callback: Callback, event: object) -> None:
+        try:
+            async with asyncio.timeout(self._callback_s):
+                value = callback(event)
+                if inspect.isawaitable(value):
+                    await value
+        except Exception as error:
+            log.warning("callback for %s failed: %s", kind, where(error))
+
+
+@dataclass(slots=True)
+class _Place:
+    counts: bool
+    ended: bool = False
+
+
+class ReplayCursor:
+    """The position up to which all events are handled; they may finish out of order.
+
+    ``last`` is the id of the newest event with nothing unfinished before it.
+    """
+
+    def __init__(self) -> None:
+        self.last: str | None = None
+        self._places: dict[str, _Place] = {}
+
+    def begin(self, event_id: str, *, counts: bool = True) -> None:
+        """Mark an event as being handled; without ``counts`` it never becomes ``last``."""
+        self._places[event_id] = _Place(counts)
+
+    def end(self, event_id: str) -> None:
+        """Mark an event as handled."""
+        self._places[event_id].ended = True
+        for first, place in list(self._places.items()):
+            if not place.ended:
+                return
+            del self._places[first]
+            if place.counts:
+                self.last = first

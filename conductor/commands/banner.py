@@ -1,0 +1,78 @@
+"""What the server prints when it is up: its settings, its address, and how to try it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from conductor import __version__
+from conductor.commands import lan
+from conductor.env_file import ENV_FILE
+from conductor.errors import SettingsError
+from conductor.settings import Settings, read_settings
+from conductor.stores.registry import describe_store
+
+
+def banner(settings: Settings, port: int, lan_token: str | None) -> str:
+    """Write the lines. They hold no configured token, only that of ``--lan``, which is new for each run."""
+    lines = [
+        f"Conductor {__version__}",
+        f"  model     {_model(settings)}",
+        f"  sessions  {describe_store(settings)}",
+    ]
+    if settings.workers > 1:
+        lines.append(f"  workers   {settings.workers} processes")
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    if lan_token is None:
+        auth = "bearer token needed" if settings.auth_tokens else "no token needed"
+        lines.append(f"  connect   ws://{host}:{port}/ws  ({auth})")
+        code = []
+    else:
+        url = lan.phone_url(host, port, lan_token)
+        lines.append(f"  connect   {url}")
+        code = ["", lan.qr_code(url)]
+    return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
+
+
+def _model(settings: Settings) -> str:
+    if settings.provider == "anthropic":
+        return f"Claude ({settings.anthropic_model})"
+    if settings.provider == "demo" and settings.anthropic_api_key is None:
+        return "demo, a scripted stand-in; set ANTHROPIC_API_KEY for Claude"
+    return settings.provider
+
+
+def _talk(settings: Settings, port: int, lan_token: str | None) -> list[str]:
+    # The other terminal reads the file ``.env``, but has none of this environment.
+    file = read_settings(ENV_FILE, {}).file
+    known = file.values if file else {}
+    command = [python_command(), "-m", "conductor", "talk"]
+    if _reachable(settings.host) != _reachable(known.get("host") or "127.0.0.1"):
+        command += ["--host", settings.host]
+    if str(port) != (known.get("port") or "8080"):
+        command += ["--port", str(port)]
+    tokens = [token.strip() for token in known.get("auth_tokens", "").split(",")]
+    if settings.auth_tokens and next(filter(None, tokens), None) not in settings.auth_tokens:
+        command.append(f"--token={lan_token or 'TOKEN'}")  # with =, since a token may begin with a dash
+    return command
+
+
+def python_command() -> str:
+    """Name this Python, relative to the working folder if it lies in it."""
+    executable = Path(sys.executable)
+    here = Path.cwd()
+    return os.fspath(executable.relative_to(here) if executable.is_relative_to(here) else executable)
+
+
+def server_address(settings: Settings) -> str:
+    """Give host and port to connect to the server with these settings. Raises `SettingsError`."""
+    if not settings.port:
+        raise SettingsError("PORT is 0, which is any free port: say which it is.")
+    host = _reachable(settings.host)
+    return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(host, host)

@@ -1,0 +1,152 @@
+"""What a client declares: locale, time zone, instructions, capabilities and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from conductor.conversation.commit import CallLimits
+from conductor.conversation.services import Services
+from conductor.conversation.snapshot import ProfileSnapshot, decode, encode
+from conductor.events.client import SessionStart
+from conductor.events.server import CAPABILITIES, RejectedTool, ToolCallEvent
+from conductor.prompts import session_prompt
+from conductor.rate_limit import TokenBucket
+from conductor.tools.base import CallContext, SessionFields, ToolSpec
+from conductor.tools.declarations import Reading, parse_declarations, read_declarations
+from conductor.tools.device import DeviceToolset
+from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.pending import PendingCalls
+from conductor.tools.permissions import Gate
+from conductor.tools.rules import Rule
+
+_NOT_OFFERED = "the server's operator does not allow this tool"
+
+
+class ClientProfile:
+    """The prompt and the tools of one session, rebuilt when the client changes its declaration.
+
+    ``grants`` returns the rules that the person's approvals granted; ``fields`` is the tools' own storage.
+    """
+
+    def __init__(self, services: Services, session_id: str, pending: PendingCalls) -> None:
+        self._services = services
+        self._session_id = session_id
+        self._pending = pending
+        self._locale: str | None = None
+        self._time_zone: str | None = None
+        self._instructions: str | None = None
+        self._tools: list[Any] | None = None
+        self._declared: tuple[ToolSpec, ...] | None = None
+        self._rates: dict[str, TokenBucket] = {}
+        self.capabilities: tuple[str, ...] = ()
+        self.fields: SessionFields | None = None
+        self.grants: Callable[[], Sequence[Rule]] = tuple
+        self._executor: ToolExecutor | None = None
+
+    def start(
+        self, event: SessionStart, readings: Sequence[Reading] | None = None
+    ) -> list[RejectedTool] | None:
+        """Apply ``session.start``; returns the refused tools, or None if none were declared.
+
+        What a repeated start leaves out stays as it was. The GitHub token is not stored: no tool of the
+        server uses it.
+        """
+        self._locale = event.locale or self._locale
+        self._time_zone = event.time_zone or self._time_zone
+        if event.instructions is not None:
+            self._instructions = event.instructions
+        self.capabilities = tuple(name for name in CAPABILITIES if name in event.capabilities)
+        if "tools" in self.capabilities and event.tools is not None:
+            return self.declare(event.tools, readings)
+        return None
+
+    def dump(self) -> str:
+        """Encode the profile for the snapshot."""
+        return encode(
+            ProfileSnapshot(self.capabilities, self._locale, self._time_zone, self._instructions, self._tools)
+        )
+
+    def restore(self, kept: str | None, readings: Sequence[Reading] | None = None) -> None:
+        """Restore the profile from a snapshot."""
+        memo = decode(kept, ProfileSnapshot)
+        if memo is None:
+            return
+        self._locale, self._time_zone = memo.locale, memo.time_zone
+        self._instructions = memo.instructions
+        self.capabilities = tuple(name for name in CAPABILITIES if name in memo.capabilities)
+        if memo.tools is not None:
+            self.declare(memo.tools, readings)
+
+    def reload(self, services: Services) -> None:
+        """Use another system prompt and catalog from now on."""
+        self._services = services
+        self._executor = None  # made on demand: a reload reaches thousands of sessions at once
+
+    def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
+        """Take the client's tools as the device's; returns those that are refused.
+
+        ``readings`` are those of `read_declarations`; without them the tools are read here.
+        """
+        taken = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
+        accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=taken)
+        self._tools = tools
+        self._declared = tuple(accepted)  # those not offered too: a reload may change the rules
+        self._executor = None
+        rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
+        return [RejectedTool(name, reason) for name, reason in rejected]
+
+    @property
+    def locale(self) -> str | None:
+        return self._locale
+
+    @property
+    def declared(self) -> list[str]:
+        return [spec.name for spec in self._declared or () if self.executor.gate.offers(spec)]
+
+    def context(self, call_id: str) -> CallContext:
+        """Make the context that a tool gets."""
+        return CallContext(self._session_id, call_id, self._time_zone, self._locale, self.fields)
+
+    def limits_for(self, name: str) -> CallLimits:
+        """Return the time limit and the effect of a device tool."""
+        spec = self.executor.spec(name)
+        if spec is None:  # the call was sent, then the client removed the tool
+            return CallLimits(self._services.limits.tool_timeout, "write")
+        return CallLimits(self.executor.timeout(spec), spec.effect)
+
+    def tool_call(self, ready: PreparedCall) -> ToolCallEvent:
+        """Make the event that dispatches a call to the device."""
+        timeout_ms = round(self.executor.timeout(ready.spec) * 1000) if "lease" in self.capabilities else None
+        arguments = msgspec.json.encode(ready.arguments).decode()
+        return ToolCallEvent(ready.call.call_id, ready.spec.name, arguments, timeout_ms)
+
+    def _granted(self) -> Sequence[Rule]:
+        return self.grants()
+
+    @property
+    def system_prompt(self) -> str:
+        return session_prompt(
+            self._services.system_prompt,
+            locale=self._locale,
+            time_zone=self._time_zone,
+            instructions=self._instructions,
+        )
+
+    @property
+    def executor(self) -> ToolExecutor:
+        if self._executor is None:
+            services = self._services
+            specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
+            toolsets = [*services.toolsets, DeviceToolset(specs, self._pending)]
+            gate = Gate(services.rules, services.gate_options, self._granted)
+            self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
+        return self._executor
+
+
+async def read_kept(kept: str | None) -> list[Reading] | None:
+    """Read the tools in what `ClientProfile.dump` wrote."""
+    memo = decode(kept, ProfileSnapshot)
+    return None if memo is None or memo.tools is None else await read_declarations(memo.tools)

@@ -1,0 +1,381 @@
+"""Commit, then send: a session's state changes and its durable events leave only here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from conductor.conversation.outbox import Outbox
+from conductor.conversation.tasks import Tasks
+from conductor.conversation.transport import Frame
+from conductor.errors import Conflict, Fenced, Rollback, StoreError
+from conductor.events.envelope import IdGenerator, encode_event
+from conductor.events.server import ApprovalRequest, ServerEvent, SpeechFinal, SpeechPartial, ToolCallEvent
+from conductor.messages import AssistantMessage, Message
+from conductor.settings import Limits
+from conductor.stores.base import (
+    MAX_SEEN,
+    AckOutbound,
+    Amendment,
+    AppendLog,
+    CallRecord,
+    Claim,
+    ForgetCall,
+    OpenCall,
+    Operation,
+    OutboundRecord,
+    PutOutbound,
+    RememberInbound,
+    SessionState,
+    SessionStore,
+    SetField,
+    TrimLog,
+)
+
+log = structlog.get_logger(__name__)
+
+
+_event_ids = IdGenerator("evt")
+
+_Kind = Literal["call", "final", "message", "state", "speak", "approval"]
+_UI_KINDS: dict[str, _Kind] = {
+    "convo.setState": "state",
+    "convo.appendMessage": "message",
+    "tts.speak": "speak",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """A call's time limit in seconds, and its tool's effect."""
+
+    limit: float
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEvent:
+    """An encoded event: a durable record with its time limit in seconds, or a frame that may be lost."""
+
+    record: OutboundRecord | None
+    limit: float
+    frame: Frame | None
+
+
+class EventEncoder:
+    """Encodes and sends one session's events; ``terms`` returns the limits of a device tool by name."""
+
+    def __init__(
+        self, session_id: str, outbox: Outbox, limits: Limits, terms: Callable[[str], CallLimits]
+    ) -> None:
+        self.outbox = outbox
+        self._session_id = session_id
+        self._limits = limits
+        self._terms = terms
+
+    def make_ready(self, events: Sequence[ServerEvent], turn_id: str) -> list[EncodedEvent]:
+        """Encode events and give them ids; sends nothing."""
+        return [self._ready(event, turn_id) for event in events]
+
+    def send(self, outgoing: Sequence[EncodedEvent]) -> None:
+        """Send events that have been committed."""
+        for one in outgoing:
+            if one.record is not None:
+                self.outbox.put(one.record, one.limit)
+            elif one.frame is not None:
+                self.outbox.send(one.frame)
+
+    def frame(self, event: ServerEvent) -> Frame:
+        """Encode an event that may be lost."""
+        data = encode_event(_event_ids(), self._session_id, event)
+        return Frame(data, partial=isinstance(event, SpeechPartial))
+
+    def limit(self, record: OutboundRecord, tool: str | None = None) -> float:
+        """Return the time limit of an event restored from the store; ``tool`` is the tool of a call."""
+        if record.kind == "speak":
+            return self._speech_limit(len(bytes(record.frame)))
+        if record.kind == "call" and tool is not None:
+            return self._terms(tool).limit
+        return self._limits.ui_timeout if record.kind != "call" else self._limits.tool_timeout
+
+    def _ready(self, event: ServerEvent, turn_id: str) -> EncodedEvent:
+        kind: _Kind
+        effect, limit, call_id = "", self._limits.ui_timeout, ""
+        if isinstance(event, ToolCallEvent):
+            kind = _UI_KINDS.get(event.name, "call")
+            call_id = event.call_id
+            if kind == "speak":
+                limit = self._speech_limit(len(event.arguments))
+            elif kind == "call":
+                terms = self._terms(event.name)
+                effect, limit = terms.effect, terms.limit
+        elif isinstance(event, SpeechFinal):
+            kind = "final"
+        elif isinstance(event, ApprovalRequest):
+            kind, call_id = "approval", event.approval_id
+        else:
+            return EncodedEvent(None, 0.0, self.frame(event))
+        event_id = _event_ids()
+        frame = msgspec.Raw(encode_event(event_id, self._session_id, event))
+        now = time.time_ns() // 1_000_000
+        return EncodedEvent(OutboundRecord(event_id, kind, call_id, turn_id, now, frame, effect), limit, None)
+
+    def _speech_limit(self, chars: int) -> float:
+        return self._limits.speech_timeout + chars * self._limits.speech_seconds_per_char
+
+
+def is_earlier(kept: SessionState, known: SessionState) -> bool:
+    """Tell whether ``kept`` can be an earlier state of ``known``, without a commit of another claim."""
+    forgets = len(known.seen) >= MAX_SEEN  # the oldest ids have been evicted
+    if not forgets and not kept.seen.keys() <= known.seen.keys():
+        return False
+    if kept.log_end > known.log_end or kept.log_start > known.log_start:
+        return False
+    both = range(known.log_start, kept.log_end)
+    pairs = ((kept.log[at - kept.log_start], known.log[at - known.log_start]) for at in both)
+    return all(
+        one == other or (isinstance(one, AssistantMessage) and isinstance(other, AssistantMessage))
+        for one, other in pairs
+    )
+
+
+def missing(kept: SessionState, known: SessionState, outbound: Sequence[OutboundRecord]) -> list[Operation]:
+    """List the operations that turn ``kept``, an earlier state of the session, into ``known``.
+
+    ``outbound`` are the events that are unacknowledged now.
+    """
+    operations: list[Operation] = []
+    if kept.log_start < known.log_start:
+        operations.append(TrimLog(known.log_start))
+    end = max(kept.log_end, known.log_start)
+    for position in range(max(kept.log_start, known.log_start), min(end, known.log_end)):
+        before = kept.log[position - kept.log_start]
+        operations += _amended(position, before, known.log[position - known.log_start])
+    operations += [AppendLog(entry) for entry in known.log[end - known.log_start :]]
+    operations += _calls(kept.calls, known.calls)
+    operations += [RememberInbound(event_id) for event_id in known.seen if event_id not in kept.seen]
+    operations += [SetField(name, "") for name in kept.fields if name not in known.fields]
+    operations += [
+        SetField(name, value) for name, value in known.fields.items() if kept.fields.get(name) != value
+    ]
+    open_ids = {record.event_id for record in outbound}
+    operations += [AckOutbound(event_id) for event_id in kept.outbound if event_id not in open_ids]
+    operations += [PutOutbound(record) for record in outbound if record.event_id not in kept.outbound]
+    return operations
+
+
+def _amended(position: int, before: Message, after: Message) -> list[Operation]:
+    if isinstance(after, AssistantMessage) and before != after:
+        return [AppendLog(Amendment(position, after.text))]
+    return []
+
+
+def _calls(kept: dict[str, CallRecord], known: dict[str, CallRecord]) -> list[Operation]:
+    operations: list[Operation] = [ForgetCall(call_id) for call_id in kept if call_id not in known]
+    for call_id, call in known.items():
+        before = kept.get(call_id)
+        if before is None:
+            operations.append(OpenCall(call))
+        elif before != call:
+            operations += [ForgetCall(call_id), OpenCall(call)]
+    return operations
+
+
+_commit_ids = IdGenerator("commit")
+
+
+class Committer:
+    """A session's claim, and its state as of the last commit.
+
+    ``state`` mirrors the store; the outbox holds the outbound events. ``on_lost`` is called once, when
+    another claim owns the session (``stale`` False), or when the store's state differs from ``state`` or is
+    gone (``stale`` True). After that nothing is recorded or sent.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        claim: Claim,
+        encoder: EventEncoder,
+        tasks: Tasks,
+        on_lost: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self.key = claim.key
+        self.state = claim.state
+        self.epoch = claim.epoch
+        self.durable = store.is_async
+        self.lost = False
+        self._store = store
+        self._claim = claim
+        self._encoder = encoder
+        self._tasks = tasks
+        self._on_lost = on_lost
+        self._behind = False
+        self._lock = asyncio.Lock()
+        self._snapshots: dict[str, Callable[[], str]] = {}
+        self._changed: set[str] = set()
+
+    def register(self, name: str, memo: Callable[[], str]) -> None:
+        """Write what ``memo`` returns to a session field, with the next commit after `mark_dirty`."""
+        self._snapshots[name] = memo
+
+    def mark_dirty(self, name: str) -> None:
+        """Mark a snapshot as changed: the next commit writes it."""
+        if self.durable:
+            self._changed.add(name)
+
+    async def commit(
+        self,
+        operations: Sequence[Operation],
+        events: Sequence[ServerEvent] = (),
+        turn_id: str = "",
+        *,
+        memos: Mapping[str, Callable[[], str]] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Record the operations and the durable ones of the events, then send the events.
+
+        ``memos`` are fields that change with this commit, read when it holds the lock; ``then`` is called
+        when it is recorded, before the next commit starts. The commits of one session run one at a time, so
+        events leave in their order. Raises `StoreError`: then nothing is sent, and probably nothing was
+        recorded (the store's answer may have been lost).
+        """
+        outgoing = self._encoder.make_ready(events, turn_id)
+        commit = self._commit(operations, outgoing, memos if self.durable else None, then)
+        if not self.durable:
+            await commit
+            return
+        # A cancelled caller does not stop the store's write, so the mirror must still be updated.
+        await self._finished(commit)
+
+    async def flush(self) -> None:
+        """Record dirty snapshots and acknowledged events."""
+        if self._changed or (self.durable and self._encoder.outbox.gone):
+            await self.commit([])
+
+    async def try_flush(self) -> None:
+        """Flush; if the store is unreachable, a later commit records the same."""
+        try:
+            await self.flush()
+        except StoreError as error:
+            log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
+
+    async def verify(self) -> bool:
+        """Tell whether this claim still owns the session, in the same state. Raises `StoreError`."""
+        if not self.durable:
+            return True
+        try:
+            await self._finished(self._verify())
+        except Fenced:
+            return False
+        return True
+
+    async def _finished(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.spawn(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self.lost and task.cancelled():
+                # `Tasks.close` cancelled the commit, not the caller.
+                raise Fenced("Another claim owns this session.") from None
+            task.add_done_callback(_hear)
+            raise
+
+    async def _verify(self) -> None:
+        async with self._lock:
+            await self._record([])
+
+    async def _commit(
+        self,
+        operations: Sequence[Operation],
+        outgoing: Sequence[EncodedEvent],
+        memos: Mapping[str, Callable[[], str]] | None,
+        then: Callable[[], None] | None,
+    ) -> None:
+        async with self._lock:
+            gone = self._encoder.outbox.take_gone()
+            changed, self._changed = self._changed, set()
+            fields = {name: self._snapshots[name] for name in changed} | dict(memos or {})
+            kept: list[Operation] = [*operations]
+            kept += [SetField(name, memo()) for name, memo in fields.items()]
+            recorded: list[Operation] = [*kept, *(AckOutbound(event_id) for event_id in gone)]
+            recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]
+            if recorded:
+                try:
+                    await self._record(recorded)
+                except StoreError:
+                    self._encoder.outbox.give_back(gone)
+                    self._changed |= changed
+                    raise
+            for operation in kept:
+                self.state.apply(operation)
+            if then is not None:
+                then()
+            self._encoder.send(outgoing)
+
+    async def _record(self, operations: Sequence[Operation]) -> None:
+        if self.lost:
+            raise Fenced("Another claim owns this session.")
+        try:
+            try:
+                await self._write(operations)
+            except Rollback:
+                log.warning("session store lost commits", session=self.key.session_id)
+                self._behind = True
+                await self._write(operations)
+        except (Conflict, Rollback) as error:
+            # A commit that seemed to have failed was recorded, or another claim has committed. The mirror is
+            # stale: only the store knows the state.
+            log.warning("session is other in the store", session=self.key.session_id)
+            self._lose(stale=True)
+            raise Fenced("The session has to be taken from the store again.") from error
+        except Fenced as error:
+            self._lose(stale=error.gone)
+            raise
+
+    async def _write(self, operations: Sequence[Operation]) -> None:
+        if self._behind:
+            await self._bring_back()
+            self._behind = False
+        await self._store.commit(self._claim, _commit_ids(), operations)
+
+    # After a failover the store may lack its last commits (durability, "Rollback"): append them again.
+    async def _bring_back(self) -> None:
+        self._claim = claim = await self._store.claim(self.key)
+        if not is_earlier(claim.state, self.state):
+            raise Conflict("Another claim came between.")
+        again = missing(claim.state, self.state, self._encoder.outbox.records())
+        await self._store.commit(claim, _commit_ids(), again)
+
+    def _lose(self, *, stale: bool) -> None:
+        if not self.lost:
+            self.lost = True
+            self._on_lost(stale)
+
+    async def release(self) -> None:
+        """Flush, then release the claim. Raises `StoreError`."""
+        try:
+            if not self.lost:
+                await self.flush()
+        except Fenced:
+            pass
+        await self._store.release(self._claim)
+
+    async def settled(self, seconds: float) -> None:
+        """Wait for a running commit, ``seconds`` at most."""
+        try:
+            async with asyncio.timeout(seconds), self._lock:
+                pass
+        except TimeoutError:
+            log.warning("a commit takes long", session=self.key.session_id)
+
+
+def _hear(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("not recorded", error=type(task.exception()).__name__)

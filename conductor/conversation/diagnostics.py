@@ -1,0 +1,58 @@
+"""Diagnostics for the app's developer: client mistakes that the server would otherwise ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from conductor.events.client import SessionStart
+from conductor.events.codec import Inbound
+from conductor.events.server import CAPABILITIES, Diagnostic
+from conductor.tools.builtin.clock import find_zone
+from conductor.tools.declarations import unknown_fields
+
+# Characters of a client's own name that a message repeats.
+_MAX_NAME = 80
+
+
+def of_start(event: SessionStart) -> Iterator[Diagnostic]:
+    """Check ``session.start``."""
+    for name in event.capabilities:
+        if name not in CAPABILITIES:  # "info": a later version may have it
+            yield Diagnostic("info", "unknown_capability", f"There is no capability {_quoted(name)}.")
+    if event.time_zone is not None and find_zone(event.time_zone) is None:
+        message = f"{_quoted(event.time_zone)} is not an IANA time zone such as 'Europe/London'."
+        yield Diagnostic("warning", "unknown_time_zone", message)
+    for name, value in (("tools", event.tools), ("resume", event.resume)):
+        if value is not None and name not in event.capabilities:
+            message = f"{name!r} is ignored without the capability {name!r}."
+            yield Diagnostic("warning", "missing_capability", message)
+    if "tools" in event.capabilities:
+        yield from of_tools(event.tools or ())
+
+
+def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diagnostic]:
+    """Check tool declarations."""
+    for tool in tools:
+        for field in unknown_fields(tool):
+            message = f"The tool {_quoted(str(tool.get('name')))} has the unknown field {_quoted(field)}."
+            yield Diagnostic("warning", "unknown_field", message, event_id)
+
+
+def of_ignored(inbound: Inbound) -> Diagnostic:
+    """Explain why an event was ignored: unknown type, or missing capability."""
+    name = _quoted(inbound.type)
+    if inbound.event is None:
+        return Diagnostic("warning", "unknown_event", f"There is no event type {name}.", inbound.id)
+    message = f"{name} needs a capability that session.start did not name."
+    return Diagnostic("warning", "missing_capability", message, inbound.id)
+
+
+def of_unknown_call(event_id: str) -> Diagnostic:
+    """Report a result whose call id the server never made."""
+    message = "This callId is not that of a tool.call; it is not the frame's id."
+    return Diagnostic("warning", "unknown_call", message, event_id)
+
+
+def _quoted(name: str) -> str:
+    return repr(name[:_MAX_NAME])

@@ -1,0 +1,331 @@
+"""Inbound events of a session: recorded, answered, or passed to the collaborator that handles them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import structlog
+
+from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
+from conductor.conversation.parts import Parts
+from conductor.conversation.phrases import MESSAGES, agent_news
+from conductor.conversation.snapshot import PROFILE, WAITING, PendingInputsSnapshot, decode
+from conductor.conversation.transport import Transport
+from conductor.conversation.turn_queue import ServerNotice
+from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
+from conductor.events import client
+from conductor.events.codec import Inbound
+from conductor.events.envelope import new_call_id
+from conductor.events.server import (
+    ApprovalResolved,
+    Diagnostic,
+    ErrorEvent,
+    EventAck,
+    ServerEvent,
+    ToolsChanged,
+    set_state,
+)
+from conductor.settings import Limits
+from conductor.stores.base import Operation, RememberInbound
+from conductor.tools.declarations import read_declarations
+
+log = structlog.get_logger(__name__)
+
+
+# For the connection's rate limits: ``expected`` answers a call, ``refused`` is a transcript without a turn.
+Reception: TypeAlias = Literal["ordinary", "expected", "refused"]
+
+# Events that are recorded, and acknowledged to a client with the capability ``resume``.
+_RECORDED = (
+    client.TranscriptFinal,
+    client.ToolResultEvent,
+    client.OutputInterrupted,
+    client.AgentCompleted,
+    client.ApprovalResponse,
+)
+# Seconds in ``retryAfterMs`` when the queue of transcripts is full.
+_QUEUE_RETRY_S = 2.0
+# Seconds that acknowledgements wait for a commit to join, before they get one of their own.
+_FLUSH_S = 0.1
+# Seconds between two ``event.ack``, so that one names all events of a burst.
+_ACK_S = 0.1
+# Diagnostics a session sends; a client could cause any number of different ones.
+_MAX_DIAGNOSTICS = 64
+# Seconds in ``retryAfterMs`` while the server drains.
+_DRAIN_RETRY_S = 2.0
+
+
+class InboundHandler:
+    """Handles the inbound events of one session."""
+
+    def __init__(self, limits: Limits, parts: Parts) -> None:
+        self._parts = parts
+        self._session_id = parts.committer.key.session_id
+        self._limits = limits
+        self._outbox = parts.outbox
+        self._profile = parts.profile
+        self._committer = parts.committer
+        self._encoder = parts.encoder
+        self._device = parts.device
+        self._approvals = parts.approvals
+        self._spoken_approvals = parts.spoken_approvals
+        self._turns = parts.turns
+        self._floor = parts.floor
+        self._flushing: asyncio.TimerHandle | None = None
+        self._taken: list[str] = []
+        self._acking: asyncio.TimerHandle | None = None
+        self._diagnosed: set[str] = set()
+
+    def close(self) -> None:
+        """Cancel the timers of acknowledgements."""
+        for timer in (self._flushing, self._acking):
+            if timer is not None:
+                timer.cancel()
+
+    async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
+        """Handle one event from a connection that is bound to this session. Never waits for a turn."""
+        event = inbound.event
+        shown = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
+        try:
+            reception = await self._take(inbound, transport)
+            if reception != "refused":
+                self._acknowledge(inbound, transport)
+            if shown and not (self._turns.busy or self._outbox.outstanding):
+                self._flush_soon()
+            return reception
+        except Duplicate:
+            log.debug("event repeated", type=inbound.type, session=self._session_id)
+            if self._is_recorded(inbound.id):  # else its commit is running, and may fail
+                self._acknowledge(inbound, transport)
+        except Fenced:
+            # Another process owns the session and answers the client; this one must not.
+            log.warning("session taken over", session=self._session_id)
+        except StoreError as error:
+            await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
+        return "ordinary"
+
+    async def _take(self, inbound: Inbound, transport: Transport) -> Reception:
+        match event := inbound.event:
+            case client.ToolResultEvent():
+                if not event.call_id.startswith("call_"):  # all ids of this server start so
+                    self.diagnose([of_unknown_call(inbound.id)])
+                self._parts.speeches.over(event.call_id, self._now())
+                expected = await self._device.take(event)
+                await self._spoken_approvals.prompt_spoken(event.call_id)
+                self._turns.deliver_notices()
+                return "expected" if expected else "ordinary"
+            case client.TranscriptFinal():
+                taken = await self._take_transcript(inbound.id, event.text, transport)
+                return "ordinary" if taken else "refused"
+            case client.TranscriptPartial():
+                self._floor.hold()
+                self._spoken_approvals.person_speaks()
+            case client.OutputInterrupted():
+                await self._take_interruption(inbound.id, event)
+            case client.AgentCompleted():
+                await self._take_news(inbound.id, agent_news(event))
+            case client.SessionUpdate() if "tools" in self._profile.capabilities:
+                readings = await read_declarations(event.tools)
+                rejected = self._profile.declare(event.tools, readings)
+                self._committer.mark_dirty(PROFILE)
+                await self._committer.flush()
+                transport.send(self._encoder.frame(ToolsChanged(self._profile.declared, rejected)))
+                self.diagnose(of_tools(event.tools, inbound.id))
+            case client.SessionStart():
+                raise AssertionError("the connection starts the session")
+            case _:
+                await self._take_extension(inbound, transport)
+        return "ordinary"
+
+    def _is_recorded(self, event_id: str) -> bool:
+        state = self._committer.state
+        waiting = decode(state.fields.get(WAITING), PendingInputsSnapshot)
+        return event_id in state.seen or any(
+            one.event_id == event_id for one in (waiting.transcripts if waiting is not None else ())
+        )
+
+    def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
+        if transport.resumes and isinstance(inbound.event, _RECORDED):
+            self._taken.append(inbound.id)
+            if self._acking is None:
+                self._send_acks()
+
+    def _send_acks(self) -> None:
+        self._acking = None
+        taken, self._taken = self._taken, []
+        transport = self._outbox.transport
+        if taken and transport is not None and transport.resumes:
+            transport.send(self._encoder.frame(EventAck(taken)))
+            self._acking = asyncio.get_running_loop().call_later(_ACK_S, self._send_acks)
+
+    async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
+        spoken = self._profile.capabilities
+        match event := inbound.event:
+            case client.ApprovalResponse() if "approval" in spoken:
+                await self._take_decisions(event, transport)
+            case client.ApprovalShown() if "approval" in spoken:
+                self._approvals.card_shown(event.approval_id)
+            case client.ResponseCancel() if "cancel" in spoken:
+                self._turns.interrupt()
+            case client.ToolCancelled() if "cancel" in spoken:
+                await self._device.take_cancelled(event)
+                self._turns.deliver_notices()
+            case client.ToolAccepted() if "async" in spoken:
+                await self._device.take_accepted(event)
+            case client.ToolStarted() | client.ToolProgress() if "lease" in spoken:
+                self._device.alive(event.call_id)
+            case _:
+                log.debug("event ignored", type=inbound.type[:64], session=self._session_id)
+                self.diagnose([of_ignored(inbound)])
+
+    def diagnose(self, found: Iterable[Diagnostic]) -> None:
+        """Send each diagnostic once to a client with the capability; log each code once, without its text."""
+        for one in found:
+            if one.code not in self._diagnosed:
+                self._diagnosed.add(one.code)
+                log.info("diagnostic", code=one.code, session=self._session_id)
+            wanted = "diagnostics" in self._profile.capabilities and len(self._diagnosed) < _MAX_DIAGNOSTICS
+            if wanted and one.message not in self._diagnosed:
+                self._diagnosed.add(one.message)
+                self._outbox.send(self._encoder.frame(one))
+
+    async def refuse(
+        self,
+        code: ErrorCode,
+        message: str,
+        event_id: str | None,
+        transport: Transport,
+        retry_after: float | None = None,
+    ) -> None:
+        """Answer an event that starts no turn, and reopen the client's microphone.
+
+        ``retry_after`` is in seconds.
+        """
+        retry_after_ms = None if retry_after is None else math.ceil(retry_after * 1000)
+        error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
+        transport.send(self._encoder.frame(error))
+        await self.reopen_microphone()
+
+    async def reopen_microphone(self) -> None:
+        """Send ``idle`` if no turn will: the app stays in its transcribing state until then."""
+        if self._turns.busy and not self._approvals.open:
+            return
+        idle = set_state(new_call_id(), "idle")
+        try:
+            await self._committer.commit([], [idle])
+        except Fenced:
+            log.warning("session taken over", session=self._session_id)
+        except StoreError:
+            self._outbox.send(self._encoder.frame(idle))
+
+    async def probe(self) -> None:
+        """Send a probe: its answer shows which replayed calls a reconnected client had already handled."""
+        call_id = new_call_id()
+        state = self._outbox.send_probe(call_id)
+        try:
+            await self._committer.commit([], [set_state(call_id, state)])
+        except StoreError as error:  # without a probe the replayed calls wait for their time limits
+            log.debug("not asked", session=self._session_id, error=type(error).__name__)
+
+    async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
+        self._floor.leave()
+        began_at = self._spoken_approvals.utterance_ended()
+        text = text.strip()
+        if event_id in self._committer.state.seen or self._turns.knows(event_id):
+            raise Duplicate(event_id)
+        if not text:
+            await self.refuse("invalid_transcript", "The transcript is empty.", event_id, transport)
+            return False
+        if self._approvals.open and await self._spoken_approvals.take_transcript(text, event_id, began_at):
+            return True
+        if event_id in self._committer.state.seen:
+            raise Duplicate(event_id)  # the same transcript was recorded as an answer first
+        refused = self._parts.draining and not self._committer.durable
+        wait = _DRAIN_RETRY_S if refused else self._parts.bucket.take(self._now())
+        if wait:
+            message = "The server restarts." if refused else "Too many turns; wait."
+            await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
+            return False
+        self._outbox.expect_no_acknowledgements()
+        if self._approvals.open:
+            self._turns.interrupt()  # not an answer: end the turn that asked, and start the next
+        if await self._turns.answer(text, event_id):
+            return True
+        self._parts.bucket.give_back()
+        message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
+        await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
+        return False
+
+    async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
+        if event_id in self._committer.state.seen:
+            raise Duplicate(event_id)
+        operations: list[Operation] = [RememberInbound(event_id)]
+        speech = self._parts.speeches.interrupt(self._now())
+        if speech is not None and self._spoken_approvals.prompt_interrupted(speech.call_id):
+            self._outbox.end_speech(speech.call_id)
+            await self._approvals.commit(
+                operations, []
+            )  # the approval now counts as not presented: record that, too
+            return
+        if speech is None and self._spoken_approvals.will_repeat:
+            await self._committer.commit(
+                operations
+            )  # a second interruption of the same prompt: a tap after the voice
+            return
+        # The running turn continues only if the interrupted speech is another turn's and was not over.
+        other = speech if speech is not None and speech.over_at is None else None
+        self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
+        if speech is not None:
+            self._outbox.end_speech(speech.call_id)
+            operations += self._parts.speeches.amend(speech, event.spoken_text, event.played_ms)
+        await self._committer.commit(operations)
+        self._turns.deliver_notices()
+
+    async def _take_decisions(self, event: client.ApprovalResponse, transport: Transport) -> None:
+        def answer(resolved: ServerEvent) -> None:
+            transport.send(self._encoder.frame(resolved))
+
+        decided: set[str] = set()
+        for decision in event.all():
+            approval_id, refusal = decision.approval_id, ""
+            if approval_id in decided:
+                refusal = "One decision at a time about each question."
+            elif decision.decision == "edit" and self._parts.bucket.take(self._now()):
+                refusal = (
+                    "Too many changes; wait."  # an edit is validated again, so it costs as much as a turn
+                )
+            if refusal:
+                answer(ApprovalResolved(approval_id, "refused", refusal))
+            else:
+                await self._approvals.decide(decision, answer)
+                await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
+            decided.add(approval_id)
+
+    async def _take_news(self, event_id: str, text: str) -> None:
+        waiting, news = self._turns.waiting, ServerNotice(text, self._now() + self._limits.note_expiry)
+        waiting.add_news(news)
+        try:
+            await self._committer.commit([RememberInbound(event_id)], memos={WAITING: waiting.dump})
+        except StoreError:
+            waiting.drop_news([news])
+            raise
+        self._outbox.expect_no_acknowledgements()
+        self._turns.deliver_notices()
+
+    # -- in the background
+
+    def _flush_soon(self) -> None:
+        if self._committer.durable and self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_FLUSH_S, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = None
+        self._parts.tasks.spawn(self._committer.try_flush())
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

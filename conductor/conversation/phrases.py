@@ -1,0 +1,57 @@
+"""Fixed sentences: spoken when a turn fails, sent in error events, and written for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from conductor.errors import ErrorCode
+from conductor.events.client import AgentCompleted
+from conductor.tools.redaction import truncate
+
+# Failures that have a spoken sentence.
+Failure: TypeAlias = ErrorCode | Literal["budget_spent"]
+
+# Spoken when a turn fails, by error code; ``rate_limited`` when the queue is full. An empty or missing
+# sentence is not spoken.
+FAILURES: Mapping[Failure, str] = MappingProxyType(
+    {
+        "model_provider_failed": "Sorry, I could not get an answer just now. Please try again.",
+        "turn_timeout": "Sorry, that took too long, so I stopped. Please try again.",
+        "store_unavailable": "Sorry, I can't save our conversation right now. Please try again.",
+        "internal_error": "Sorry, something went wrong on my side. Please try again.",
+        "rate_limited": "Sorry, too much at once: I missed the last thing you said. Please say it again.",
+        "budget_spent": "Sorry, today's allowance is used up. Please come back tomorrow.",
+    }
+)
+
+# Messages of error events: readable, and without text of a provider's response.
+MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
+    {
+        "model_provider_failed": "The language model's service failed.",
+        "rate_limited": "The model's tokens of this day are used up; the next begins at midnight UTC.",
+        "turn_timeout": "The turn took longer than its time limit.",
+        "store_unavailable": "The session store cannot be reached.",
+        "internal_error": "The server made a mistake; its log says more.",
+    }
+)
+
+# Bytes of each text about an agent that the model reads: notices must not fill its context window.
+MAX_NEWS_BYTES = 4_096
+
+CUT_OFF = "[The reply broke off here.]"
+
+
+def agent_news(event: AgentCompleted) -> str:
+    """Word the notice that an agent has ended; the agent's text is untrusted data."""
+    parts = [f"The coding agent {event.agent_id} has ended with status {event.status!r}."]
+    for label, value in (("Name", event.name), ("Task", event.prompt), ("Summary", event.summary)):
+        if value:
+            parts.append(f"{label}: {truncate(value, MAX_NEWS_BYTES)}")
+    return "\n".join(parts)
+
+
+def late_result(name: str, content: str) -> str:
+    """Word the note about a result that came after its call was reported as unknown or cancelled."""
+    return f"A late result came for the earlier call of {name}: {content}"

@@ -1,0 +1,261 @@
+"""Speech: tracking, truncation after an interruption, throttled partials, and floor control."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conductor.conversation.outbox import Outbox
+from conductor.conversation.snapshot import SpeechesSnapshot, SpeechSnapshot, decode, encode
+from conductor.rate_limit import SharedRate
+from conductor.settings import Limits
+from conductor.stores.base import Amendment, AppendLog, Operation
+
+# Characters a synthetic voice reads a second, to truncate by ``playedMs``; voices read 12 to 18.
+CHARS_PER_SECOND = 15.0
+
+CUT_HERE = "[The user interrupted here and did not hear the rest.]"
+CUT_SOMEWHERE = "[The user interrupted this speech; it is not known how much of it was heard.]"
+CUT_BEFORE_SPEECH = "[The user interrupted here, before any of this was spoken.]"
+HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
+
+
+@dataclass(slots=True)
+class Speech:
+    """A ``tts.speak`` that was sent, or will be.
+
+    ``position`` is its message's place in the log, ``text`` the message's text, ``spoken`` the text for
+    speech, ``actions`` the tools that had changed something in its turn and that it may have reported.
+    ``over_at`` is the loop's time of its acknowledgement.
+    """
+
+    call_id: str
+    turn_id: str
+    position: int
+    text: str
+    spoken: str
+    actions: tuple[str, ...] = ()
+    interrupted: bool = False
+    over_at: float | None = None
+
+
+def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str:
+    """Truncate an interrupted speech for the history, by the best information there is.
+
+    That is the text that the client reports as spoken; else what fits into the milliseconds played; else the
+    whole text, marked as cut at an unknown place (protocol, "Honest outcomes").
+    """
+    if spoken_text is not None:
+        text = marked(spoken_text.strip()[: len(speech.spoken)])
+    elif played_ms is not None:
+        text = marked(_prefix(speech.spoken, int(played_ms / 1000 * CHARS_PER_SECOND)))
+    else:
+        text = f"{speech.text} {CUT_SOMEWHERE}".strip()
+    if speech.actions:
+        text += f" [Done, though the user may not have heard so: {', '.join(speech.actions)}.]"
+    return text
+
+
+def marked(heard: str) -> str:
+    """Mark a text as cut at its end."""
+    return f"{heard} {CUT_HERE}" if heard else HEARD_NOTHING
+
+
+def _prefix(text: str, length: int) -> str:
+    if length >= len(text):
+        return text
+    return text[:length].rpartition(" ")[0]
+
+
+# Speeches tracked a session; older ones were interrupted and never acknowledged.
+_MAX_SPEECHES = 64
+# Speeches in the snapshot: rarely more are outstanding, and each change writes all of them.
+_MAX_KEPT = 4
+
+
+class SpeechTracker:
+    """Finds the speech that an interruption concerns.
+
+    ``window``: seconds after a speech's acknowledgement in which an interruption still concerns it.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._speeches: OrderedDict[str, Speech] = OrderedDict()
+
+    def add(self, speech: Speech | None) -> None:
+        """Add a committed speech, if there is one, and drop those that are over."""
+        if speech is None:
+            return
+        for call_id in [s.call_id for s in self._speeches.values() if s.over_at is not None]:
+            del self._speeches[call_id]
+        self._speeches[speech.call_id] = speech
+        if len(self._speeches) > _MAX_SPEECHES:
+            self._speeches.popitem(last=False)
+
+    def dump(self, last: Speech) -> str:
+        """Encode the outstanding speeches, and ``last``, which is about to be added."""
+        under_way = [one for one in self._speeches.values() if one.over_at is None and one.position >= 0]
+        return encode(SpeechesSnapshot(tuple(_memo_of(one) for one in [*under_way, last][-_MAX_KEPT:])))
+
+    def restore(
+        self, kept: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
+    ) -> None:
+        """Restore from a snapshot; ``text_at`` returns the log's text at a position.
+
+        The last speech may just have ended; those before it count only while they are outstanding.
+        """
+        memos = decode(kept, SpeechesSnapshot)
+        speeches = memos.speeches if memos is not None else ()
+        for memo in speeches:
+            if memo is not speeches[-1] and not is_outstanding(memo.call_id):
+                continue
+            text = text_at(memo.position)
+            self._speeches[memo.call_id] = Speech(
+                memo.call_id, memo.turn_id, memo.position, text, memo.spoken, memo.actions
+            )
+
+    def over(self, call_id: str, now: float) -> None:
+        """Note that a speech was acknowledged, or that its acknowledgement timed out."""
+        speech = self._speeches.get(call_id)
+        if speech is not None and speech.over_at is None:
+            speech.over_at = now
+
+    def interrupt(self, now: float) -> Speech | None:
+        """Mark and return the speech that an interruption concerns: the oldest one that is not over."""
+        open_ones = [speech for speech in self._speeches.values() if not speech.interrupted]
+        concerned = next((speech for speech in open_ones if speech.over_at is None), None) or next(
+            (s for s in open_ones if s.over_at is not None and now - s.over_at <= self._window), None
+        )
+        if concerned is not None:
+            concerned.interrupted = True
+        return concerned
+
+    def forget(self, call_id: str) -> None:
+        """Forget a withdrawn speech."""
+        self._speeches.pop(call_id, None)
+
+    def unsent(self, was_written: Callable[[str], bool]) -> list[Speech]:
+        """List the speeches that were not written to a socket."""
+        return [s for s in self._speeches.values() if s.over_at is None and not was_written(s.call_id)]
+
+    def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
+        """Make the operation that truncates the message in the history."""
+        return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
+
+
+def _memo_of(speech: Speech) -> SpeechSnapshot:
+    return SpeechSnapshot(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions)
+
+
+class FloorControl:
+    """Decides when the server may start a turn of its own.
+
+    The person keeps the floor for ``floor_timeout`` after each partial transcript. With a client that sends
+    no partials, the person may be speaking unnoticed: there the microphone must have been open for
+    ``open_microphone`` (protocol, "How the shipped client behaves"). ``bucket`` limits the session's turns;
+    ``ask_again`` is called when the wait is over.
+    """
+
+    def __init__(
+        self, limits: Limits, outbox: Outbox, bucket: SharedRate, ask_again: Callable[[], None]
+    ) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._bucket = bucket
+        self._ask_again = ask_again
+        self._until = 0.0
+        self._heard_at = 0.0
+        self._sends_partials = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self) -> None:
+        """Note that the person is speaking: notices wait for the final transcript, or for silence."""
+        self._sends_partials = True
+        self._until = asyncio.get_running_loop().time() + self._limits.floor_timeout
+
+    def leave(self) -> None:
+        """Note that the person has stopped speaking."""
+        self._until = 0.0
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def is_free(self) -> bool:
+        """Whether the server may speak: a client is connected, no speech plays, the person is silent."""
+        if self._outbox.transport is None or self._outbox.speaking:
+            return False  # the session tries again on attach, and when the speech ends
+        loop = asyncio.get_running_loop()
+        until = self._until
+        if not self._sends_partials:
+            until = max(self._heard_at, self._outbox.shown_at) + self._limits.open_microphone
+        wait = max(until - loop.time(), self._bucket.wait(loop.time()))
+        if wait <= 0:
+            return True
+        self.close()
+        self._timer = loop.call_later(wait, self._ask_again)
+        return False
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ReplyBuffer:
+    """The text of a reply while it streams."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Append a delta."""
+        self._parts.append(text)
+
+    @property
+    def text(self) -> str:
+        # Joined on demand: a reply of n deltas costs n, not n squared.
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+
+class PartialThrottle:
+    """Sends partials of a growing reply. Each holds the whole text so far, so skipping some loses nothing.
+
+    ``send`` gets the text so far; ``interval`` is in seconds.
+    """
+
+    def __init__(self, send: Callable[[str], None], interval: float) -> None:
+        self._send = send
+        self._interval = interval
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = 0.0
+        self._reply: ReplyBuffer | None = None
+
+    def show(self, reply: ReplyBuffer) -> None:
+        """Send the reply's text, now or when the interval is over."""
+        self._reply = reply
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now >= self._next:
+            self._flush()
+        else:
+            self._timer = loop.call_at(self._next, self._flush)
+
+    def stop(self) -> None:
+        """Stop; the next reply's first partial is sent without delay."""
+        self._reply = None
+        self._next = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _flush(self) -> None:
+        self._timer = None
+        text = self._reply.text.lstrip() if self._reply is not None else ""
+        if text:
+            self._next = asyncio.get_running_loop().time() + self._interval
+            self._send(text)

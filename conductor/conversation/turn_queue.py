@@ -1,0 +1,523 @@
+"""Runs a session's turns one at a time: transcripts first, then notices."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from conductor.conversation.approvals import FIELD as APPROVALS
+from conductor.conversation.context import ENDED, Host, speech_events, turn_snapshot
+from conductor.conversation.history import cut_point
+from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
+from conductor.conversation.recovery import Recovered, unfinished
+from conductor.conversation.services import Services
+from conductor.conversation.snapshot import (
+    LATE,
+    TURN,
+    WAITING,
+    NoticeSnapshot,
+    PendingInputsSnapshot,
+    TranscriptSnapshot,
+    TurnSnapshot,
+    decode,
+    encode,
+    epoch_ms,
+    loop_time,
+)
+from conductor.conversation.speech import Speech
+from conductor.conversation.tasks import Tasks
+from conductor.conversation.turn import EndReason, Turn
+from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
+from conductor.events.envelope import IdGenerator, new_call_id
+from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append_message, set_state
+from conductor.messages import AssistantMessage, Note, UserMessage
+from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
+from conductor.tools.redaction import truncate
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A transcript that waits for its turn."""
+
+    text: str
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNotice:
+    """A notice for the person, told when the session is idle. ``expires`` is the loop's time."""
+
+    text: str
+    expires: float
+
+
+class PendingInputs:
+    """Bounded queues of transcripts and notices. Transcripts go first."""
+
+    def __init__(self, max_transcripts: int, max_news: int) -> None:
+        self._max_transcripts = max_transcripts
+        self._max_news = max_news
+        self._transcripts: list[Transcript] = []
+        self._news: list[ServerNotice] = []
+
+    def add_transcript(self, transcript: Transcript) -> bool:
+        """Queue a transcript; False if the queue is full."""
+        if len(self._transcripts) >= self._max_transcripts:
+            return False
+        self._transcripts.append(transcript)
+        return True
+
+    def knows(self, event_id: str) -> bool:
+        """Tell whether this transcript is queued."""
+        return any(transcript.event_id == event_id for transcript in self._transcripts)
+
+    def add_news(self, news: ServerNotice) -> None:
+        """Queue a notice, and drop the oldest over the limit."""
+        if all(news.text != other.text for other in self._news):
+            self._news.append(news)
+            del self._news[: max(0, len(self._news) - self._max_news)]
+
+    @property
+    def transcripts(self) -> int:
+        return len(self._transcripts)
+
+    def has_news(self, now: float) -> bool:
+        """Tell whether a notice may start a turn: one that has not expired."""
+        return any(news.expires > now for news in self._news)
+
+    @property
+    def next_transcript(self) -> Transcript | None:
+        return self._transcripts[0] if self._transcripts else None
+
+    def drop_transcript(self, event_id: str | None) -> None:
+        """Remove a transcript: a turn answers it, or it could not be recorded."""
+        for transcript in self._transcripts:
+            if transcript.event_id == event_id:
+                self._transcripts.remove(transcript)
+                return
+
+    def drop_transcripts(self) -> None:
+        """Remove all transcripts."""
+        self._transcripts.clear()
+
+    def news(self, before: float = math.inf) -> list[ServerNotice]:
+        """List the notices, or only those expired ``before``: they join the next turn of any cause."""
+        return [news for news in self._news if news.expires <= before]
+
+    def dump(self, without: str | None = None, told: Sequence[ServerNotice] = ()) -> str:
+        """Encode the queues, without the transcript and the notices that a turn is about to take."""
+        transcripts = [one for one in self._transcripts if one.event_id != without]
+        news = [one for one in self._news if one not in told]
+        if not transcripts and not news:
+            return ""
+        return encode(
+            PendingInputsSnapshot(
+                tuple(TranscriptSnapshot(one.text, one.event_id) for one in transcripts),
+                tuple(NoticeSnapshot(one.text, epoch_ms(one.expires)) for one in news),
+            )
+        )
+
+    def restore(self, kept: str | None, started: Container[str]) -> None:
+        """Restore from a snapshot, without the transcripts whose turn has ``started``."""
+        memo = decode(kept, PendingInputsSnapshot)
+        if memo is None:
+            return
+        transcripts = [Transcript(one.text, one.event_id) for one in memo.transcripts]
+        self._transcripts.extend(one for one in transcripts if one.event_id not in started)
+        self._news.extend(ServerNotice(one.text, loop_time(one.expires_ms)) for one in memo.news)
+        del self._news[: max(0, len(self._news) - self._max_news)]
+
+    def drop_news(self, told: Sequence[ServerNotice]) -> None:
+        """Remove notices: a turn tells them."""
+        for news in told:
+            if news in self._news:
+                self._news.remove(news)
+
+
+# Seconds between two tries to record a failed turn while neither store nor client is connected.
+APOLOGY_RETRY_S = 1.0
+# Seconds without turns about notices after a turn failed in the store or in the server.
+NEWS_RETRY_S = 5.0
+
+_new_turn_id = IdGenerator("turn")
+
+
+class TurnQueue:
+    """Runs the turns of one session.
+
+    ``may_deliver_notices`` tells whether the session is idle enough for a turn about notices;
+    ``on_notices`` is called when one starts.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        host: Host,
+        tasks: Tasks,
+        may_deliver_notices: Callable[[], bool],
+        on_notices: Callable[[], None],
+    ) -> None:
+        self._limits = services.limits
+        self._host = host
+        self.waiting = PendingInputs(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
+        self.speeches = host.speeches
+        self._cancels = services.interruption_mode == "cancel"
+        self._failures = services.failures
+        self._log_content = services.log_content
+        self._pending = host.pending
+        self._committer = host.committer
+        self._encoder = host.encoder
+        self._device = host.device
+        self._approvals = host.approvals
+        self._tasks = tasks
+        self._may_tell_news = may_deliver_notices
+        self._on_news = on_notices
+        self._runner: asyncio.Task[None] | None = None
+        self._beginning: str | None = None
+        self._started: asyncio.Event | None = None
+        self._refused = False
+        self._closed = False
+        self._lays_down = False
+        self._no_news_until = 0.0
+        self._retry: asyncio.TimerHandle | None = None
+        self._committer.register(WAITING, self.waiting.dump)
+
+    def restore(self) -> None:
+        """Resume the turn of another process, and restore its queues."""
+        state = self._committer.state
+        self.waiting.restore(state.fields.get(WAITING), state.seen)
+        self._approvals.restore_outcomes()
+        memo = decode(state.fields.get(TURN), TurnSnapshot)
+        if memo is None:
+            if self.waiting.transcripts:
+                self._runner = self._tasks.spawn(self._run_turns(None))
+            return
+        was_sent = self._encoder.outbox.is_outstanding
+        approvals = state.fields.get(APPROVALS, "")
+        found = unfinished(state, self._host.executor, was_sent, approvals)
+        recovered = Recovered(memo, None)
+        if found is not None:
+            for ready in found.round.device_calls:
+                self._pending.expect(ready.call.call_id)
+            for ready, outcome in found.unknown:
+                self._host.ends(ready, outcome)
+            memo = msgspec.structs.replace(memo, actions=(*memo.actions, *found.changes))
+            recovered = Recovered(memo, found.round, self._approvals.restore(found.standing))
+        turn = Turn(self._host, memo.turn_id, memo.cause, recovered)
+        self._turn = turn
+        self._runner = self._tasks.spawn(self._run_turns(turn))
+
+    # -- what the session asks for
+
+    @property
+    def _turn(self) -> Turn | None:
+        return self._host.turn
+
+    @_turn.setter
+    def _turn(self, turn: Turn | None) -> None:
+        self._host.turn = turn
+
+    @property
+    def busy(self) -> bool:
+        return self._runner is not None or self._beginning is not None
+
+    @property
+    def waits_for_device(self) -> bool:
+        return self._turn is not None and self._turn.waits_for_device
+
+    async def answer(self, text: str, event_id: str) -> bool:
+        """Answer a transcript, now or after the running turn; False if the queue is full."""
+        if not (self.busy or self.waiting.transcripts or self._lays_down):
+            self._beginning = event_id
+            self._started = started = asyncio.Event()
+            try:
+                await self._withdraw_speeches()
+                turn = await self._begin("transcript", UserMessage(text), event_id)
+            finally:
+                self._beginning = self._started = None
+                started.set()
+            self._runner = self._tasks.spawn(self._run_turns(turn))
+            return True
+        if not self.waiting.add_transcript(Transcript(text, event_id)):
+            self._refused = bool(self._failures.get("rate_limited"))
+            return False
+        running = self._turn
+        if self._committer.durable:
+            try:
+                await self._committer.commit([], memos={WAITING: self.waiting.dump})
+            except StoreError:
+                self.waiting.drop_transcript(event_id)
+                raise
+        if self._cancels and self._turn is running and self.waiting.knows(event_id):
+            self.interrupt()
+            await self._withdraw_speeches()
+        self._go_on()
+        return True
+
+    def suspend(self) -> None:
+        """Start no more turns: another process answers what is queued."""
+        self._lays_down = True
+
+    def knows(self, event_id: str) -> bool:
+        """Tell whether a transcript is queued or starting, though it may not be recorded yet."""
+        return event_id == self._beginning or self.waiting.knows(event_id)
+
+    def interrupt(self, speech: Speech | None = None, heard: str | None = None) -> None:
+        """Stop the running turn for a barge-in, unless the interrupted speech is another turn's.
+
+        No more partials are sent. ``heard`` is the part of its reply that the client reports as spoken.
+        """
+        turn = self._turn
+        if turn is None or (speech is not None and speech.turn_id != turn.id):
+            return
+        turn.stop("interrupted", heard)
+        self._committer.mark_dirty(TURN)
+        self._host.stop_partials()
+        if self._encoder.outbox.transport is not None:
+            self._encoder.outbox.transport.drop_partials()
+
+    def deliver_notices(self) -> None:
+        """Start a turn about notices, if there are any and the session is idle."""
+        now = asyncio.get_running_loop().time()
+        if self.busy or self._closed or now < self._no_news_until or not self._has_news(now):
+            return
+        if self._may_tell_news():
+            self._runner = self._tasks.spawn(self._run_turns(None))
+
+    def _has_news(self, now: float) -> bool:
+        return self._device.wants_turn or self.waiting.has_news(now)
+
+    async def _first_step(self) -> None:
+        if self._started is not None:
+            await self._started.wait()
+
+    async def settled(self) -> None:
+        """Wait until no turn is running or waiting."""
+        while self.busy:
+            await self._first_step()
+            if self._runner is not None:
+                await asyncio.wait([self._runner])
+
+    async def close(self) -> None:
+        """Stop the running turn, and wait for its end.
+
+        With a durable store it is only released: another process resumes it.
+        """
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        await self._first_step()
+        if self._runner is None:
+            return
+        if self._committer.durable:
+            if self._turn is not None:
+                self._turn.release()
+                self._committer.mark_dirty(TURN)
+            self._runner.cancel()
+        elif self._turn is not None:
+            self._turn.stop("session_end")
+        await asyncio.wait([self._runner], timeout=2 * self._limits.close_timeout)
+
+    # -- one turn after the other
+
+    async def _run_turns(self, turn: Turn | None) -> None:
+        session = self._committer.key.session_id
+        healthy = False
+        try:
+            while turn is not None or not self._is_closed():
+                turn = turn or await self._next()
+                if turn is None:
+                    break
+                if self._is_closed():
+                    turn.stop("session_end")
+                await self._run(turn)
+                turn = None
+            healthy = True
+        except Fenced:
+            log.warning("session taken over", session=session)
+        except StoreError as error:
+            log.error("session store failed", session=session, error=type(error).__name__)
+            self._fail(error.code)
+        except Exception:
+            log.exception("turns failed", session=session)
+            self._fail("internal_error")
+        finally:
+            if not (self._closed and self._committer.durable):
+                self._turn = None  # else `release` still writes its snapshot
+            self._runner = None
+        if healthy:
+            self.deliver_notices()
+        else:
+            # Without the wait, the client's answer to each failure's "idle" would start the next turn.
+            loop = asyncio.get_running_loop()
+            self._no_news_until = loop.time() + NEWS_RETRY_S
+            self._retry = loop.call_later(NEWS_RETRY_S, self._go_on)
+
+    def _go_on(self) -> None:
+        idle = not (self.busy or self._closed or self._lays_down or self._committer.lost)
+        if idle and self.waiting.transcripts:
+            self._runner = self._tasks.spawn(self._run_turns(None))
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _fail(self, code: ErrorCode) -> None:
+        if not self._committer.durable:
+            self.waiting.drop_transcripts()
+        self._host.show_at_once(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
+        self._host.show_at_once(set_state(new_call_id(), "idle"))
+
+    async def _next(self) -> Turn | None:
+        if self._lays_down:
+            return None
+        transcript = self.waiting.next_transcript
+        if transcript is not None:
+            try:
+                return await self._begin("transcript", UserMessage(transcript.text), transcript.event_id)
+            except Duplicate:
+                self.waiting.drop_transcript(transcript.event_id)  # an approval's answer recorded it
+                return await self._next()
+        if self._refused:
+            # Say once that transcripts were refused, when the queue has room again: an error event is silent.
+            self._refused = False
+            await self._apologise(Turn(self._host, _new_turn_id(), "refused"), "rate_limited")
+            return await self._next()
+        now = asyncio.get_running_loop().time()
+        if not self._has_news(now) or not self._may_tell_news():
+            return None
+        self._on_news()
+        return await self._begin("news", None)
+
+    async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
+        # Records the input; the turn runs later. Without a message it takes all notices; with one, only those
+        # too old for a turn of their own.
+        turn = Turn(self._host, _new_turn_id(), cause)
+        state = self._committer.state
+        now = asyncio.get_running_loop().time()
+        told = list(self._device.news)
+        news = self.waiting.news() if message is None else self.waiting.news(before=now)
+        cut = cut_point(state.log, self._limits.max_turns - 1, self._limits.history_tokens)
+        operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
+        if event_id is not None:
+            operations.append(RememberInbound(event_id))
+        operations += [AppendLog(note) for note in told]
+        if news:
+            text = truncate("\n\n".join(one.text for one in news), self._limits.max_observation_bytes)
+            operations.append(AppendLog(Note(text)))
+        events: list[ServerEvent] = []
+        if message is not None:
+            turn.stats.said = message.text
+            operations.append(AppendLog(message))
+            # A turn about notices sends no "thinking": that would stop the transcriber.
+            events.append(set_state(new_call_id(), "thinking"))
+            events.append(append_message(new_call_id(), "user", message.text))
+
+        def recorded() -> None:
+            del self._device.news[: len(told)]
+            self._device.wants_turn = self._device.wants_turn and bool(self._device.news)
+            self.waiting.drop_news(news)
+            self.waiting.drop_transcript(event_id)
+            self._turn = turn
+
+        memos = {TURN: lambda: turn_snapshot(turn)}
+        if told:
+            memos[LATE] = lambda: self._device.dump(len(told))
+        if news or self.waiting.transcripts:
+            memos[WAITING] = lambda: self.waiting.dump(event_id, news)
+        await self._committer.commit(operations, events, turn.id, memos=memos, then=recorded)
+        return turn
+
+    async def _run(self, turn: Turn) -> None:
+        if self._cancels and self.waiting.transcripts:
+            turn.stop("interrupted")
+        started = asyncio.get_running_loop().time()
+        reason = await turn.run()
+        if reason in ("failed", "timed_out"):
+            code = turn.error or "internal_error"
+            error = ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"]))
+            # Within a turn only the subject's budget raises ``rate_limited``.
+            await self._apologise(turn, "budget_spent" if code == "rate_limited" else code, error)
+        elif reason != "answered" and not self.follow():
+            idle = set_state(new_call_id(), "idle")
+            await self._committer.commit([], [idle], turn.id, memos=ENDED, then=turn.end)
+        self._turn = None
+        self._log(turn, reason, asyncio.get_running_loop().time() - started)
+
+    def follow(self) -> bool:
+        """Whether another turn starts at once: then no ``idle`` is sent between them."""
+        return self.waiting.transcripts > 0 and not (self._closed or self._lays_down)
+
+    async def _withdraw_speeches(self) -> None:
+        if not self._cancels:
+            return
+        outbox = self._encoder.outbox
+        operations: list[Operation] = []
+        for speech in self.speeches.unsent(outbox.was_written):
+            if outbox.withdraw(speech.call_id):
+                self.speeches.forget(speech.call_id)
+                operations += self.speeches.amend(speech, "", None)
+        if operations:
+            await self._committer.commit(operations)
+
+    async def _apologise(self, turn: Turn, failure: Failure, *errors: ErrorEvent) -> None:
+        sentence = self._failures.get(failure, "")
+        unspoken = turn.unspoken
+        kept = " ".join(part for part in (unspoken and f"{unspoken} {CUT_OFF}", sentence) if part)
+        shown = sentence or unspoken
+        operations: list[Operation] = [AppendLog(AssistantMessage(kept))] if kept else []
+        events: list[ServerEvent] = [*errors]
+        if shown:
+            events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
+        speech = self._host.speech(turn, kept, sentence)
+        events += speech_events(speech)
+        if not self.follow():
+            events.append(set_state(new_call_id(), "idle"))
+        memos = {**ENDED, **self._host.spoken_memo(speech)}
+
+        def said() -> None:
+            self.speeches.add(speech)
+            turn.end()
+
+        while True:
+            try:
+                await self._committer.commit(operations, events, turn.id, memos=memos, then=said)
+            except Fenced:
+                raise
+            except StoreError:
+                if self._encoder.outbox.transport is not None:
+                    break
+                await asyncio.sleep(APOLOGY_RETRY_S)  # no client to send an error to
+            else:
+                return
+        # Durable events need a commit; these two may be lost.
+        turn.end()
+        self._committer.mark_dirty(TURN)
+        for error in errors:
+            self._host.show_at_once(error)
+        self._host.show_at_once(set_state(new_call_id(), "idle"))
+
+    def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
+        figures = turn.stats
+        first = figures.first_token_s
+        content = {"said": figures.said, "answered": figures.answered} if self._log_content else {}
+        log.info(
+            "turn",
+            session=self._committer.key.session_id,
+            turn=turn.id,
+            end=reason,
+            error=turn.error,
+            ms=round(seconds * 1000),
+            first_token_ms=None if first is None else round(first * 1000),
+            rounds=figures.rounds,
+            input_tokens=figures.usage.input_tokens,
+            output_tokens=figures.usage.output_tokens,
+            trace=" -> ".join(figures.trace),
+            **content,
+        )

@@ -1,0 +1,369 @@
+"""The wire as JSON Schema, Draft 2020-12, and as an AsyncAPI 3.0 document, made from the events' structs.
+
+What a struct cannot say in types stands beside them: ``CAPABILITY`` of an event, ``needs`` of a field's
+``Meta`` for one that a capability adds, and ``CONDITIONS`` as further keywords of the schema.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from conductor import __version__
+from conductor.errors import CODE_MEANINGS
+from conductor.events import client, server
+from conductor.events.envelope import PATH, PROTOCOL_VERSION, SUBPROTOCOL
+from conductor.events.server import CAPABILITIES, STATE_MEANINGS, append_message, set_state, speak
+from conductor.settings import Settings
+
+Json: TypeAlias = dict[str, Any]
+Direction: TypeAlias = Literal["client", "server"]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ASYNCAPI_VERSION = "3.0.0"
+_CHANNEL = "session"
+_UNIONS: Mapping[Direction, tuple[str, Any]] = {
+    "client": ("ClientEvent", client.ClientEvent),
+    "server": ("ServerEvent", server.ServerEvent),
+}
+
+ENVELOPE: Mapping[str, tuple[Json, str]] = {
+    "id": (
+        {"type": "string", "minLength": 1, "maxLength": 128},
+        "Unique. An event whose id was seen before is not acted upon again, on either side.",
+    ),
+    "type": (
+        {"type": "string", "minLength": 1},
+        "Which event it is. A type that a receiver does not know is ignored.",
+    ),
+    "timestamp": (
+        {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$"},
+        "When it was sent: ISO 8601, UTC, with exactly three decimals. "
+        "The server wants a string and does not read it.",
+    ),
+    "sessionId": (
+        {"type": "string", "pattern": r"^[A-Za-z0-9._:\-]{1,128}$"},
+        "The session that it belongs to; the client makes it up. The same on all events of a connection; "
+        "`unknown` in an error about a frame that named none.",
+    ),
+    "protocolVersion": (
+        {"type": "integer", "const": PROTOCOL_VERSION},
+        "The version of the protocol. A client may leave it out.",
+    ),
+    "payload": (
+        {"type": "object"},
+        "The event's own fields. Fields that a receiver does not know are ignored.",
+    ),
+}
+"""The fields around every event, each with its schema and its meaning; the codec checks those of clients."""
+
+_OF_CLIENTS: Mapping[str, Json] = {"timestamp": {"type": "string"}}
+"""What is asked of clients where it is less than what the server keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; ``direction`` says who sends it, and ``example`` is a whole frame."""
+
+    struct: type[msgspec.Struct]
+    type: str
+    direction: Direction
+    description: str
+    example: Json
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        return re.split(r"(?<=\.)\s", self.description, maxsplit=1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class UICall:
+    """A ``tool.call`` that the server itself makes; ``properties`` are the schemas of its arguments."""
+
+    name: str
+    description: str
+    properties: Json
+    example: Json
+
+    @property
+    def arguments(self) -> Json:
+        """The JSON Schema of the arguments."""
+        return {"type": "object", "properties": self.properties, "required": list(self.properties)}
+
+
+def json_schema() -> Json:
+    """Make the document. It accepts every frame whose type this version knows, sent by either side."""
+    definitions = _definitions("#/$defs/")
+    for direction, (name, _) in _UNIONS.items():
+        definitions[name] = {
+            "description": f"Any event that the {direction} may send.",
+            "oneOf": [{"$ref": f"#/$defs/{event.type}"} for event in sent_by(direction)],
+        }
+    return {
+        "$schema": DIALECT,
+        "title": f"Conductor's events, protocol version {PROTOCOL_VERSION}",
+        "description": "One frame of the WebSocket. Events of types that are not here are ignored.",
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name, _ in _UNIONS.values()],
+        "$defs": definitions,
+    }
+
+
+def asyncapi() -> Json:
+    """Make the document. The application is the server: it *receives* what a client sends.
+
+    https://www.asyncapi.com/docs/reference/specification/v3.0.0
+    """
+    host, port = (Settings.model_fields[name].get_default() for name in ("host", "port"))
+    security = {
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": (
+                "One of the server's AUTH_TOKENS; nothing where none are set. Browsers send it as the "
+                f"subprotocol bearer.TOKEN beside {SUBPROTOCOL}."
+            ),
+        },
+        "query": {
+            "type": "httpApiKey",
+            "in": "query",
+            "name": "token",
+            "description": "The same, from a client that can send neither a header nor a subprotocol.",
+        },
+    }
+    return {
+        "asyncapi": ASYNCAPI_VERSION,
+        "info": {
+            "title": "Conductor",
+            "version": __version__,
+            "description": (
+                "What a voice app and the Conductor server say to each other over a WebSocket: "
+                f"protocol version {PROTOCOL_VERSION}."
+            ),
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "local": {
+                "host": f"{host}:{port}",
+                "protocol": "ws",
+                "description": (
+                    "Where a server listens unless it is told otherwise; wss behind a proxy with TLS."
+                ),
+                "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in security],
+            }
+        },
+        "channels": {
+            _CHANNEL: {
+                "address": PATH,
+                "description": "One connection serves one session; each text frame is one event, UTF-8 JSON.",
+                "messages": {event.type: {"$ref": f"#/components/messages/{event.type}"} for event in EVENTS},
+                "bindings": {"ws": {"method": "GET", "bindingVersion": "0.1.0"}},
+            }
+        },
+        "operations": {
+            "receiveClientEvents": _operation("receive", "What a client sends.", "client"),
+            "sendServerEvents": _operation("send", "What the server sends.", "server"),
+        },
+        "components": {
+            "messages": {event.type: _message(event) for event in EVENTS},
+            "schemas": _definitions("#/components/schemas/"),
+            "securitySchemes": security,
+        },
+    }
+
+
+def sent_by(direction: Direction) -> tuple[Event, ...]:
+    """Give the events that one side sends."""
+    return tuple(event for event in EVENTS if event.direction == direction)
+
+
+def coming_with(capability: str, direction: Direction) -> list[str]:
+    """Name the events and fields that one side sends only with a capability."""
+    events = sent_by(direction)
+    names = [event.type for event in events if getattr(event.struct, "CAPABILITY", None) == capability]
+    for event in events:
+        names += [f"{event.type}: {name}" for name, need in _needs(event.struct) if need == capability]
+    return names
+
+
+def frame(direction: Direction, event_type: str, payload: Any) -> Json:
+    """Write a whole frame as an example."""
+    return {
+        "id": {"client": "ios-42", "server": "evt_9f86d081884c7d65_2a"}[direction],
+        "type": event_type,
+        "timestamp": "2026-03-01T12:00:00.000Z",
+        "sessionId": "s-1",
+        "protocolVersion": PROTOCOL_VERSION,
+        "payload": payload,
+    }
+
+
+# -- JSON Schema
+
+
+def _definitions(prefix: str) -> Json:
+    """Give the schemas of all frames, by the event's type, and of all payloads, by the struct's name.
+
+    ``prefix`` is where they will stand, as the beginning of a reference to them.
+    """
+    return {**{event.type: _frame_schema(event, prefix) for event in EVENTS}, **_payloads(prefix)}
+
+
+def _frame_schema(event: Event, prefix: str) -> Json:
+    of_client = event.direction == "client"
+    properties = {name: schema for name, (schema, _) in ENVELOPE.items()}
+    properties |= _OF_CLIENTS if of_client else {}
+    properties["type"] = {"const": event.type}
+    properties["payload"] = {"$ref": f"{prefix}{event.struct.__name__}"}
+    return {
+        "title": event.type,
+        "description": event.description,
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if not (of_client and name == "protocolVersion")],
+        "additionalProperties": False,
+        "examples": [event.example],
+    }
+
+
+def _payloads(prefix: str) -> dict[str, Json]:
+    """Make the schemas of all events' structs, and of those that they hold, by name."""
+    structs = [struct for _, union in _UNIONS.values() for struct in typing.get_args(union)]
+    _, found = msgspec.json.schema_components(structs, ref_template=f"{prefix}{{name}}")
+    schemas: dict[str, Json] = _plain(found)
+    for name, schema in schemas.items():
+        struct = getattr(client, name, None) or getattr(server, name)
+        schema.update(getattr(struct, "CONDITIONS", {}))
+        if hasattr(struct, "CAPABILITY"):
+            schema["description"] += _needing(struct.CAPABILITY)
+        for field, capability in _needs(struct):
+            schema["properties"][field]["description"] += _needing(capability)
+    return schemas
+
+
+def _needs(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    """Name the fields of a struct that need a capability, and that."""
+    for field in msgspec.structs.fields(struct):
+        if typing.get_origin(field.type) is Annotated:
+            for meta in field.type.__metadata__:
+                if meta.extra is not None:
+                    yield field.encode_name, meta.extra["needs"]
+
+
+def _needing(capability: str) -> str:
+    return f" Needs the capability `{capability}`."
+
+
+def _plain(schema: Any) -> Any:
+    """Turn the docstrings in a schema into Markdown: paragraphs on one line each, single backticks."""
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {
+        key: value if key in ("examples", "default", "const", "enum") else _plain(value)
+        for key, value in schema.items()
+    }
+    if isinstance(plain.get("description"), str):
+        paragraphs = inspect.cleandoc(plain["description"]).split("\n\n")
+        plain["description"] = "\n\n".join(" ".join(one.split()) for one in paragraphs).replace("``", "`")
+    # An optional field may be left out, so saying that its default is null tells nothing.
+    if plain.get("default", ...) is None:
+        del plain["default"]
+    return plain
+
+
+def _example(schema: Json) -> Any:
+    """Give a field's own example, else the plainest value that fits its schema."""
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "$ref" in schema:
+        inner = PAYLOADS[schema["$ref"].rpartition("/")[2]]
+        return {name: _example(inner["properties"][name]) for name in inner["required"]}
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return _example(schema["anyOf"][0])
+    plainest: Json = {"string": "text", "integer": 1, "number": 1, "boolean": True, "array": [], "null": None}
+    return plainest.get(schema.get("type", "object"), {})
+
+
+def _events() -> Iterator[Event]:
+    for direction, (_, union) in _UNIONS.items():
+        for struct in typing.get_args(union):
+            schema = PAYLOADS[struct.__name__]
+            payload = {
+                name: _example(field)
+                for name, field in schema["properties"].items()
+                if name in schema["required"] or "examples" in field
+            }
+            example = frame(direction, struct.TYPE, payload)
+            yield Event(struct, struct.TYPE, direction, schema["description"], example)
+
+
+PAYLOADS = _payloads("#/$defs/")
+EVENTS = tuple(_events())
+
+
+# -- AsyncAPI
+
+
+def _operation(action: str, summary: str, direction: Direction) -> Json:
+    return {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{_CHANNEL}"},
+        "summary": summary,
+        # An operation's messages must be the channel's, not the components', says the specification.
+        "messages": [
+            {"$ref": f"#/channels/{_CHANNEL}/messages/{event.type}"} for event in sent_by(direction)
+        ],
+    }
+
+
+def _message(event: Event) -> Json:
+    message: Json = {
+        "name": event.type,
+        "title": event.type,
+        "summary": event.summary,
+        "description": event.description,
+        "contentType": "application/json",
+        "payload": {"$ref": f"#/components/schemas/{event.type}"},
+        "examples": [{"name": event.type, "payload": event.example}],
+    }
+    if event.type == "tool.call":
+        message["x-ui-calls"] = {
+            call.name: {"description": call.description, "arguments": call.arguments} for call in UI_CALLS
+        }
+        message["x-states"] = dict(STATE_MEANINGS)
+    if event.type == "error":
+        message["x-error-codes"] = dict(CODE_MEANINGS)
+    if event.type == "session.start":
+        message["x-capabilities"] = dict(CAPABILITIES)
+    return message
+
+
+def _ui_call(call: server.ToolCallEvent, description: str, **properties: Json) -> UICall:
+    return UICall(call.name, description, properties, frame("server", call.TYPE, msgspec.to_builtins(call)))
+
+
+UI_CALLS = (
+    _ui_call(
+        set_state("call_5d_1", "idle"),
+        "Shows the conversation's state; `idle` reopens the microphone.",
+        state=msgspec.json.schema(server.ConversationState),
+    ),
+    _ui_call(
+        append_message("call_5d_1", "user", "Hello."),
+        "Puts a whole message into the app's transcript.",
+        role={"enum": ["assistant", "user"]},
+        text={"type": "string"},
+        isPartial={"const": False},
+    ),
+    _ui_call(speak("call_5d_1", "Hello."), "Has the device say something.", text={"type": "string"}),
+)

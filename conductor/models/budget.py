@@ -1,0 +1,38 @@
+"""A model provider limited by a subject's daily budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from conductor.errors import BudgetSpent
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest
+from conductor.rate_limit import DailyBudget
+
+
+class BudgetedProvider:
+    """Delegates to ``provider`` while the ``subject`` has tokens left, and counts those used."""
+
+    def __init__(self, provider: ModelProvider, budget: DailyBudget, subject: str) -> None:
+        self.name = provider.name
+        self._provider = provider
+        self._budget = budget
+        self._subject = subject
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Stream the reply. Raises `BudgetSpent`, and what the provider raises."""
+        if self._budget.is_spent(self._subject):
+            raise BudgetSpent("The tokens of this day are used up.")
+        async with aclosing(self._provider.stream(request)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    self._budget.spend(self._subject, event.usage.input_tokens + event.usage.output_tokens)
+                yield event
+
+    async def start(self) -> None:
+        """Prepare the provider."""
+        await self._provider.start()
+
+    async def aclose(self) -> None:
+        """Close the provider."""
+        await self._provider.aclose()

@@ -1,0 +1,73 @@
+"""The reversible map between tools' dotted names and the names that model services accept.
+
+Anthropic, OpenAI and Bedrock accept ``^[a-zA-Z0-9_-]{1,64}$`` (Anthropic up to 128), without dots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Container, Iterable
+
+# Characters of a name: the smallest limit of the services.
+MAX_LENGTH = 64
+_ACCEPTED = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+_REFUSED = re.compile(r"[^a-zA-Z0-9_-]")
+_HASH_DIGITS = 8
+
+
+def is_accepted(name: str) -> bool:
+    """Tell whether every service accepts the name unchanged."""
+    return _ACCEPTED.match(name) is not None
+
+
+def with_hash(name: str, salt: str = "") -> str:
+    """Make an accepted name that keeps the start of ``name`` and ends with a hash of the whole."""
+    digest = hashlib.sha256(f"{name}{salt}".encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    start = _REFUSED.sub("_", name)[: MAX_LENGTH - _HASH_DIGITS - 1]
+    return f"{start}_{digest}"
+
+
+class ToolNameMap:
+    """Names for one request: ``agent.spawn`` is ``agent_spawn`` to the service.
+
+    Make it from all names in the request, those of the history's calls too. An accepted name is unchanged. In
+    any other, refused characters become underscores, and a hash is added if it is too long or taken. The map
+    depends on the set of names only, not on their order.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        distinct = sorted(set(names))
+        self._to_service = {name: name for name in distinct if is_accepted(name)}
+        others = [name for name in distinct if name not in self._to_service]
+        plain = {name: _REFUSED.sub("_", name) for name in others}
+        wanted = Counter(plain.values())
+        taken = set(self._to_service)
+        hashed: list[str] = []
+        for name, candidate in plain.items():
+            if wanted[candidate] == 1 and candidate not in taken and is_accepted(candidate):
+                self._to_service[name] = candidate
+                taken.add(candidate)
+            else:
+                hashed.append(name)
+        for name in hashed:
+            candidate, salt = with_hash(name), ""
+            while candidate in taken:  # a tool's own name looks like our hash
+                salt += "#"
+                candidate = with_hash(name, salt)
+            self._to_service[name] = candidate
+            taken.add(candidate)
+        self._to_tool = {service: name for name, service in self._to_service.items()}
+
+    def besides(self, names: Container[str]) -> list[str]:
+        """List the names in the map that are not among ``names``."""
+        return [name for name in self._to_service if name not in names]
+
+    def to_service(self, name: str) -> str:
+        """Give the service's name of a tool. Raises KeyError for a name that is not in the map."""
+        return self._to_service[name]
+
+    def to_tool(self, name: str) -> str:
+        """Give the tool's own name; a name that the model made up is returned unchanged."""
+        return self._to_tool.get(name, name)

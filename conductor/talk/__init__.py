@@ -1,0 +1,1 @@
+"""The terminal client: what `python -m conductor talk` runs."""

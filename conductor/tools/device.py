@@ -1,0 +1,89 @@
+"""The tools on the device: declared by a catalog or by the client, run through ``tool.call``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from conductor.errors import SettingsError
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
+from conductor.tools.builtin import builtin_specs
+from conductor.tools.declarations import parse_declarations
+from conductor.tools.pending import PendingCalls
+
+
+class DeviceToolset:
+    """The device's tools. A call waits for its ``tool.result``.
+
+    The ``tool.call`` event itself is sent with the commit that records it, all calls of a reply together.
+    """
+
+    def __init__(self, specs: Sequence[ToolSpec], pending: PendingCalls) -> None:
+        self._specs = tuple(specs)
+        self._pending = pending
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools offered now."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Wait for the device's answer."""
+        return await self._pending.wait(context.call_id)
+
+
+MAX_CATALOG_BYTES = 1024 * 1024
+
+_PACKAGED = "ios.json"
+
+
+def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
+    """Read a catalog: a JSON object whose ``tools`` is a list of declarations. None is the shipped iOS app's.
+
+    Raises `SettingsError` for a file that cannot be read, and for the first tool that is refused: a catalog
+    is written by hand, and half of one would be hard to notice.
+    """
+    name = path.name if path else _PACKAGED
+    catalog = _read(path, name)
+    declarations = catalog.get("tools") if isinstance(catalog, dict) else None
+    if not isinstance(declarations, list):
+        raise SettingsError(f'The tool catalog {name} must be a JSON object with a list under "tools".')
+    accepted, rejected = parse_declarations(declarations)
+    if rejected:
+        tool, reason = rejected[0]
+        raise SettingsError(
+            f"The tool catalog {name} has a tool that is not accepted, {tool or '?'}: {reason.rstrip('.')}."
+        )
+    # The operator's catalog is trusted; a client's declarations are not.
+    return tuple(replace(spec, untrusted=False) for spec in accepted)
+
+
+def known_tools(path: Path | None) -> tuple[ToolSpec, ...]:
+    """List the tools of the server and of a catalog. Raises `SettingsError`."""
+    return (*builtin_specs(), *load_catalog(path))
+
+
+def _read(path: Path | None, name: str) -> Any:
+    try:
+        if path is None:
+            encoded = resources.files("conductor").joinpath("catalogs", _PACKAGED).read_bytes()
+        else:
+            with path.open("rb") as file:
+                encoded = file.read(MAX_CATALOG_BYTES + 1)
+        if len(encoded) > MAX_CATALOG_BYTES:
+            raise SettingsError(f"The tool catalog {name} is larger than {MAX_CATALOG_BYTES} bytes.")
+        return json.loads(encoded.decode("utf-8-sig"))
+    except OSError as error:
+        raise SettingsError(f"The tool catalog {name} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"The tool catalog {name} is not UTF-8 text.") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"The tool catalog {name} is not valid JSON: {error.msg}, {where}.") from None
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise SettingsError(f"The tool catalog {name} is not valid JSON: a number is too long.") from None
+    except RecursionError:
+        raise SettingsError(f"The tool catalog {name} is nested too deep.") from None

@@ -1,0 +1,129 @@
+"""How the arguments of a call are said: every value, and none that can pass for the prompt."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conductor.tools.spoken.vocabulary import Vocabulary, Words, phrase_at
+
+# How much of a value, a name and a label is said, and how many values.
+MAX_VALUE_CHARS = 60
+MAX_NAME_CHARS = 60
+MAX_LABEL_WORDS = 4
+MAX_LEAVES = 12
+# Values that are counted where not all are said.
+MAX_COUNTED = 100
+_MAX_WALKED = MAX_LEAVES + MAX_COUNTED + 1
+
+_CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NAME_WORD = re.compile(r"[^\W_]+")
+_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
+_OPAQUE = re.compile(r"(?=.*\d)[0-9a-f-]{16,}|(?=(?:.*\d){3})[^\W_]{20,}=*", re.IGNORECASE)
+# What a voice would read as the end of a sentence, or as a mark: never part of a value that is read out.
+_ENDS = re.compile(r"[.:]+(?=\s|$)|[.]{2,}")
+_MARKS = re.compile(
+    r"[^\w\s.:/\\@+\-&=%#$\u20ac\u00a3']|[#=](?=\s|$)|(?<!\S)[#=:.\-+']+(?=\s|$)|(?<!\S)_+|_+(?!\S)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of the arguments, and how it is said.
+
+    ``label`` are the words of its place; ``index`` and ``size`` belong to the list that it is in. ``words``
+    is the value itself where it is short enough to be repeated. ``told`` is False if nothing of it is said.
+    ``nested`` means that it is in an object of its argument.
+    """
+
+    argument: str
+    label: Words
+    value: Any
+    index: int = 0
+    size: int = 0
+    nested: bool = False
+    text: str = ""
+    words: str = ""
+    told: bool = True
+
+
+def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocabulary) -> Iterator[Leaf]:
+    """Walk over all values that hold no others, in the schema's order; empty lists and objects count."""
+    stack: list[tuple[Leaf, Any]] = [(Leaf("", (), arguments), schema)]
+    while stack:
+        leaf, schema = stack.pop()
+        value, schema = leaf.value, schema if isinstance(schema, Mapping) else {}
+        if isinstance(value, Mapping) and value:
+            order = schema.get("properties")
+            order = order if isinstance(order, Mapping) else {}
+            keys = [*(key for key in order if key in value), *(key for key in value if key not in order)]
+            for key in reversed(keys[:_MAX_WALKED]):
+                label = (*leaf.label, *name_words(key, known))[-MAX_LABEL_WORDS:]
+                nested = bool(leaf.argument)
+                stack.append((Leaf(leaf.argument or key, label, value[key], nested=nested), order.get(key)))
+        elif isinstance(value, list | tuple) and value:
+            for index in reversed(range(min(len(value), _MAX_WALKED))):
+                item = replace(leaf, value=value[index], index=index, size=len(value))
+                stack.append((item, schema.get("items")))
+        elif leaf.argument:
+            yield leaf
+
+
+def name_words(name: str, known: Vocabulary) -> Words:
+    """Read a dotted, underscored or camel-case name as words, if they cannot pass for the prompt."""
+    cut = _CAMEL.sub(" ", unicodedata.normalize("NFKC", name[: 2 * MAX_NAME_CHARS])[: 2 * MAX_NAME_CHARS])
+    words = tuple(word.lower() for word in _NAME_WORD.findall(cut))
+    while len(" ".join(words)) > MAX_NAME_CHARS:
+        words = words[:-1]
+    return words if len(words) < 3 or not is_framing(" ".join(words), known) else ()
+
+
+def is_framing(text: str, known: Vocabulary) -> bool:
+    """Tell whether a text could pass for the prompt's own words."""
+    return bool(known.sets["framing"] & set(known.words(text)))
+
+
+def clean(text: str) -> str:
+    """Take out of a text what is not seen and what a voice reads as punctuation; spaces become single."""
+    text = unicodedata.normalize("NFKC", text[: 4 * MAX_VALUE_CHARS])[: 4 * MAX_VALUE_CHARS]
+    seen = "".join(" " if c.isspace() else c if unicodedata.category(c)[0] != "C" else "" for c in text)
+    return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", seen))).split())
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Join texts by commas and an "and"."""
+    return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
+
+
+def said(leaf: Leaf, known: Vocabulary) -> Leaf:
+    """Put a value into words: an opaque id by its end, a long text by its beginning, a secret not at all."""
+    ways, value = known.data["said"], leaf.value
+    if any(leaf.label[-len(phrase) :] == phrase for phrase in known.secrets):
+        return replace(leaf, text=ways["secret"])
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        return replace(leaf, text=ways["true" if value is True else "false" if value is False else "nothing"])
+    word = value.strip()[: 4 * MAX_VALUE_CHARS]
+    if opaque := _UUID.search(word) or _OPAQUE.fullmatch(word):
+        return replace(leaf, text=ways["id"].format(re.sub("[^0-9A-Za-z]", "", opaque.group())[-4:]))
+    begin, end = clean(value), ""
+    long = len(value) > 4 * MAX_VALUE_CHARS or len(begin) > MAX_VALUE_CHARS
+    if long and "/" in word and " " not in word:
+        end = re.split(r"[/\\]", clean(value[-MAX_VALUE_CHARS // 2 :]))[-1]
+    if long:
+        begin = begin[: MAX_VALUE_CHARS // 2].rpartition(" ")[0] or begin[: MAX_VALUE_CHARS // 3]
+    heard = known.words(f"{begin} {end}")
+    if not heard or any(phrase_at(heard, at, known.mimics) for at in range(len(heard))):
+        return replace(leaf, text=ways["text"].format(len(value)), told=not word)
+    if known.sets["framing"] & {*heard}:  # it could pass for the prompt
+        text = ways["quoted"].format(begin)
+    else:
+        text = f"\u201c{begin}\u201d" if " " in begin else begin
+    text = ways["ends"].format(text, end) if end else text
+    if long:
+        return replace(leaf, text=ways["long"].format(len(value), text))
+    return replace(leaf, text=text, words="" if known.sets["framing"] & {*heard} else begin)

@@ -1,0 +1,142 @@
+"""The words of a language: its data file, and how an utterance is cut into words."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from itertools import product
+from typing import Any, TypeAlias
+
+Words: TypeAlias = tuple[str, ...]
+
+# Characters of an utterance, and words of a phrase.
+MAX_CHARS = 2000
+MAX_PHRASE_WORDS = 12
+
+_APOSTROPHES = dict.fromkeys(map(ord, "\u2018\u2019\u201b\u02bc\u02b9\u00b4\u2032`"), "'")
+# Punctuation that only parts words. A question mark is not in it: a question is no answer.
+_SEPARATORS = re.escape(" .,!;:\"'_\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014\u2015\u2212-")
+_TOKEN = re.compile(rf"\d+(?:[.:,]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|[^\s{_SEPARATORS}]")
+_DOT = re.compile(r"(?<=\w)\.(?=[^\W\d_]{2})")
+_MINUS = re.compile(r"(?<![\w-])[-\u2212](?=\d)")
+_PRICE = re.compile(r"([$\u20ac\u00a3])\s?(\d[\d.,]*)")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_ZEROS = re.compile(r"(\.\d*?)0+$")
+
+
+class Vocabulary:
+    """One language: ``data`` is its file, ``sets`` holds the lists of single words in it by their names.
+
+    ``consent``, ``refusal`` and ``request`` map phrases to their kinds.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+        tables = [table for table in data.values() if isinstance(table, dict)]
+        lists = {key: value for table in tables for key, value in table.items() if isinstance(value, str)}
+        self.sets = {key: frozenset(value.split()) for key, value in lists.items()}
+        self._small = {word: number for number, word in enumerate(lists["numbers"].split())}
+        self._tens = {word: 10 * number for number, word in enumerate(lists["tens"].split(), start=2)}
+        self.secrets = frozenset(self.phrases(data["values"]["secrets"]))
+        self.mimics = dict.fromkeys(self.phrases(data["values"]["mimics"]), "mimic")
+        self.consent, self.refusal, self.request = map(self._kinds, ("consent", "refusal", "request"))
+
+    def _kinds(self, table: str) -> dict[Words, str]:
+        lists = {kind: patterns for kind, patterns in self.data[table].items() if isinstance(patterns, list)}
+        return {phrase: kind for kind, patterns in lists.items() for phrase in self.phrases(patterns)}
+
+    def number(self, number: int) -> str:
+        """Write a number as it is said, a small one as a word."""
+        return next((word for word, small in self._small.items() if small == number), str(number))
+
+    def phrases(self, patterns: Iterable[str]) -> Iterator[Words]:
+        """Read phrases written with alternatives and words that may be left out."""
+        for pattern in patterns:
+            choices = [f"{word[:-1]}|" if word.endswith("?") else word for word in pattern.split()]
+            for chosen in product(*(choice.split("|") for choice in choices)):
+                yield tuple(word for word in chosen if word)
+
+    def spell(self, text: str) -> str:
+        """Write signs that are said as words: "notes.txt" is "notes dot txt"."""
+        words = self.data["words"]
+        text = _DOT.sub(f" {words['point']} ", _MINUS.sub(f" {words['minus']} ", text))
+        for sign, word in words["signs"].items():
+            text = text.replace(sign, f" {word} ")
+        return _PRICE.sub(r"\2 \1", text)
+
+    def words(self, text: str) -> Words:
+        """Cut a text into small words in normal form: numbers as digits, contractions written out.
+
+        Punctuation that parts words is left out, save the question mark; any other sign is a word of its
+        own. Characters that are not seen are dropped.
+        """
+        text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold().translate(_APOSTROPHES)
+        if len(text) > MAX_CHARS:  # one character may become eighteen; what is cut off leaves a foreign word
+            text = text[:MAX_CHARS] + " \ufffd"
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+        found = _TOKEN.findall(self.spell(text))
+        return tuple(self._numbered(word for token in found for word in self._plain(token)))
+
+    def _plain(self, word: str) -> Sequence[str]:
+        words = self.data["words"]
+        if word[0].isdigit():
+            number = _THOUSANDS.sub("", word)
+            return [_ZEROS.sub(r"\1", number).rstrip(".") if number.count(".") == 1 else number]
+        if word in words["wholes"]:
+            return str(words["wholes"][word]).split()
+        for end, written in words["endings"].items():
+            if stem := word.removesuffix(end) if word.endswith(end) else "":
+                return (stem, written)
+        return (words["currencies"].get(word, word),)
+
+    def _numbered(self, words: Iterable[str]) -> Iterator[str]:
+        # "Twenty five" is 25, "one two" is 1 2.
+        number: int | None = None
+        for word in (*words, ""):
+            free = (number or 0) % 100
+            said = self._small.get(word, self._tens.get(word))
+            fits = said and number and (free == 0 or (free >= 20 and free % 10 == 0 and said < 10))
+            if number is not None and word == self.data["words"]["hundred"] and 0 < number % 1000 < 10:
+                number += number % 1000 * 99
+            elif word == self.data["words"]["thousand"] and number and number < 1000:
+                number *= 1000
+            elif fits:
+                number = (number or 0) + (said or 0)
+            else:
+                if number is not None:
+                    yield str(number)
+                number = said
+                if said is None and word:
+                    yield word
+
+
+def phrase_at(words: Words, at: int, known: Mapping[Words, str]) -> Words:
+    """Find the longest known phrase that begins at ``at``; empty if there is none."""
+    for end in range(min(len(words), at + MAX_PHRASE_WORDS), at, -1):
+        if words[at:end] in known:
+            return words[at:end]
+    return ()
+
+
+def singular(word: str) -> str:
+    """Guess the singular of an English noun; a word that is no plural is returned as it is."""
+    for end, other in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("s", "")):
+        if word.endswith(end) and not word.endswith(("ss", "us", "is")) and len(word) > len(end) + 1:
+            return word.removesuffix(end) + other
+    return word
+
+
+def vocabulary(locale: str) -> Vocabulary | None:
+    """Read the data file of a locale's language; None where there is none, and so no spoken approvals."""
+    language = re.split("[-_]", locale[:10].lower())[0]
+    return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
+
+
+@cache
+def _read(language: str) -> Vocabulary | None:
+    file = resources.files(__package__).joinpath(f"{language}.toml")
+    return Vocabulary(tomllib.loads(file.read_text("utf-8"))) if file.is_file() else None

@@ -1,0 +1,1191 @@
+"""Questions about calls: put by card or by voice, answered once, or not at all; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conductor.conversation.grants import LastingGrants
+from conductor.conversation.services import Services
+from conductor.events import client
+from conductor.messages import AssistantMessage, ToolResult
+from conductor.models.base import TextDelta
+from conductor.models.scripted import Script
+from conductor.stores.base import SessionKey
+from conductor.tools.base import ToolSpec
+from conductor.tools.rules import Rule
+from tests.conversation.helpers import (
+    SPOKEN,
+    Event,
+    Line,
+    SlowStore,
+    Stage,
+    arguments_of,
+    call,
+    faults,
+    later,
+    make_services,
+    run,
+    stage,
+    tool,
+)
+
+ALL = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
+CATALOG = (
+    tool("device.look", effect="read", risk="safe"),
+    tool("device.move", effect="write", risk="medium"),
+    tool("device.copy", effect="write", risk="medium"),
+    tool("device.wipe", effect="irreversible", risk="high"),
+)
+TWO: list[Script] = [[call("device.move"), call("device.copy")], [TextDelta("Well.")]]
+MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [TextDelta("Next.")]]
+
+
+class Scene:
+    """A stage with tools that ask, and what one wants to know of it."""
+
+    def __init__(self, one: Stage) -> None:
+        self.one = one
+        self.app = one.app
+        self.ran: list[str] = []
+
+    async def card(self, number: int = 1) -> dict[str, Any]:
+        """Wait for a number of cards; give the last one's payload."""
+        found: list[Event] = []
+        async with asyncio.timeout(10_000):
+            while len(found) < number:
+                found = [event for event in self.app.log if event["type"] == "approval.request"]
+                await later(0.01)
+        payload: dict[str, Any] = found[number - 1]["payload"]
+        return payload
+
+    async def prompt(self, number: int = 1) -> str:
+        """Wait for the number-th speech, and until the microphone is open after it."""
+        async with asyncio.timeout(10_000):
+            while len(self.app.spoken()) < number:
+                await later(0.01)
+            await later(0.5)
+        assert self.app.states()[-1] == "idle"
+        return self.app.spoken()[number - 1]
+
+    def shows(self, card: dict[str, Any]) -> None:
+        """Say that a person can see a card."""
+        assert self.app.line is not None
+        self.app.line.say(client.ApprovalShown(card["approvalId"]))
+
+    async def seen(self, number: int = 1) -> dict[str, Any]:
+        """Wait until a person has looked at a number of cards; give the last one's payload."""
+        card = await self.card(number)
+        for one in range(1, number + 1):
+            self.shows(await self.card(one))
+        await later(1)
+        return card
+
+    def decide(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
+        assert self.app.line is not None
+        digest = fields.pop("digest", card["argumentsDigest"])
+        event = client.ApprovalResponse(card["approvalId"], digest, decision, **fields)
+        self.app.line.say(event)
+
+    def resolved(self) -> list[str]:
+        return [e["payload"]["outcome"] for e in self.app.log if e["type"] == "approval.resolved"]
+
+    def results(self) -> list[dict[str, Any]]:
+        return [json.loads(m.content) for m in self.one.session.messages if isinstance(m, ToolResult)]
+
+    async def over(self) -> None:
+        await self.one.quiet()
+        assert faults(self.one.session.messages) == []
+        assert self.app.states()[-1] == "idle"
+        assert self.one.session._committer.state.fields.get("approvals") is None, "nothing stands any more"
+
+
+def scene(
+    play: Callable[[Scene], Coroutine[Any, Any, None]],
+    replies: Sequence[Script] = MOVE,
+    *,
+    capabilities: Sequence[str] = (),
+    catalog: Sequence[ToolSpec] = CATALOG,
+    answer: Callable[[str, str], str | None] | None = None,
+    rules: Sequence[Rule] = (),
+    services: Services | None = None,
+    locale: str | None = None,
+    **limits: Any,
+) -> None:
+    """Say "go" to a session with tools that ask, and play the rest."""
+
+    async def scenario() -> None:
+        made = services or make_services(replies, **limits)
+        made = replace(made, catalog=catalog, rules=rules)
+        here: list[Scene] = []
+
+        def handle(name: str, call_id: str) -> str | None:
+            if name.startswith("device."):
+                here[0].ran.append(name)
+            return SPOKEN if answer is None else answer(name, call_id)
+
+        one = await stage(made, handle)
+        here.append(Scene(one))
+        assert one.app.line is not None
+        start = client.SessionStart(capabilities=list(capabilities), locale=locale)
+        one.session.start(start, one.app.line, resumed=False)
+        one.app.say("go")
+        try:
+            await play(here[0])
+        finally:
+            await one.close()
+
+    run(scenario())
+
+
+# -- cards
+
+
+def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await later(540)
+        assert on.ran == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"] and on.app.errors() == []
+        assert on.app.finals() == ["Well."]
+
+    scene(play, capabilities=ALL, turn_timeout=120.0)
+
+
+def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await later(601)
+        await on.over()
+        assert on.resolved() == ["expired"]
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert "do not assume consent" in on.results()[0]["error_message"]
+        on.decide(card, "allow")
+        await later(1)
+        assert on.resolved() == ["expired", "expired"] and on.ran == []
+
+    scene(play, capabilities=ALL)
+
+
+def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.decide(card, "edit", edited_arguments={"x": 2})
+        await on.over()
+        sent = next(
+            arguments_of(e)
+            for e in on.app.log
+            if e["payload"].get("name") == "device.move" and e["type"] == "tool.call"
+        )
+        assert sent == {"x": 2} and on.resolved() == ["edited"]
+        (note,) = on.results()[0]["metadata"]["notes"][:1]
+        assert '"before":1' in note and '"after":2' in note
+
+    scene(play, capabilities=ALL)
+
+
+@pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
+def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.decide(card, "edit", edited_arguments=edited)
+        await later(1)
+        assert on.resolved() == ["refused"] and on.ran == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.resolved() == ["refused", "allowed"] and on.ran == ["device.move"]
+
+    forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
+    scene(play, capabilities=ALL, rules=[forbidden])
+
+
+def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -> None:
+    async def play(on: Scene) -> None:
+        cards = [await on.card(number) for number in (1, 2)]
+        assert on.app.line is not None
+        edits = [
+            client.Decision(card["approvalId"], card["argumentsDigest"], "edit", edited_arguments={"x": x})
+            for card in cards
+            for x in ("many", 2, 3)
+        ]
+        on.app.line.say(client.ApprovalResponse(decisions=edits))
+        await later(1)
+        assert on.resolved() == ["refused"] * 6 and on.ran == []
+        told = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
+        assert [message.startswith("One decision") for message in told] == [False, True, True] * 2
+        for card in cards:
+            on.decide(card, "edit", edited_arguments={"x": 2})
+        await on.over()
+        assert on.resolved()[6:] == ["edited", "edited"]
+
+    scene(play, TWO, capabilities=ALL)
+
+
+def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        for _ in range(4):
+            on.decide(card, "edit", edited_arguments={"x": "many"})
+        await later(1)
+        assert on.resolved() == ["refused"] * 4
+        told = [e["payload"]["message"] for e in on.app.log if e["type"] == "approval.resolved"]
+        assert [message == "Too many changes; wait." for message in told] == [False, False, True, True]
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL, turns_per_minute=3.0)
+
+
+def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> None:
+    async def play(on: Scene) -> None:
+        on.decide(await on.card(), "deny", message="leave it")
+        await on.over()
+        assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
+        assert [r["error_type"] for r in on.results()] == ["permission_denied"] * 2
+        choices = [request.tool_choice for request in on.one.provider.requests]
+        assert choices == ["auto", "auto", "none"]
+
+    again: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
+    scene(play, again, capabilities=ALL)
+
+
+def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_only_for_the_same() -> None:
+    async def play(on: Scene) -> None:
+        on.decide(await on.card(1), "allow", scope="session")
+        on.decide(await on.card(2), "allow", scope="session")
+        third = await on.card(3)
+        assert third["arguments"] == {"x": 8}, "other arguments at high risk"
+        on.decide(third, "deny")
+        await on.over()
+        assert on.ran == ["device.move", "device.wipe", "device.move", "device.wipe"]
+
+    replies: list[Script] = [
+        [call("device.move", '{"x":1}')],
+        [call("device.wipe", '{"x":7}')],
+        [call("device.move", '{"x":2}')],
+        [call("device.wipe", '{"x":7}')],
+        [call("device.wipe", '{"x":8}')],
+        [TextDelta("Done.")],
+    ]
+    scene(play, replies, capabilities=ALL)
+
+
+def test_allowed_always_holds_in_another_session_of_the_same_person_until_the_tool_is_defined_anew() -> None:
+    asked: list[int] = []
+    base = make_services(())
+    lasting = LastingGrants(base.store)
+
+    def again(catalog: Sequence[ToolSpec], play: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        made = make_services(MOVE)
+        scene(play, services=replace(made, lasting_grants=lasting), capabilities=ALL, catalog=catalog)
+
+    async def first(on: Scene) -> None:
+        card = await on.card()
+        assert card["scopes"] == ["once", "session", "always"]
+        on.decide(card, "allow", scope="always")
+        await on.over()
+
+    async def second(on: Scene) -> None:
+        await on.over()
+        asked.append(sum(e["type"] == "approval.request" for e in on.app.log))
+        assert on.ran == ["device.move"]
+
+    async def third(on: Scene) -> None:
+        on.decide(await on.card(), "deny")
+        await on.over()
+
+    again(CATALOG, first)
+    again(CATALOG, second)
+    changed = tuple(replace(spec, description="Moves it, and more.") for spec in CATALOG)
+    again(changed, third)
+    assert asked == [0]
+
+
+def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        spec = replace(CATALOG[1], description="Something else.")
+        on.one.session.reload(replace(on.one.services, catalog=(spec,)))
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["superseded"]
+        assert "changed" in on.results()[0]["error_message"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(60)
+        on.app.capabilities = ALL
+        on.app.connect(on.one.session)
+        await later(1)
+        again = [e for e in on.app.repeated if e["type"] == "approval.request"]
+        assert again and again[0]["payload"] == card, "the same event, with its id"
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
+    async def allowed(on: Scene) -> None:
+        await on.seen()
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"] and on.resolved() == ["allowed"]
+
+    async def superseded(on: Scene) -> None:
+        card = await on.card()
+        on.app.say("what time is it in Paris")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["superseded"]
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.finals() == ["Well."], "the new request has its answer"
+        on.decide(card, "allow")
+        await later(1)
+        assert on.resolved()[-1] == "superseded" and on.ran == []
+
+    scene(allowed, capabilities=ALL)
+    scene(superseded, capabilities=ALL)
+
+
+async def is_left_alone(on: Scene, words: str) -> None:
+    """Say words that are a yes and may not count: they are shown, and the cards stand."""
+    since, decided = len(on.app.log), on.resolved()
+    on.app.say(words)
+    await later(1)
+    assert on.app.shapes(since) == ["append user", "state idle"]
+    assert on.resolved() == decided and on.ran == []
+
+
+def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await later(60)
+        await is_left_alone(on, "yes please")
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seconds: float) -> None:
+    async def before(on: Scene) -> None:
+        card = await on.card()
+        on.app.say("yes please")
+        await later(seconds)
+        on.shows(card)
+        await later(1)
+        assert on.ran == [] and on.resolved() == []
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    async def just_after(on: Scene) -> None:
+        card = await on.card()
+        on.shows(card)
+        await later(seconds)
+        await is_left_alone(on, "yes please")
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(before, capabilities=ALL)
+    scene(just_after, capabilities=ALL)
+
+
+def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
+    def partial(on: Scene, text: str) -> None:
+        assert on.app.line is not None
+        on.app.line.say(client.TranscriptPartial(text))
+
+    async def begun(on: Scene) -> None:
+        card = await on.card()
+        partial(on, "yes")
+        await later(0.5)
+        on.shows(card)
+        await later(3)
+        partial(on, "yes just")
+        await later(3)
+        await is_left_alone(on, "yes please")
+        partial(on, "yes")
+        await later(1)
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    async def given_up(on: Scene) -> None:
+        card = await on.card()
+        partial(on, "hm")
+        on.shows(card)
+        await later(20)  # what was begun has no end any more
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    async def of_other_words(on: Scene) -> None:
+        assert on.app.line is not None
+        card = await on.card()
+        partial(on, "okay")
+        await is_left_alone(on, "yes please")
+        on.shows(card)
+        await later(1)
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(begun, capabilities=ALL)
+    scene(given_up, capabilities=ALL)
+    scene(of_other_words, capabilities=ALL)
+
+
+def test_a_card_must_be_shown_again_on_each_connection() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.seen()
+        on.app.capabilities = ALL
+        on.app.connect(on.one.session)
+        await later(1)
+        await is_left_alone(on, "yes please")
+        on.shows(card)
+        await later(1)
+        on.app.say("yes please")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
+    async def another(on: Scene) -> None:
+        card = await on.card()
+        on.shows({"approvalId": f"{card['approvalId']}-2"})
+        await later(1)
+        await is_left_alone(on, "yes please")
+
+    async def unsent(on: Scene) -> None:
+        assert on.app.line is not None
+        on.app.line.slow = True
+        while not on.one.session._approvals.open:
+            await later(0.1)
+        (approval_id,) = on.one.session._approvals.pending
+        on.app.line.say(client.ApprovalShown(approval_id))
+        await later(1)
+        on.app.line.slow = False
+        on.app.line.flush()
+        await later(1)
+        await is_left_alone(on, "yes please")
+
+    scene(another, capabilities=ALL)
+    scene(unsent, capabilities=ALL)
+
+
+def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -> None:
+    async def play(on: Scene) -> None:
+        await on.seen(2)
+        await is_left_alone(on, "yes")
+        on.app.say("no, none of them")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["denied", "denied"]
+
+    scene(play, TWO, capabilities=ALL)
+
+
+def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
+    async def play(on: Scene) -> None:
+        first, _ = await on.card(1), await on.seen(2)
+        on.decide(first, "deny")
+        await later(0.1)
+        await is_left_alone(on, "yes")
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.copy"] and on.resolved() == ["denied", "allowed"]
+
+    scene(play, TWO, capabilities=ALL)
+
+
+WIPE: list[Script] = [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")], [TextDelta("Next.")]]
+
+
+def phrase_of(prompt: str) -> str:
+    phrase = prompt.partition("say: ")[2].partition(".")[0]
+    assert len(phrase.split()) >= 2
+    return phrase
+
+
+def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and_no_others() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        await is_left_alone(on, phrase_of(card["prompt"]))
+        on.shows(card)
+        await later(1)
+        await is_left_alone(on, "yes")
+        on.app.say(phrase_of(card["prompt"]))
+        await on.over()
+        assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
+        assert on.one.session._committer.state.fields.get("grants") is None
+
+    scene(play, WIPE, capabilities=ALL)
+
+
+def test_a_card_says_what_the_voice_says() -> None:
+    prompts: list[str] = []
+
+    async def card(on: Scene) -> None:
+        prompts.append((await on.card())["prompt"])
+
+    async def voice(on: Scene) -> None:
+        prompts.append(await on.prompt())
+
+    for replies in (MOVE, WIPE):
+        scene(card, replies, capabilities=ALL)
+        scene(voice, replies)
+    assert prompts[0] == prompts[1] and prompts[2] == prompts[3]
+
+
+def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_last_is_decided() -> None:
+    async def play(on: Scene) -> None:
+        first, second = await on.card(1), await on.card(2)
+        await later(1)
+        assert on.app.shapes()[-3:] == ["approval.request", "approval.request", "state idle"]
+        since = len(on.app.log)
+        on.decide(first, "deny")
+        await later(1)
+        assert on.app.shapes(since) == ["approval.resolved"]
+        on.decide(second, "deny")
+        await on.over()
+        assert on.app.shapes(since)[1:3] == ["approval.resolved", "state thinking"]
+
+    scene(play, TWO, capabilities=ALL)
+
+
+def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open() -> None:
+    async def play(on: Scene) -> None:
+        await on.card()
+        await later(1)
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(30)
+        since = len(on.app.log)
+        on.app.capabilities = ALL
+        on.app.connect(on.one.session)
+        await later(1)
+        assert on.app.states(since) == ["idle"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
+        decided_at = time.time()
+        on.decide(card, "allow")
+        await on.over()
+        took_ms = on.results()[0]["metadata"]["execution_time_ms"]
+        assert took_ms <= (time.time() - decided_at) * 1000 + 1
+
+    scene(play, capabilities=ALL)
+
+
+# -- voice
+
+
+def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
+    async def play(on: Scene) -> None:
+        prompts = []
+        for number in range(1, 4):
+            prompts.append(await on.prompt(number))
+            on.app.say("okay")
+        await on.over()
+        assert len(set(prompts)) == 3 and on.ran == []
+        assert on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.spoken()[3:] == ["Well."]
+
+    scene(play)
+
+
+def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def yes(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.result(held.pop(), SPOKEN)  # the app says so of an interrupted speech too
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == [] and len(on.app.spoken()) == 2, "it is presented again"
+        on.app.result(held.pop(), SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+        on.app.result(held.pop(), SPOKEN)
+        await on.over()
+
+    async def no(on: Scene) -> None:
+        held.clear()
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.say("no")
+        await later(1)
+        assert on.results()[0]["error_type"] == "permission_denied"
+
+    scene(yes, answer=deaf)
+    scene(no, answer=deaf)
+
+
+def test_a_prompt_that_was_interrupted_in_silence_is_said_again_and_five_times_at_most() -> None:
+    async def play(on: Scene) -> None:
+        await later(200)
+        spoken = len(on.app.spoken())
+        assert spoken == 6, "five presentations and the answer"
+        assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
+
+    interrupting: list[Stage] = []
+
+    async def run_it() -> None:
+        one = await stage(
+            replace(make_services(MOVE), catalog=CATALOG),
+            lambda name, call_id: None if name == "tts.speak" else SPOKEN,
+        )
+        interrupting.append(one)
+        one.app.say("go")
+        on = Scene(one)
+        seen = 0
+        for _ in range(300):
+            await later(1)
+            if len(one.app.spoken()) > seen and one.app.spoken()[-1] != "Well.":
+                seen = len(one.app.spoken())
+                one.app.interrupt()
+        await play(on)
+        await one.close()
+
+    run(run_it())
+
+
+def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
+    def broken(name: str, call_id: str) -> str | None:
+        return SPOKEN
+
+    async def play(on: Scene) -> None:
+        call_id = (await on.app.until("tts.speak"))["payload"]["callId"]
+        assert on.app.line is not None
+        on.app.line.say(client.ToolResultEvent(call_id, None, "no voice"))
+        await later(1)
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    def no_voice(name: str, call_id: str) -> str | None:
+        return None if name == "tts.speak" else SPOKEN
+
+    scene(play, answer=no_voice)
+    assert broken("", "") == SPOKEN
+
+
+def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
+    async def play(on: Scene) -> None:
+        phrase = phrase_of(await on.prompt(1))
+        on.app.say("yes")
+        await on.prompt(2)
+        on.app.say(f"{phrase}, always")
+        await later(1)
+        if on.ran:  # the scope is not taken, the words are
+            assert on.one.session._committer.state.fields.get("grants") is None
+        else:
+            await on.prompt(3)
+            on.app.say(phrase)
+            await later(1)
+        assert on.ran == ["device.wipe"]
+        assert on.one.session._committer.state.fields.get("grants") is None
+
+    scene(play, [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]])
+
+
+def test_another_request_closes_the_question_and_is_answered() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt(1)
+        on.app.say("what is the weather like in Oslo tomorrow")
+        await on.over()
+        assert on.ran == [] and on.results()[0]["error_type"] == "approval_timeout"
+        assert on.app.spoken()[1:] == ["Well."]
+
+    scene(play)
+    scene(play, services=replace(make_services(MOVE), interruption_mode="queue"))
+
+
+# -- another connection, which may be another process of the app
+
+
+def speaks_when_told(held: list[str]) -> Callable[[str, str], str | None]:
+    """Make a device that answers its ``tts.speak`` only when it is told to."""
+
+    def answer(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    return answer
+
+
+async def relaunches(on: Scene, away: float = 30.0) -> int:
+    """End the app and start it again; gives where its log began then."""
+    assert on.app.line is not None
+    on.app.line.hang_up()
+    on.app.relaunch()
+    await later(away)
+    since = len(on.app.log)
+    on.app.connect(on.one.session)
+    return since
+
+
+def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
+    held: list[str] = []
+
+    async def play(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.result(held.pop(), SPOKEN)
+        await later(1)
+        since = await relaunches(on)
+        await later(1)
+        assert on.app.shapes(since)[-4:] == ["append assistant", "state speaking", "tts.speak", "state idle"]
+        first, second = on.app.spoken()
+        assert first == second, "the whole question"
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == [], "nobody has heard it yet"
+        for call_id in held:
+            on.app.result(call_id, SPOKEN)
+            await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    scene(play, answer=speaks_when_told(held))
+
+
+def test_a_card_is_shown_again_after_a_relaunch() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.seen()
+        on.app.capabilities = ALL
+        since = await relaunches(on)
+        await later(1)
+        assert on.app.shapes(since) == ["session.started", "approval.request", "state idle"]
+        await is_left_alone(on, "yes")
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_words_that_come_first_on_a_new_connection_have_heard_no_question() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        on.app.relaunch()
+        on.app.line = Line(on.app, on.one.session)
+        on.app.lines.append(on.app.line)
+        on.one.session.attach(on.app.line, resumed=True)
+        on.app.say("yes")
+        await on.prompt(2)
+        assert on.ran == [] and len(on.app.spoken()) == 2, "it is said again, once"
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play)
+    scene(play, services=make_services(MOVE, store=SlowStore(lambda: 3, lambda: 3)))
+
+
+def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        line = on.app.line = Line(on.app, on.one.session)
+        on.app.lines.append(line)
+        on.one.session.attach(line, resumed=True)
+        await later(1)
+        on.one.session.start(client.SessionStart(), line, resumed=True)
+        await later(1)
+        assert len(on.app.spoken()) == 2
+
+    scene(play)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        line = on.app.line = Line(on.app, on.one.session)
+        on.app.lines.append(line)
+        state = client.Resume(on.app.log[-1]["id"]) if same else None
+        start = client.SessionStart(capabilities=["resume"], resume=state)
+        known = await on.one.session.learn(start)
+        on.one.session.start(start, line, resumed=True, known=known)
+        await later(1)
+        assert len(on.app.spoken()) == (1 if same else 2)
+        assert on.app.states()[-1] == "idle"
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=["resume"])
+
+
+def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        line = on.app.line
+        assert line is not None
+        on.one.session.detach(line)
+        on.one.session.rejoin(line)
+        await later(1)
+        assert len(on.app.spoken()) == 1
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play)
+
+
+def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
+    held: list[str] = []
+
+    async def play(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        await relaunches(on, away=1.0)
+        await later(1)
+        assert len(on.app.spoken()) == 2 and held[0] == held[1], "the same call, to two processes"
+        on.app.result(held[1], SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    scene(play, answer=speaks_when_told(held))
+
+
+def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
+    store = SlowStore()
+
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        on.app.say("okay")
+        store.hold = asyncio.Event()
+        await later(1)
+        await relaunches(on, away=0.0)
+        await later(1)
+        store.hold.set()
+        store.hold = None
+        await on.prompt(2)
+        assert len(on.app.spoken()) == 2
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, services=make_services(MOVE, store=store))
+
+
+def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        for number in range(2, 12):
+            await relaunches(on, away=1.0)
+            await on.prompt(number)
+        for number in range(12, 14):
+            on.app.say("okay")
+            await on.prompt(number)
+        assert on.ran == [] and on.results() == []
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play)
+
+
+@pytest.mark.parametrize("capabilities", [ALL, []])
+def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
+    capabilities: list[str],
+) -> None:
+    async def says(on: Scene, words: str) -> None:
+        await (on.seen() if capabilities else on.prompt())
+        on.app.say(words)
+        await later(1)
+        assert "always" not in str(on.one.session._committer.state.fields.get("grants"))
+        claim = await on.one.services.store.claim(SessionKey("ann", "$grants"))
+        assert not claim.state.fields.get("grants")
+
+    async def always(on: Scene) -> None:
+        await says(on, "yes, always allow that")
+
+    async def for_the_session(on: Scene) -> None:
+        await says(on, "yes, for this session")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"], "the second is not asked about"
+
+    async def high(on: Scene) -> None:
+        prompt = (await on.card())["prompt"] if capabilities else await on.prompt()
+        await says(on, f"{phrase_of(prompt)}, for this session")
+        assert on.one.session._committer.state.fields.get("grants") is None
+
+    twice: list[Script] = [MOVE[0], [call("device.move", '{"x":2}')], [TextDelta("Well.")]]
+    for play, replies in ((always, MOVE), (for_the_session, twice), (high, WIPE)):
+        made = make_services(replies)
+        lasting = replace(made, lasting_grants=LastingGrants(made.store))
+        scene(play, services=lasting, capabilities=capabilities)
+
+
+@pytest.mark.parametrize("locale", ["de-DE", "xx"])
+def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str) -> None:
+    async def play(on: Scene) -> None:
+        assert "needs your screen" in await on.prompt()
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == []
+        (result,) = on.results()
+        assert result["error_type"] == "approval_timeout" and "by voice" in result["error_message"]
+
+    scene(play, locale=locale)
+
+
+def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
+    async def play(on: Scene) -> None:
+        await on.prompt()
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, locale="en-GB")
+
+
+# -- what may have happened
+
+
+def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
+    free = (tool("device.move", effect="write", approval="never"),)
+    silent = True
+
+    def answer(name: str, call_id: str) -> str | None:
+        return None if name == "device.move" and silent else SPOKEN
+
+    async def play(on: Scene) -> None:
+        nonlocal silent
+        await on.card()
+        assert [r["error_type"] for r in on.results()] == ["unknown"]
+        assert "may have happened" in " ".join((await on.card())["reasons"])
+        silent = False
+        on.decide(await on.card(), "allow")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"]
+
+    twice: list[Script] = [MOVE[0], MOVE[0], [TextDelta("Well.")]]
+    scene(play, twice, capabilities=ALL, catalog=free, answer=answer, tool_timeout=5.0)
+
+
+def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
+    before = time.monotonic()
+
+    async def play(on: Scene) -> None:
+        await on.card()
+        await later(599)
+        assert on.one.session.busy
+        await later(2)
+        await on.over()
+        assert isinstance(on.one.session.messages[-1], AssistantMessage)
+
+    scene(play, capabilities=ALL, turn_timeout=10.0)
+    assert time.monotonic() - before < 30
+
+
+# -- what a reviewer would try
+
+
+def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def interrupted(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.result(held.pop(), SPOKEN)
+        await later(0.001)
+        on.app.say("yes")
+        await later(0.03)
+        on.app.interrupt()
+        await later(1)
+        assert on.ran == [], "the prompt was cut, and the yes was too early"
+        on.app.result(held.pop(), SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    async def quick(on: Scene) -> None:
+        held.clear()
+        while not held:
+            await later(0.01)
+        on.app.result(held.pop(), SPOKEN)
+        await later(0.001)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"], "quick, but not too early"
+
+    scene(interrupted, answer=deaf)
+    scene(quick, answer=deaf)
+
+
+def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
+        on.one.session.reload(replace(on.one.services, rules=rules))
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
+
+    scene(play, capabilities=ALL)
+
+
+def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_again() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        before = len(on.app.log)
+        on.app.say("   ")
+        await later(1)
+        assert on.app.errors(before) == ["invalid_transcript"] and on.app.states(before) == ["idle"]
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        on.app.say("what time is it in Paris")
+        await later(1)
+        assert on.app.errors() == ["rate_limited"] and on.resolved() == []
+        on.decide(card, "allow")
+        await on.over()
+        assert on.ran == ["device.move"]
+
+    scene(play, capabilities=ALL, turns_per_minute=1.0)
+
+
+def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
+    held: list[str] = []
+
+    def deaf(name: str, call_id: str) -> str | None:
+        if name == "tts.speak":
+            held.append(call_id)
+            return None
+        return SPOKEN
+
+    async def play(on: Scene) -> None:
+        while not held:
+            await later(0.01)
+        on.app.interrupt()
+        on.app.interrupt()
+        await later(6)
+        assert len(on.app.spoken()) == 2, "it is said again"
+        on.app.result(held[-1], SPOKEN)
+        await later(1)
+        on.app.say("yes")
+        await later(1)
+        assert on.ran == ["device.move"]
+
+    scene(play, answer=deaf)
+
+
+def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
+    async def denied(on: Scene) -> None:
+        on.decide(await on.card(2), "deny")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["denied", "denied"]
+
+    async def granted(on: Scene) -> None:
+        on.decide(await on.card(2), "allow", scope="session")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
+
+    same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
+    others: list[Script] = [
+        [call("device.move", '{"x":1}'), call("device.move", '{"x":2}')],
+        [TextDelta("Well.")],
+    ]
+    scene(denied, same, capabilities=ALL)
+    scene(granted, others, capabilities=ALL)
+
+
+def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
+    async def play(on: Scene) -> None:
+        await on.card()
+        assert on.app.line is not None
+        on.app.line.hang_up()
+        await later(700)
+        assert on.resolved() == []
+        on.app.capabilities = ALL
+        on.app.connect(on.one.session)
+        await later(1)
+        assert on.resolved() == ["expired"]
+
+    scene(play, capabilities=ALL)
+
+
+def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
+    async def play(on: Scene) -> None:
+        card = await on.card()
+        assert card["scopes"] == ["once"]
+        on.decide(card, "allow", scope="session")
+        await on.over()
+        assert on.ran == ["device.move"]
+        assert on.one.session._committer.state.fields.get("grants") is None
+
+    scene(play, capabilities=ALL, rules=[Rule("ask", "device.move")])
+
+
+def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
+    async def play(on: Scene) -> None:
+        await on.seen(2)
+        await is_left_alone(on, "yes")
+
+    for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
+        scene(play, [calls, [TextDelta("Well.")]], capabilities=ALL)

@@ -1,0 +1,166 @@
+"""What people have allowed always: kept under their subject, whichever process wrote it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from conductor.conversation.grants import (
+    FIELD,
+    LASTING_ID,
+    MAX_GRANTS,
+    LastingGrants,
+    decode_grants,
+    with_grant,
+)
+from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
+from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
+from conductor.stores.memory import MemoryStore
+from conductor.tools.rules import Rule, encode_rules
+from tests.conversation.helpers import SlowStore, run, steps
+
+
+def rule(name: str) -> Rule:
+    return Rule("allow", name, scope="always")
+
+
+async def write(store: SessionStore, subject: str, text: str) -> None:
+    """Have somebody else write a person's grants."""
+    claim = await store.claim(SessionKey(subject, LASTING_ID))
+    await store.commit(claim, "other", [SetField(FIELD, text)])
+
+
+def test_what_one_process_keeps_another_one_loads() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        one, other = LastingGrants(store), LastingGrants(store)
+        await one.add("ann", rule("lamp.dim"))
+        assert list(other.rules("ann")) == []  # it has not looked yet
+        await other.load("ann")
+        assert list(one.rules("ann")) == list(other.rules("ann")) == [rule("lamp.dim")]
+
+    run(scenario())
+
+
+def test_a_grant_is_its_persons_alone() -> None:
+    async def scenario() -> None:
+        lasting = LastingGrants(MemoryStore())
+        await lasting.add("ann", rule("lamp.dim"))
+        await lasting.load("bob")
+        assert list(lasting.rules("bob")) == []
+        assert list(lasting.rules("nobody")) == []
+
+    run(scenario())
+
+
+def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        one, other = LastingGrants(store), LastingGrants(store)
+        for number in range(6):
+            await (one if number % 2 else other).add("ann", rule(f"t{number}"))
+        await one.load("ann")
+        assert [granted.tool for granted in one.rules("ann")] == [f"t{number}" for number in range(6)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 8, 13])
+def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> None:
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        store = MemoryStore()
+        stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
+        for slow in stores:
+            slow.inner = store
+        one, other = (LastingGrants(slow) for slow in stores)
+        await asyncio.gather(one.add("ann", rule("one")), other.add("ann", rule("other")))
+        reader = LastingGrants(store)
+        await reader.load("ann")
+        assert {granted.tool for granted in reader.rules("ann")} == {"one", "other"}, f"seed {seed}"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("error", [Fenced("taken over"), Conflict("behind")])
+def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(error: StoreError) -> None:
+    async def scenario() -> None:
+        inner = MemoryStore()
+        failures = iter([error])
+        store = SlowStore(fail=lambda operations: next(failures, None))
+        store.inner = inner
+        await write(inner, "ann", encode_rules([rule("there.before")]))
+        lasting = LastingGrants(store)
+        await lasting.add("ann", rule("lamp.dim"))
+        assert [granted.tool for granted in lasting.rules("ann")] == ["there.before", "lamp.dim"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("error", "tries"), [(Fenced("taken over"), 5), (StoreUnavailable("away"), 1)])
+def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tries: int) -> None:
+    async def scenario() -> None:
+        tried = 0
+
+        def fail(operations: Sequence[Operation]) -> StoreError:
+            nonlocal tried
+            tried += 1
+            return error
+
+        lasting = LastingGrants(SlowStore(fail=fail))
+        with pytest.raises(StoreUnavailable):
+            await lasting.add("ann", rule("lamp.dim"))
+        assert (tried, list(lasting.rules("ann"))) == (tries, [])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"tool":"*"}', '[{"effect":"allow"}]', "[" * 100_000, "null", "\x00"]
+)
+def test_what_cannot_be_read_allows_nothing(text: str) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        await write(store, "ann", text)
+        lasting = LastingGrants(store)
+        await lasting.load("ann")
+        assert list(lasting.rules("ann")) == []
+        await lasting.add("ann", rule("lamp.dim"))  # and it can be written over
+        assert [granted.tool for granted in lasting.rules("ann")] == ["lamp.dim"]
+
+    run(scenario())
+
+
+def test_one_bad_rule_among_good_ones_costs_all_of_them() -> None:
+    good = encode_rules([rule("lamp.dim")])
+    assert decode_grants(good, "ann") == (rule("lamp.dim"),)
+    assert decode_grants(f'{good[:-1]},{{"effect":"allow"}}]', "ann") == ()
+
+
+def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
+    rules: tuple[Rule, ...] = ()
+    for number in range(MAX_GRANTS + 5):
+        rules = with_grant(rules, rule(f"t{number}"))
+    rules = with_grant(rules, rule("t100"))
+    assert len(rules) == MAX_GRANTS
+    assert rules[0] == rule("t5")
+    assert rules[-1] == rule("t100")
+
+
+def test_loading_while_another_grant_is_kept_loses_neither() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        lasting = LastingGrants(store)
+        store.hold = asyncio.Event()
+        adding = asyncio.ensure_future(lasting.add("ann", rule("lamp.dim")))
+        await steps(5)
+        loading = asyncio.ensure_future(lasting.load("ann"))  # as a second session of the person does
+        await steps(5)
+        store.hold.set()
+        await asyncio.gather(adding, loading)
+        assert [granted.tool for granted in lasting.rules("ann")] == ["lamp.dim"]
+
+    run(scenario())

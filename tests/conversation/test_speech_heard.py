@@ -1,0 +1,68 @@
+"""What the history holds of a speech that was cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.conversation.speech import (
+    CHARS_PER_SECOND,
+    CUT_HERE,
+    CUT_SOMEWHERE,
+    HEARD_NOTHING,
+    Speech,
+    heard_text,
+)
+
+SPOKEN = "The lamp is on and the door is locked."
+
+
+def speech(*actions: str, text: str = f"**{SPOKEN}**", spoken: str = SPOKEN) -> Speech:
+    return Speech("c1", "t1", 1, text, spoken, actions)
+
+
+def test_what_the_client_says_was_spoken_is_believed_first() -> None:
+    assert heard_text(speech(), "The lamp is", 9_999_999) == f"The lamp is {CUT_HERE}"
+
+
+@pytest.mark.parametrize("nothing", ["", "  \n"])
+def test_nothing_spoken_is_nothing_heard(nothing: str) -> None:
+    assert heard_text(speech(), nothing, None) == HEARD_NOTHING
+
+
+def test_a_client_cannot_put_more_into_the_history_than_was_to_be_said() -> None:
+    assert heard_text(speech(), "x" * 5_000, None) == f"{'x' * len(SPOKEN)} {CUT_HERE}"
+
+
+def test_without_any_knowledge_the_whole_text_is_kept_and_marked() -> None:
+    assert heard_text(speech(), None, None) == f"**{SPOKEN}** {CUT_SOMEWHERE}"
+
+
+def test_actions_that_were_done_are_named_though_nothing_was_heard() -> None:
+    text = heard_text(speech("lamp.on", "door.lock"), "", None)
+    assert text.startswith(HEARD_NOTHING)
+    assert "lamp.on, door.lock" in text
+
+
+@given(st.text(), st.floats(min_value=0, max_value=1e12))
+def test_time_played_gives_whole_words_from_the_beginning(spoken: str, played_ms: float) -> None:
+    text = heard_text(speech(text=spoken, spoken=spoken), None, played_ms)
+    if text == HEARD_NOTHING:
+        return
+    assert text.endswith(f" {CUT_HERE}")
+    heard = text.removesuffix(f" {CUT_HERE}")
+    assert spoken.startswith(heard)
+    assert len(heard) <= max(0, played_ms / 1000 * CHARS_PER_SECOND)
+    assert heard == spoken or spoken[len(heard)] == " "
+
+
+@given(st.floats(min_value=0, max_value=1e4), st.floats(min_value=0, max_value=1e4))
+def test_the_longer_it_played_the_more_was_heard(one: float, other: float) -> None:
+    shorter, longer = (heard_text(speech(), None, ms) for ms in sorted((one, other)))
+    if shorter != HEARD_NOTHING:
+        assert longer.removesuffix(CUT_HERE).startswith(shorter.removesuffix(f" {CUT_HERE}"))
+
+
+def test_a_speech_played_to_its_end_is_heard_whole() -> None:
+    assert heard_text(speech(), None, 60_000) == f"{SPOKEN} {CUT_HERE}"

@@ -1,0 +1,146 @@
+"""The calls of one reply: which are run, and that each gets one result in the model's order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from conductor.conversation.tool_round import ToolRound, prepare_round
+from conductor.messages import ToolCall, ToolResult
+from conductor.settings import Limits
+from conductor.stores.base import AppendLog, ForgetCall, OpenCall
+from conductor.tools.base import ToolSpec
+from conductor.tools.device import DeviceToolset
+from conductor.tools.executor import ToolExecutor
+from conductor.tools.pending import PendingCalls
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import RuleEffect
+from tests.conversation.helpers import CATALOG, LocalTools, limits
+
+
+def executor(bounds: Limits) -> ToolExecutor:
+    return ToolExecutor([LocalTools(), DeviceToolset(CATALOG, PendingCalls())], bounds)
+
+
+def prepare(calls: list[ToolCall], *, room: int = 40, whole: bool = True, **changed: Any) -> ToolRound:
+    bounds = limits(**changed)
+    return asyncio.run(prepare_round(executor(bounds), calls, bounds, room=room, whole=whole))
+
+
+def errors(prepared: ToolRound) -> dict[str, str]:
+    return {call_id: json.loads(r.content)["error_type"] for call_id, r in prepared.results.items()}
+
+
+def calls(*names: str) -> list[ToolCall]:
+    return [ToolCall(f"c{number}", name, "{}") for number, name in enumerate(names)]
+
+
+def test_calls_that_pass_the_gate_are_ready_and_the_others_have_their_result() -> None:
+    prepared = prepare(
+        [*calls("device.look", "local.sum", "nobody.home"), ToolCall("c3", "device.do", '{"x":"many"}')]
+    )
+    assert [one.call.call_id for one in prepared.ready] == ["c0", "c1"]
+    assert [one.call.call_id for one in prepared.device_calls] == ["c0"]
+    assert errors(prepared) == {"c2": "not_found", "c3": "validation_failed"}
+    assert all(result.is_error for result in prepared.results.values())
+
+
+def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> None:
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        effects: dict[str, RuleEffect] = {"device.do": "ask", "local.sum": "deny"}
+        return Verdict(effects.get(spec.name, "allow"), ("Because.",), None, warn=False)
+
+    bounds = limits()
+    wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
+    prepared = asyncio.run(prepare_round(executor(bounds), wanted, bounds, permit, room=40, whole=True))
+    assert [one.call.call_id for one in prepared.ready] == ["c0"]
+    assert [one.ready.call.call_id for one in prepared.asked] == ["c1", "c3"]
+    assert [one.verdict.reasons for one in prepared.asked] == [("Because.",)] * 2
+    assert [one.call.call_id for one in prepared.device_calls] == ["c0"], "nothing that asks is sent"
+    assert errors(prepared) == {"c2": "permission_denied"}
+    assert prepared.refused == {"c2"}
+    assert not prepared.all_refused
+    opened = [o.call for o in prepared.open("t1") if isinstance(o, OpenCall)]
+    assert [(c.source, c.effect) for c in opened] == [
+        ("device", "read"),
+        ("device", "write"),
+        ("none", "read"),
+        ("device", "write"),
+    ]
+    assert [c.notes for c in opened] == [(), (), (), ('x: "7" was read as 7',)]
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"), [(["local.sum"], True), (["local.sum", "nobody.home"], False), ([], False)]
+)
+def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], refused: bool) -> None:
+    def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        return Verdict("deny", ("Because.",), None, warn=False)
+
+    bounds = limits()
+    prepared = asyncio.run(
+        prepare_round(executor(bounds), calls(*names), bounds, permit, room=40, whole=True)
+    )
+    assert prepared.all_refused == refused
+
+
+def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:
+    prepared = prepare(calls("device.look", "local.sum"), whole=False)
+    assert prepared.ready == []
+    assert errors(prepared) == {"c0": "parse_error", "c1": "parse_error"}
+
+
+@pytest.mark.parametrize(("room", "by_round", "ran"), [(2, 15, 2), (40, 3, 3), (40, 15, 5)])
+def test_calls_beyond_the_limit_are_answered_and_not_run(room: int, by_round: int, ran: int) -> None:
+    prepared = prepare(calls(*["local.sum"] * 5), room=room, max_calls_per_round=by_round)
+    assert len(prepared.ready) == ran
+    assert list(errors(prepared).values()) == ["rate_limited"] * (5 - ran)
+
+
+def test_opening_records_each_call_with_where_it_runs_and_what_it_does() -> None:
+    prepared = prepare(calls("device.do", "local.sum", "nobody.home"))
+    opened = [o.call for o in prepared.open("t1") if isinstance(o, OpenCall)]
+    assert [(c.call_id, c.source, c.effect, c.turn_id) for c in opened] == [
+        ("c0", "device", "write", "t1"),
+        ("c1", "builtin", "read", "t1"),
+        ("c2", "none", "read", "t1"),
+    ]
+    assert [c.result is not None for c in opened] == [False, False, True]
+
+
+def test_closing_gives_one_result_each_in_the_models_order_whatever_is_known() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        prepared = prepare(
+            calls(*(rng.choice(("device.do", "nobody.home")) for _ in range(rng.randint(1, 6))))
+        )
+        for one in rng.sample(prepared.ready, rng.randint(0, len(prepared.ready))):
+            prepared.results[one.call.call_id] = ToolResult(one.call.call_id, "ok")
+        operations = prepared.close()
+        logged = [o.entry for o in operations if isinstance(o, AppendLog)]
+        ids = [one.call_id for one in prepared.calls]
+        assert [entry.call_id for entry in logged if isinstance(entry, ToolResult)] == ids
+        assert [o.call_id for o in operations if isinstance(o, ForgetCall)] == ids
+
+
+def test_between_two_calls_others_have_their_turn() -> None:
+    async def passes() -> int:
+        bounds, count = limits(), 0
+
+        async def tick() -> None:
+            nonlocal count
+            while True:
+                await asyncio.sleep(0)
+                count += 1
+
+        ticking = asyncio.create_task(tick())
+        await prepare_round(executor(bounds), calls(*["local.sum"] * 5), bounds, room=40, whole=True)
+        ticking.cancel()
+        return count
+
+    assert asyncio.run(passes()) >= 3

@@ -1,0 +1,116 @@
+"""What the server otherwise ignores in silence, told to the developer of an app that asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from tests.end_to_end.conftest import serving
+from tests.end_to_end.phone import Event, Phone
+
+LAMP: dict[str, Any] = {"name": "lamp.switch", "inputSchema": {"type": "object"}}
+MISSPELT: dict[str, Any] = {
+    **LAMP,
+    "inputschema": {},
+    "annotations": {"readonlyHint": True, "title": "Lamp"},
+    "_meta": {"conducter": {"approval": "ask"}, "example.com/room": "hall"},
+}
+
+
+async def diagnosed(phone: Phone) -> list[Event]:
+    """Give the payloads of the diagnostics that were sent so far."""
+    since = len(phone.log)
+    await phone.say("hello")  # its turn comes after them
+    await phone.until(lambda event: event["type"] == "assistant.speech.final", since=since)
+    return [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
+
+
+def provider() -> ScriptedProvider:
+    return ScriptedProvider([[TextDelta("Hello.")]] * 3)
+
+
+async def make_every_mistake(phone: Phone) -> None:
+    await phone.send("session.start", {**phone.start_fields, "timeZone": "Europe/Lundon", "resume": {}})
+    await phone.send("user.audo.secret", {}, id="e-1")
+    await phone.send("response.cancel", {}, id="e-2")
+    await phone.send("session.update", {"tools": [MISSPELT, "lamp", {**LAMP, "annotations": 5}]}, id="e-3")
+    await phone.send("tool.result", {"callId": "evt_7", "result": "secret"}, id="e-4")
+
+
+async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
+    fields = {"capabilities": ["diagnostics", "tools", "telepathy"]}
+    async with serving(provider()) as served, served.phone(start_fields=fields) as phone:
+        await make_every_mistake(phone)
+        found = await diagnosed(phone)
+    assert [(one["code"], one["message"], one.get("eventId")) for one in found] == [
+        ("unknown_capability", "There is no capability 'telepathy'.", None),
+        (
+            "unknown_time_zone",
+            "'Europe/Lundon' is not an IANA time zone such as 'Europe/London'.",
+            None,
+        ),
+        ("missing_capability", "'resume' is ignored without the capability 'resume'.", None),
+        ("unknown_event", "There is no event type 'user.audo.secret'.", "e-1"),
+        (
+            "missing_capability",
+            "'response.cancel' needs a capability that session.start did not name.",
+            "e-2",
+        ),
+        *(
+            ("unknown_field", f"The tool 'lamp.switch' has the unknown field '{name}'.", "e-3")
+            for name in ("inputschema", "annotations.readonlyHint", "_meta.conducter")
+        ),
+        ("unknown_call", "This callId is not that of a tool.call; it is not the frame's id.", "e-4"),
+    ]
+    assert {one["code"] for one in found if one["severity"] == "info"} == {"unknown_capability"}
+
+
+async def test_tools_without_their_capability_are_told() -> None:
+    fields = {"capabilities": ["diagnostics"], "tools": [LAMP]}
+    async with serving(provider()) as served, served.phone(start_fields=fields) as phone:
+        (told,) = await diagnosed(phone)
+    assert (told["code"], told["message"]) == (
+        "missing_capability",
+        "'tools' is ignored without the capability 'tools'.",
+    )
+
+
+async def test_a_client_that_makes_no_mistake_is_told_nothing() -> None:
+    fields = {"capabilities": ["diagnostics", "tools"], "timeZone": "Europe/London", "tools": [LAMP]}
+    async with serving(provider()) as served, served.phone(start_fields=fields) as phone:
+        assert await diagnosed(phone) == []
+
+
+async def test_the_same_mistake_is_told_once_a_session_and_not_without_end() -> None:
+    fields = {"capabilities": ["diagnostics"]}
+    async with serving(provider(), frames_per_second=1e6) as served:
+        async with served.phone(start_fields=fields) as phone:
+            for _ in range(3):
+                await phone.send("user.audo", {})
+            assert len(await diagnosed(phone)) == 1
+            for number in range(100):
+                await phone.send(f"user.audo{number}", {})
+            assert 20 < len(await diagnosed(phone)) < 100
+
+
+async def test_the_log_has_each_code_once_for_every_client_and_no_words_of_theirs() -> None:
+    with capture_logs() as captured:
+        async with serving(provider()) as served:
+            async with served.phone(start_fields={"capabilities": ["tools", "telepathy"]}) as phone:
+                await make_every_mistake(phone)
+                await make_every_mistake(phone)
+                assert await diagnosed(phone) == []
+    lines = [line for line in captured if line["event"] == "diagnostic"]
+    assert sorted(line["code"] for line in lines) == [
+        "missing_capability",
+        "unknown_call",
+        "unknown_capability",
+        "unknown_event",
+        "unknown_field",
+        "unknown_time_zone",
+    ]
+    assert all(line.keys() == {"event", "log_level", "code", "session"} for line in lines)
+    assert {line["log_level"] for line in lines} == {"info"}

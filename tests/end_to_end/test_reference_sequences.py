@@ -1,0 +1,143 @@
+"""The sequences of docs/protocol.md, played against a server: each is what really goes over the wire."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from conductor.events.docs import markdown
+from conductor.messages import ToolCall
+from conductor.models.base import TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from tests.end_to_end.conftest import serving
+from tests.end_to_end.phone import Phone
+
+SEQUENCES: list[str] = re.findall(r"```text\n(> .*?)\n```", markdown(), re.DOTALL)
+LOST = "# The connection is lost"
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall("", name, json.dumps(arguments))
+
+
+FOREVER = 60.0
+REPLIES: Mapping[str, list[Script]] = {
+    "Are the lamps on in the hall and the kitchen?": [
+        [
+            TextDelta("Let me look."),
+            call("lamp.status", room="hall"),
+            call("lamp.status", room="kitchen"),
+        ],
+        [TextDelta("Only in the kitchen.")],
+    ],
+    "What is seventeen percent of 2340?": [
+        [TextDelta("It is 397.8, which is about four hundred.")],
+        [TextDelta("You are welcome.")],
+    ],
+    "Tell me a story.": [
+        [TextDelta("Once upon a time"), FOREVER],
+        [TextDelta("A hen laid an egg.")],
+    ],
+    "Delete my note about milk.": [
+        [call("note.delete", title="Milk")],
+        [TextDelta("The note is gone.")],
+    ],
+    "Light in the hall.": [
+        [call("lamp.switch", room="hall", on=True)],
+        [TextDelta("The light is on.")],
+    ],
+    "Hello.": [[TextDelta("Good morning.")]],
+    "Is the hall lit?": [[call("lamp.status", room="hall")], [TextDelta("No, it is dark.")]],
+}
+"""What a person says first -> the model's replies."""
+
+STATUS = {
+    "name": "lamp.status",
+    "inputSchema": {"type": "object", "properties": {"room": {"type": "string"}}},
+    "annotations": {"readOnlyHint": True},
+}
+
+
+@dataclass
+class Player:
+    """Sends what the app sends in a sequence, and compares what comes with what is written.
+
+    ``real`` are the ids on the wire of those that are written.
+    """
+
+    phone: Phone
+    lines: list[str]
+    position: int = 0
+    real: dict[str, str] = field(default_factory=dict)
+
+    async def play(self) -> None:
+        for line in self.lines:
+            if line.startswith(LOST):
+                await self.phone.cut()
+                self.position = len(self.phone.log)
+                await self.phone.open(start=False)
+            elif line.startswith("> "):
+                await self.send(*line[2:].split(" ", 1))
+            elif line.startswith("< "):
+                await self.expect(*line[2:].split(" ", 1))
+
+    async def send(self, event_type: str, rest: str) -> None:
+        if event_type == "tool.result":
+            call_id, result = rest.split(" ", 1)
+            payload: Any = {"callId": call_id, "result": json.loads(result)}
+        else:
+            payload = json.loads(rest)
+        for written, real in self.real.items():
+            payload = json.loads(json.dumps(payload).replace(f'"{written}"', f'"{real}"'))
+        self.real["app_1"] = await self.phone.send(event_type, payload)
+
+    async def expect(self, event_type: str, rest: str) -> None:
+        """Wait for the next event of a type that is written down anywhere in the sequence."""
+        written: Any
+        if event_type == "tool.call":
+            call_id, name, arguments = rest.split(" ", 2)
+            written = {"callId": call_id, "name": name, "arguments": json.loads(arguments)}
+        else:
+            written = json.loads(rest)
+        kinds = {line.split(" ")[1] for line in self.lines if line.startswith("< ")}
+        event = await self.phone.until(lambda event: event["type"] in kinds, since=self.position)
+        self.position = self.phone.log.index(event) + 1
+        payload = dict(event["payload"])
+        if event_type == "tool.call":
+            payload["arguments"] = json.loads(payload.get("arguments", "null"))
+        assert (event["type"], self.with_written_ids(payload, written)) == (event_type, written)
+
+    def with_written_ids(self, payload: Any, written: Any) -> Any:
+        """Put written ids, and times, in the place of those on the wire; the same one each time."""
+        if isinstance(payload, dict) and isinstance(written, dict):
+            return {name: self.with_written_ids(value, written.get(name)) for name, value in payload.items()}
+        if isinstance(written, str) and re.fullmatch(r"(call|appr|batch|app)_\d+", written):
+            return written if self.real.setdefault(written, payload) == payload else payload
+        if isinstance(written, str) and re.fullmatch(r"2026-03-01T[\d:.]+Z", written):
+            return written
+        return payload
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda text: re.findall(r'"text":"(.*?)"', text)[0])
+async def test_a_sequence_of_the_reference_is_what_the_server_does(sequence: str) -> None:
+    lines = sequence.split("\n")
+    assert all(re.match(r"[<>] [\w.]+ \S|# ", line) for line in lines)
+    said = re.findall(r'user\.audio\.transcript\.final {"text":"(.*?)"}', sequence)
+    provider = ScriptedProvider(REPLIES[said[0]] if said else [])
+    starts = lines[0].startswith("> session.start ")
+    async with serving(provider, partial_interval=0.0) as served:
+        phone = served.phone(acknowledge=lambda name: name != "tts.speak")
+        if not starts:
+            phone.start_fields = {"capabilities": ["tools"], "tools": [STATUS]}
+        await phone.open(start=not starts)
+        await Player(phone, lines, len(phone.log)).play()
+        await phone.close()
+
+
+def test_there_are_as_many_sequences_as_the_reference_has_scripts_for() -> None:
+    assert len(SEQUENCES) == len(REPLIES) + 1  # diagnostics need no model

@@ -1,0 +1,350 @@
+"""The schemas of the wire: that they are complete, that they are true, and that tools can read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator, meta
+
+from conductor.errors import CODE_MEANINGS, ErrorCode
+from conductor.events.codec import InvalidFrame, decode_event
+from conductor.events.envelope import encode_event
+from conductor.events.schema import (
+    EVENTS,
+    PAYLOADS,
+    UI_CALLS,
+    Event,
+    asyncapi,
+    coming_with,
+    json_schema,
+    sent_by,
+)
+from conductor.events.server import (
+    CAPABILITIES,
+    STATE_MEANINGS,
+    ConversationState,
+    append_message,
+    is_ui_call,
+    set_state,
+    speak,
+)
+from conductor.messages import ToolCall
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from tests.end_to_end.conftest import serving
+from tests.events.events import CLIENT, SERVER, events_of
+
+SCHEMA = json_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+ASYNCAPI = asyncapi()
+EXAMPLES = {event.type: event.example for event in EVENTS}
+
+events = pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.type)
+
+
+def frame(**fields: Any) -> dict[str, Any]:
+    """Make a client's frame with some fields changed; None leaves one out."""
+    event = {**EXAMPLES["user.audio.transcript.final"], **fields}
+    return {name: value for name, value in event.items() if value is not None}
+
+
+def accepted(event: Any) -> bool:
+    """Tell whether the server takes a frame."""
+    try:
+        decode_event(json.dumps(event).encode())
+    except InvalidFrame:
+        return False
+    return True
+
+
+# -- what is described
+
+
+def test_every_event_of_the_code_is_described_and_no_other() -> None:
+    assert {event.type for event in sent_by("client")} == set(CLIENT)
+    assert {event.type for event in sent_by("server")} == set(SERVER)
+
+
+@events
+def test_an_event_is_described_in_words(event: Event) -> None:
+    assert event.description.endswith(".")
+
+
+def test_every_field_is_described_in_words() -> None:
+    for name, schema in PAYLOADS.items():
+        for field, described in schema["properties"].items():
+            assert described.get("description", "").endswith("."), f"{name}.{field}"
+
+
+def test_every_ui_call_of_the_code_is_described() -> None:
+    made = [set_state("c", "idle"), append_message("c", "user", "x"), speak("c", "x")]
+    assert [call.name for call in UI_CALLS] == [call.name for call in made]
+    assert all(is_ui_call(call.name) for call in UI_CALLS)
+
+
+@pytest.mark.parametrize("call", UI_CALLS, ids=lambda call: call.name)
+def test_the_arguments_of_a_ui_call_fit_their_schema(call: Any) -> None:
+    meta.validate(call.arguments)
+    Draft202012Validator(call.arguments).validate(json.loads(call.example["payload"]["arguments"]))
+
+
+def test_a_ui_calls_schema_refuses_another_state() -> None:
+    by_name = {call.name: Draft202012Validator(call.arguments) for call in UI_CALLS}
+    assert not by_name["convo.setState"].is_valid({"state": "error"})
+    assert not by_name["convo.appendMessage"].is_valid({"role": "user", "text": "x", "isPartial": True})
+
+
+def test_every_state_has_a_meaning() -> None:
+    assert set(STATE_MEANINGS) == set(get_args(ConversationState))
+
+
+def test_every_code_has_a_meaning_of_one_line() -> None:
+    assert set(CODE_MEANINGS) == set(get_args(ErrorCode))
+    assert all(re.fullmatch(r"[A-Z].*\.", meaning) for meaning in CODE_MEANINGS.values())
+
+
+def test_a_capability_names_each_sides_events_and_fields() -> None:
+    found = {name: (coming_with(name, "client"), coming_with(name, "server")) for name in CAPABILITIES}
+    assert found == {
+        "resume": (
+            ["session.start: resume"],
+            ["event.ack", "session.started: resend", "session.started: drop"],
+        ),
+        "approval": (["approval.shown", "approval.response"], ["approval.request", "approval.resolved"]),
+        "tools": (
+            ["session.update", "session.start: tools"],
+            ["tools.changed", "session.started: acceptedTools", "session.started: rejectedTools"],
+        ),
+        "cancel": (["response.cancel", "tool.cancelled"], ["tool.cancel"]),
+        "lease": (["tool.started", "tool.progress"], ["tool.call: timeoutMs"]),
+        "late": ([], ["tool.late"]),
+        "async": (["tool.accepted"], []),
+        "activity": ([], ["tool.activity"]),
+        "diagnostics": ([], ["diagnostic"]),
+    }
+
+
+# -- JSON Schema
+
+
+def test_the_schemas_are_schemas() -> None:
+    meta.validate(SCHEMA)
+    assert set(references(SCHEMA)) <= {f"#/$defs/{name}" for name in SCHEMA["$defs"]}
+
+
+@events
+def test_a_golden_example_fits_its_schema_and_only_its_own(event: Event) -> None:
+    VALIDATOR.validate(event.example)
+    fits = [
+        one.type
+        for one in EVENTS
+        if Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{one.type}"}]}).is_valid(
+            event.example
+        )
+    ]
+    assert fits == [event.type]
+
+
+@events
+def test_nothing_else_may_stand_at_the_top_level_but_in_the_payload_it_may(event: Event) -> None:
+    assert not VALIDATOR.is_valid({**event.example, "more": 1})
+    assert VALIDATOR.is_valid({**event.example, "payload": {**event.example["payload"], "more": 1}})
+
+
+@pytest.mark.parametrize("event", sent_by("client"), ids=lambda event: event.type)
+def test_the_server_takes_the_golden_examples_of_clients(event: Event) -> None:
+    inbound = decode_event(json.dumps(event.example).encode())
+    assert isinstance(inbound.event, CLIENT[event.type])
+
+
+@pytest.mark.parametrize("event", sent_by("server"), ids=lambda event: event.type)
+def test_the_server_would_send_the_golden_examples_of_servers(event: Event) -> None:
+    payload: Any = msgspec.convert(event.example["payload"], SERVER[event.type])
+    sent = json.loads(encode_event(event.example["id"], event.example["sessionId"], payload))
+    assert {**sent, "timestamp": ""} == {**event.example, "timestamp": ""}
+
+
+@given(st.one_of([events_of(struct) for struct in SERVER.values()]))
+def test_whatever_the_server_sends_fits_the_schemas(payload: Any) -> None:
+    VALIDATOR.validate(json.loads(encode_event("evt_1", "s-1", payload)))
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"protocolVersion": None},
+    {"timestamp": "yesterday"},
+    {"id": "x" * 128},
+    {"id": "x" * 129},
+    {"id": ""},
+    {"id": None},
+    {"id": 1},
+    {"type": None},
+    {"timestamp": None},
+    {"timestamp": 5},
+    {"sessionId": "A-z.0_9:"},
+    {"sessionId": "x" * 128},
+    {"sessionId": "x" * 129},
+    {"sessionId": "a b"},
+    {"sessionId": ""},
+    {"sessionId": None},
+    {"payload": None},
+    {"payload": []},
+    {"payload": {}},
+    {"payload": {"text": None}},
+    {"payload": {"text": 1}},
+    {"payload": {"text": ""}},
+    {"protocolVersion": 2},
+    {"protocolVersion": "1"},
+    {"type": "tool.result", "payload": {"callId": "x"}},
+    {"type": "tool.result", "payload": {"callId": ""}},
+    {"type": "tool.result", "payload": {"callId": "x" * 129}},
+    {"type": "tool.result", "payload": {"callId": "x", "result": 1}},
+    {"type": "tool.result", "payload": {"callId": "x", "result": {"a": [None]}}},
+    {"type": "tool.result", "payload": {"callId": "x", "error": 1}},
+    {"type": "audio.output.interrupted", "payload": {"playedMs": -1}},
+    {"type": "audio.output.interrupted", "payload": {"playedMs": 0.5}},
+    {"type": "session.start", "payload": {"locale": "x" * 257}},
+    {"type": "session.start", "payload": {"capabilities": ["x"] * 65}},
+    {"type": "session.start", "payload": {"capabilities": ["x"] * 64}},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: json.dumps(change)[:60])
+def test_the_schema_and_the_server_agree_on_what_a_client_may_send(change: dict[str, Any]) -> None:
+    event = frame(**change)
+    assert VALIDATOR.is_valid(event) is accepted(event)
+
+
+def references(value: Any) -> Iterator[str]:
+    """Find all ``$ref`` in a document."""
+    if isinstance(value, list):
+        for one in value:
+            yield from references(one)
+    elif isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for one in value.values():
+            yield from references(one)
+
+
+# -- AsyncAPI
+
+
+def resolve(document: Any, reference: str) -> Any:
+    """Follow a reference inside a document. Raises KeyError."""
+    assert reference.startswith("#/")
+    for step in reference[2:].split("/"):
+        document = document[step.replace("~1", "/").replace("~0", "~")]
+    return document
+
+
+def faults(document: dict[str, Any]) -> Iterator[str]:
+    """Find what AsyncAPI 3.0 forbids, as far as this document could have it."""
+    allowed = {
+        "asyncapi",
+        "id",
+        "info",
+        "servers",
+        "defaultContentType",
+        "channels",
+        "operations",
+        "components",
+    }
+    yield from (f"{name} at the top" for name in document.keys() - allowed)
+    if document.get("asyncapi") != "3.0.0":
+        yield "asyncapi must be 3.0.0"
+    yield from (f"info.{name} is missing" for name in {"title", "version"} - document.get("info", {}).keys())
+    for name, one in document.get("servers", {}).items():
+        yield from (f"server {name} has no {field}" for field in {"host", "protocol"} - one.keys())
+    for reference in references(document):
+        try:
+            resolve(document, reference)
+        except KeyError:
+            yield f"{reference} leads nowhere"
+    channel_messages = {
+        f"#/channels/{name}/messages/{message}"
+        for name, channel in document.get("channels", {}).items()
+        for message in channel["messages"]
+    }
+    for name, operation in document.get("operations", {}).items():
+        if operation.get("action") not in ("send", "receive"):
+            yield f"operation {name} has no action"
+        if operation.get("channel", {}).get("$ref") is None:
+            yield f"operation {name} has no channel"
+        for message in operation.get("messages", ()):
+            if message["$ref"] not in channel_messages:
+                yield f"operation {name} has a message that is not its channel's"
+    for kind, components in document.get("components", {}).items():
+        yield from (f"{kind}: {name}" for name in components if not re.fullmatch(r"[\w.-]+", name))
+
+
+def test_the_asyncapi_document_is_one() -> None:
+    assert list(faults(ASYNCAPI)) == []
+    assert {"channels", "operations", "components"} <= ASYNCAPI.keys()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document: document.update(asyncapi="2.6.0"),
+        lambda document: document.update(more=1),
+        lambda document: document["info"].pop("version"),
+        lambda document: document["servers"]["local"].pop("host"),
+        lambda document: document["components"]["messages"].pop("error"),
+        lambda document: document["components"]["schemas"].pop("RejectedTool"),
+        lambda document: document["operations"]["sendServerEvents"].update(action="emit"),
+        lambda document: document["operations"]["sendServerEvents"].pop("channel"),
+        lambda document: document["operations"]["sendServerEvents"]["messages"].append(
+            {"$ref": "#/components/messages/error"}
+        ),
+        lambda document: document["components"]["schemas"].update({"a b": {}}),
+    ],
+)
+def test_a_document_that_is_none_would_be_noticed(spoil: Any) -> None:
+    document = json.loads(json.dumps(ASYNCAPI))
+    spoil(document)
+    assert list(faults(document))
+
+
+def test_the_application_receives_what_clients_send_and_sends_the_rest() -> None:
+    operations = {one["action"]: one for one in ASYNCAPI["operations"].values()}
+    for action, structs in (("receive", CLIENT), ("send", SERVER)):
+        names = {
+            resolve(ASYNCAPI, ref["$ref"])["$ref"].split("/")[-1] for ref in operations[action]["messages"]
+        }
+        assert names == set(structs)
+
+
+@events
+def test_a_messages_example_fits_its_payload(event: Event) -> None:
+    message = ASYNCAPI["components"]["messages"][event.type]
+    schema = {**message["payload"], "components": ASYNCAPI["components"]}
+    for example in message["examples"]:
+        Draft202012Validator(schema).validate(example["payload"])
+
+
+def test_the_asyncapi_document_says_what_no_schema_can() -> None:
+    messages = ASYNCAPI["components"]["messages"]
+    assert messages["error"]["x-error-codes"] == CODE_MEANINGS
+    assert set(messages["tool.call"]["x-ui-calls"]) == {"convo.setState", "convo.appendMessage", "tts.speak"}
+    capabilities = messages["session.start"]["x-capabilities"]
+    assert capabilities == CAPABILITIES
+
+
+async def test_a_turn_with_a_tool_sends_nothing_that_the_schemas_refuse() -> None:
+    provider = ScriptedProvider([[ToolCall("x", "agent.status", '{"id":"a-77"}')], [TextDelta("Done.")]])
+    async with serving(provider) as served:
+        async with served.phone(tools={"agent.status": lambda _: "FINISHED"}) as phone:
+            await phone.ask("how is it?")
+            await phone.send("user.audio.transcript.final", {"text": " "})
+            await phone.until(lambda event: event["type"] == "error")
+        assert len(phone.log) > 10
+        for event in phone.log:
+            VALIDATOR.validate(event)

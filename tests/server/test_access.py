@@ -1,0 +1,122 @@
+"""Who is let in, who is refused, and what the log says of it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from structlog.testing import capture_logs
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+
+from conductor.models.scripted import ScriptedProvider
+from conductor.rate_limit import ANONYMOUS
+from conductor.server.access import Access, Authenticator, Client, Refusal, Refusals
+from conductor.settings import Limits
+from tests.end_to_end.conftest import serving
+from tests.server.wires import get, http, until, upgrade
+
+TOKEN = "correct-horse-battery-staple"
+PROXY = "127.0.0.1"
+
+
+def access(*tokens: str, proxies: tuple[str, ...] = ()) -> Access:
+    return Access(Authenticator(tokens), (), [ipaddress.ip_network(proxy) for proxy in proxies], Limits())
+
+
+def request(*headers: tuple[str, str]) -> Request:
+    return Request("/ws", Headers(list(headers)))
+
+
+# -- a proxy before a server that trusts this machine
+
+
+@pytest.mark.parametrize(
+    "header",
+    [("X-Forwarded-For", "198.51.100.7"), ("Forwarded", "for=198.51.100.7"), ("X-Real-IP", "198.51.100.7")],
+)
+async def test_a_server_without_tokens_takes_nothing_from_a_proxy_that_it_was_not_told_of(
+    header: tuple[str, str],
+) -> None:
+    name, value = header
+    refused = access().decide(request(header), PROXY)
+    assert isinstance(refused, Refusal)
+    assert refused.status == 403 and "AUTH_TOKENS" in refused.text and "TRUSTED_PROXIES" in refused.text
+    async with serving(ScriptedProvider([])) as served:
+        with capture_logs() as captured:
+            status, answer = await http(served.listener.port, upgrade("/ws", f"{name}: {value}"))
+        assert status == 403 and "AUTH_TOKENS" in answer
+        assert [(line["event"], line["reason"]) for line in captured] == [("refused", "proxy without tokens")]
+        assert (await http(served.listener.port, get("/healthz", f"{name}: {value}")))[0] == 200
+
+
+async def test_with_tokens_or_a_trusted_proxy_a_forwarded_request_is_let_in() -> None:
+    forwarded = ("X-Forwarded-For", "198.51.100.7")
+    bearer = ("Authorization", f"Bearer {TOKEN}")
+    let_in = access(TOKEN).decide(request(forwarded, bearer), PROXY)
+    assert isinstance(let_in, Client) and let_in.address == "", "nobody vouches for the address"
+    assert access(proxies=(PROXY,)).decide(request(forwarded), PROXY) == Client(ANONYMOUS, "198.51.100.7")
+    assert access().decide(request(), PROXY) == Client(ANONYMOUS, "")
+
+
+# -- the log
+
+
+async def test_the_first_refusal_of_a_kind_and_address_is_logged_and_further_ones_are_counted() -> None:
+    refusals = Refusals(period=0.01)
+    with capture_logs() as captured:
+        for address in ("198.51.100.7", "198.51.100.7", "203.0.113.9"):
+            refusals.count("wrong token", address)
+        assert [line["source"] for line in captured] == ["198.51.100.7", "203.0.113.9"]
+        await until(lambda: len(captured) == 3)
+    assert captured[2] == {
+        "event": "refused again",
+        "log_level": "warning",
+        "reason": "wrong token",
+        "source": "198.51.100.7",
+        "count": 2,
+    }
+
+
+async def test_a_crowd_of_addresses_does_not_fill_the_log() -> None:
+    refusals = Refusals()
+    with capture_logs() as captured:
+        for number in range(10_000):
+            refusals.count("wrong token", f"2001:db8::{number:x}")
+        refusals.close()
+    assert len(captured) <= 102
+    assert captured[-1]["count"] == 10_000 - 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        (upgrade(), 401, "no token"),
+        (upgrade(f"/ws?token={TOKEN}x"), 401, "wrong token"),
+        (upgrade(f"/ws?token={TOKEN}", "Origin: https://evil.example"), 403, "origin"),
+    ],
+)
+async def test_a_refusal_is_logged_with_its_reason_and_without_the_token(
+    asked: str, status: int, reason: str
+) -> None:
+    async with serving(ScriptedProvider([]), tokens=(TOKEN,)) as served:
+        with capture_logs() as captured:
+            assert (await http(served.listener.port, asked))[0] == status
+    (line,) = [line for line in captured if line["event"] == "refused"]
+    assert (line["reason"], line["source"]) == (reason, "127.0.0.1")
+    assert line.get("origin") == ("https://evil.example" if reason == "origin" else None)
+    assert TOKEN not in str(captured)
+
+
+async def test_connections_beyond_a_tokens_limit_are_logged() -> None:
+    bearer = f"Authorization: Bearer {TOKEN}"
+    async with serving(ScriptedProvider([]), tokens=(TOKEN,), max_connections_per_subject=0) as served:
+        with capture_logs() as captured:
+            for _ in range(3):
+                assert (await http(served.listener.port, upgrade("/ws", bearer)))[0] == 429
+            await served.listener.stop()
+    found = [(line["event"], line["reason"], line.get("count")) for line in captured if "reason" in line]
+    assert found == [
+        ("refused", "MAX_CONNECTIONS_PER_SUBJECT", None),
+        ("refused again", "MAX_CONNECTIONS_PER_SUBJECT", 3),
+    ]

@@ -1,0 +1,223 @@
+"""A node that stood still: its sessions may have gone elsewhere, and it must say and take nothing of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+import structlog
+from websockets.asyncio.client import ClientConnection
+
+from conductor.conversation.session import Session
+from conductor.conversation.transport import Frame
+from conductor.models.base import TextDelta
+from conductor.rate_limit import STILL_S
+from conductor.server import sessions, websocket
+from conductor.server.sessions import TICK_S, SuspendDetector
+from conductor.server.websocket import MAX_BATCH, Socket, Writer
+from conductor.settings import Limits
+from tests.end_to_end.phone import Phone, is_call
+from tests.server.nodes import Node, Shelf, calm, comes, still_open, told, two_nodes
+from tests.server.wires import until
+
+SAID = [[TextDelta("One."), TextDelta(" And two.")], [TextDelta("Three.")]]
+
+
+def socket_of(phone: Phone) -> ClientConnection:
+    assert phone._socket is not None
+    return phone._socket
+
+
+@asynccontextmanager
+async def deaf(phone: Phone) -> AsyncIterator[None]:
+    """Let no ping reach a client, as if it were gone and nobody had told its server."""
+    socket_of(phone).transport.pause_reading()
+    try:
+        yield
+    finally:
+        socket_of(phone).transport.abort()
+
+
+@pytest.mark.parametrize(("late", "calls"), [(STILL_S + 0.1, 1), (STILL_S - 0.1, 0), (-3.0, 0)])
+async def test_a_tick_that_comes_far_too_late_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, late: float, calls: int
+) -> None:
+    monkeypatch.setattr(sessions, "TICK_S", 0.001)
+    told: list[float] = []
+    ticks = 0
+
+    def clock() -> float:
+        """Each tick is on time by this clock, but for the third."""
+        nonlocal ticks
+        ticks += 1
+        return ticks * sessions.TICK_S + (late if ticks >= 3 else 0)
+
+    watch = SuspendDetector(told.append, clock)
+    await until(lambda: ticks > 6)
+    watch.close()
+    assert len(told) == calls and TICK_S < STILL_S
+
+
+async def test_a_closed_watch_ticks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "TICK_S", 0.001)
+    ticks: list[float] = []
+
+    def clock() -> float:
+        ticks.append(0.0)
+        return 0.0
+
+    watch = SuspendDetector(lambda seconds: None, clock)
+    await until(lambda: len(ticks) > 2)
+    watch.close()
+    assert watch._timer.cancelled()
+
+
+async def _holds_a_speech(a: Node, old: Phone) -> str:
+    """Have a speech stand behind one that the client is still saying; gives the first one's call."""
+    await old.say("one")
+    first = await old.until(is_call("tts.speak"))
+    await old.until(lambda e: is_call("convo.setState")(e) and "idle" in str(e["payload"]))
+    since = len(old.log)
+    await old.say("two")
+    await old.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+    await a.listener.registry.sessions[0]._turns.settled()
+    call_id: str = first["payload"]["callId"]
+    return call_id
+
+
+@pytest.mark.parametrize("suspended_for", [True, False])
+async def test_what_waited_in_a_node_that_stood_still_is_not_said(shelf: Shelf, suspended_for: bool) -> None:
+    """Without the watch it is said: that is what makes it a danger."""
+    async with two_nodes(shelf, SAID, mode="queue") as (a, b):
+        old = a.phone(acknowledge=lambda name: name != "tts.speak")
+        async with old:
+            call_id = await _holds_a_speech(a, old)
+            new = b.phone()
+            await comes(new)
+            since = len(old.log)
+            if suspended_for:
+                a.listener.registry.recheck_ownership()
+            await old.result(call_id, '{"spoken":true}')
+            if not suspended_for:
+                await old.until(is_call("tts.speak"), since=since)
+            else:
+                await a.lost()
+                assert await still_open(old)
+                assert told(old, since) == []
+            await new.close()
+
+
+async def test_a_node_that_stood_still_and_has_lost_nothing_goes_on(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            a.listener.registry.recheck_ownership()
+            a.listener.registry.recheck_ownership()
+            since = len(phone.log)
+            await phone.ask("two")
+            assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_a_store_that_is_away_when_a_node_wakes_up_holds_nothing_up_for_ever(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conductor.server.sessions.VERIFY_S", 0.05)
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            await calm(a)
+            (session,) = a.listener.registry.sessions
+            async with session._committer._lock:  # whatever is asked of the store is not answered
+                a.listener.registry.recheck_ownership()
+                await a.listener.registry.ownership_verified.wait()
+            since = len(phone.log)
+            await phone.ask("two")
+            assert phone.finals(since) == ["You said one, two."]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_first_event_from_before_takes_the_session_only_for_a_client_that_is_there(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(websocket, "ALIVE_S", 0.1)
+    async with two_nodes(shelf) as (a, b):
+        async with b.phone() as new:
+            await new.ask("one")
+            await calm(b)
+            old = a.phone()
+            await old.open(start=False)
+            a.listener.registry.recheck_ownership()
+            if alive:
+                await old.start()
+                await old.idle()
+                await new.interrupt()
+                await b.lost()
+                await old.close()
+                return
+            async with deaf(old):
+                with structlog.testing.capture_logs() as lines:
+                    await old.start()
+                    await old.send("user.audio.transcript.partial", {"text": "more"})
+                    await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
+            since = len(new.log)
+            await new.ask("two")
+            assert new.finals(since) == ["You said one, two."] and not len(a.listener.registry)
+
+
+async def test_sessions_are_told_that_the_process_stood_still(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Session, float]] = []
+    monkeypatch.setattr(Session, "suspended_for", lambda session, seconds: told.append((session, seconds)))
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            a.listener.registry._suspend_detector._on_resume(2.0)
+            assert told == [(session, 2.0) for session in a.listener.registry.sessions] != []
+            assert not a.listener.registry.ownership_verified.is_set()
+
+
+async def test_a_node_that_stands_still_again_verifies_again(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, _):
+        async with a.phone() as phone:
+            await phone.ask("one")
+            await calm(a)
+            registry = a.listener.registry
+            (session,) = registry.sessions
+            async with session._committer._lock:
+                registry.recheck_ownership()
+                await asyncio.sleep(0)
+                first = registry._verifying
+                registry.recheck_ownership()
+                assert first is not None
+                await asyncio.wait([first])
+                assert not registry.ownership_verified.is_set(), "what was found out before is old"
+            await registry.ownership_verified.wait()
+
+
+async def test_what_waits_to_be_written_is_held_as_well() -> None:
+    room, trust = asyncio.Event(), asyncio.Event()
+    sent: list[bytes] = []
+
+    class Full:
+        async def send_texts(self, texts: Iterable[bytes], seconds: float) -> None:
+            sent.extend(texts)
+            await room.wait()
+
+    trust.set()
+    writer = Writer(cast(Socket, Full()), Limits(), trust, "s-1")
+    writing = asyncio.create_task(writer.run())
+    for number in range(MAX_BATCH + 1):
+        writer.send(Frame(b"%d" % number))
+    await until(lambda: len(sent) == MAX_BATCH)
+    trust.clear()
+    room.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(sent) == MAX_BATCH
+    trust.set()
+    await until(lambda: len(sent) == MAX_BATCH + 1)
+    writing.cancel()

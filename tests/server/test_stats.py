@@ -1,0 +1,245 @@
+"""The operator's figures over HTTP: for whom, for whom not, and what is in them."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from websockets.datastructures import Headers
+
+from conductor import __version__
+from conductor.app import make_services, reload, running
+from conductor.conversation.services import Services
+from conductor.errors import SettingsError
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.server.listener import Listener
+from conductor.server.stats import Admin, make_admin
+from conductor.settings import Settings, load_settings
+from tests.end_to_end.phone import Phone
+from tests.server.wires import get, http, until, upgrade
+
+TOKEN = "the-operators-own-token"
+CLIENT = "a-token-of-a-client"
+WRONG = "hunter2-hunter2"
+PATH = "/admin/stats"
+BEARER = f"Authorization: Bearer {TOKEN}"
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Running:
+    """A server, and what it was made of."""
+
+    def __init__(self, settings: Settings, services: Services, listener: Listener) -> None:
+        self.settings = settings
+        self.services = services
+        self.listener = listener
+        self.port = listener.port
+
+    async def stats(self) -> dict[str, Any]:
+        status, answer = await http(self.port, get(PATH, BEARER))
+        assert status == 200
+        found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
+        return found
+
+
+@asynccontextmanager
+async def served(**settings: Any) -> AsyncIterator[Running]:
+    """Run a server as the app does, with the operator's token unless told otherwise."""
+    given = {"admin_token": TOKEN, "auth_tokens": (CLIENT,), "port": 0, **settings}
+    loaded = load_settings(None, **given)
+    services = make_services(loaded, ScriptedProvider([[TextDelta("Hello.")]]))
+    async with running(loaded, services) as listener:
+        yield Running(loaded, services, listener)
+
+
+# -- who may ask
+
+
+async def test_without_an_admin_token_there_is_nothing() -> None:
+    async with served(admin_token=None) as server:
+        for headers in ((), (BEARER,), ("Origin: https://evil.example",)):
+            status, answer = await http(server.port, get(PATH, *headers))
+            assert status == 404 and answer.endswith("Connect a WebSocket to /ws.\n")
+
+
+async def test_an_empty_admin_token_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADMIN_TOKEN", "  ")
+    assert make_admin(load_settings(None)) is None
+
+
+async def test_the_operator_gets_json_that_is_not_stored() -> None:
+    async with served() as server:
+        status, answer = await http(server.port, get(PATH, BEARER))
+        head = answer.partition("\r\n\r\n")[0].splitlines()
+        assert status == 200
+        assert "Content-Type: application/json" in head and "Cache-Control: no-store" in head
+        assert TOKEN not in answer
+
+
+REFUSED = {
+    "nothing": get(PATH),
+    "a wrong token": get(PATH, f"Authorization: Bearer {WRONG}"),
+    "a client's token": get(PATH, f"Authorization: Bearer {CLIENT}"),
+    "the beginning of the token": get(PATH, f"Authorization: Bearer {TOKEN[:-1]}"),
+    "the token and more": get(PATH, f"Authorization: Bearer {TOKEN}x"),
+    "another scheme": get(PATH, f"Authorization: Basic {TOKEN}"),
+    "no scheme": get(PATH, f"Authorization: {TOKEN}"),
+    "no token": get(PATH, "Authorization: Bearer"),
+    "two tokens": get(PATH, BEARER, f"Authorization: Bearer {WRONG}"),
+    "the token in the query": get(f"{PATH}?token={TOKEN}"),
+    "the token as a subprotocol": get(PATH, f"Sec-WebSocket-Protocol: bearer.{TOKEN}"),
+    "bytes that are no ASCII": get(PATH, "Authorization: Bearer \xff\xfe"),
+    "an upgrade": upgrade(PATH, f"Sec-WebSocket-Protocol: conductor.v1, bearer.{TOKEN}"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_refused_with_401_is(what: str) -> None:
+    async with served() as server:
+        status, answer = await http(server.port, REFUSED[what])
+        assert status == 401
+        assert "WWW-Authenticate: Bearer" in answer.splitlines()
+        assert "sessions" not in answer and TOKEN not in answer
+
+
+async def test_the_operators_token_opens_no_conversation() -> None:
+    async with served() as server:
+        assert (await http(server.port, upgrade("/ws", BEARER)))[0] == 401
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:8080", "null", ""])
+@pytest.mark.parametrize("token", [TOKEN, WRONG])
+async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str) -> None:
+    async with served(allowed_origins=("https://evil.example",)) as server:
+        request = get(PATH, f"Authorization: Bearer {token}", f"Origin: {origin}")
+        status, answer = await http(server.port, request)
+        assert status == 403 and "sessions" not in answer and "Access-Control" not in answer
+
+
+def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    compare_digest = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare_digest(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    admin = Admin(TOKEN)
+    for token in (TOKEN, WRONG, "x"):
+        admin.stats(Headers({"Authorization": f"Bearer {token}"}), dict)
+    assert [(len(one), len(other)) for one, other in compared] == [(32, 32)] * 3
+    assert TOKEN not in repr(vars(admin))
+
+
+def test_the_operators_token_must_not_be_a_clients() -> None:
+    settings = load_settings(None, admin_token=CLIENT, auth_tokens=(CLIENT,))
+    with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN is one of AUTH_TOKENS: .*\.$") as caught:
+        make_admin(settings)
+    assert CLIENT not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["schlüssel", "a\tb", "a\nb"])
+def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
+    with pytest.raises(SettingsError, match=r"^ADMIN_TOKEN ") as caught:
+        make_admin(load_settings(None, admin_token=token))
+    assert token not in str(caught.value)
+
+
+# -- guessing
+
+
+async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_works_all_the_same() -> None:
+    wrong, right = get(PATH, f"Authorization: Bearer {WRONG}"), get(PATH, BEARER)
+    async with served() as server:
+        assert [(await http(server.port, wrong))[0] for _ in range(12)] == [401] * 10 + [429] * 2
+        assert "Retry-After: 60" in (await http(server.port, wrong))[1].splitlines()
+        assert (await http(server.port, right))[0] == 200
+        assert (await http(server.port, get("/healthz")))[0] == 200
+
+
+async def test_each_address_has_guesses_of_its_own_where_addresses_are_true() -> None:
+    def guess(address: str) -> str:
+        return get(PATH, f"Authorization: Bearer {WRONG}", f"X-Forwarded-For: {address}")
+
+    async with served(trusted_proxies="127.0.0.1") as server:
+        for _ in range(12):
+            await http(server.port, guess("198.51.100.7"))
+        assert (await http(server.port, guess("198.51.100.7")))[0] == 429
+        assert (await http(server.port, guess("203.0.113.9")))[0] == 401
+
+
+async def test_no_token_is_logged() -> None:
+    with capture_logs() as captured:
+        async with served() as server:
+            for token in (TOKEN, WRONG, CLIENT):
+                await http(server.port, get(f"{PATH}?token={token}", f"Authorization: Bearer {token}"))
+    assert [(line["reason"], line.get("count")) for line in captured if "refused" in line["event"]] == [
+        ("/admin/stats 401", None),
+        ("/admin/stats 401", 2),
+    ]
+    assert not any(token in str(captured) for token in (TOKEN, WRONG, CLIENT))
+
+
+# -- what is in it
+
+
+async def test_the_process_says_how_much_there_is() -> None:
+    async with served() as server:
+        first = await server.stats()
+        assert (first["version"], first["sessions"], first["connections"]) == (__version__, 0, 0)
+        assert first["uptime_s"] >= 0 and first["tools"] == [] and first["totals"]["calls"] == 0
+        async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
+            await phone.ask("hello")
+            found = await server.stats()
+            assert (found["sessions"], found["connections"]) == (1, 1)
+        await until(lambda: not server.listener.connections)
+        assert (await server.stats())["connections"] == 0
+
+
+def test_the_time_up_is_counted_in_seconds() -> None:
+    clock = Clock()
+    admin = Admin(TOKEN, clock)
+    clock.now += 61.25
+    answer = admin.stats(Headers({"Authorization": f"Bearer {TOKEN}"}), lambda: {"sessions": 1})
+    assert json.loads(answer.text) == {"uptime_s": 61.2, "sessions": 1}
+
+
+async def test_the_tools_figures_are_those_of_the_services() -> None:
+    async with served() as server:
+        server.services.metrics.called("agent.spawn", "device", "unknown", 0.25)
+        server.services.metrics.asked("agent.spawn", "device")
+        server.services.metrics.decided("agent.spawn", "device", "denied", 2.0)
+        found = await server.stats()
+        (tool,) = found["tools"]
+        assert (tool["tool"], tool["calls"], tool["errors"]) == ("agent.spawn", 1, {"unknown": 1})
+        assert tool["approvals"]["denied"] == 1 and tool["run_ms"]["max"] == 250
+        assert found == {**found, **server.services.metrics.snapshot()}
+
+
+async def test_the_figures_outlive_a_reload() -> None:
+    async with served() as server:
+        reload(server.settings, server.services, server.listener)
+        server.services.metrics.called("agent.spawn", "device", "none", 0.25)
+        assert (await server.stats())["totals"]["calls"] == 1
+
+
+async def test_a_name_that_is_no_unicode_is_answered_too() -> None:
+    async with served() as server:
+        server.services.metrics.called("half \ud83d", "device", "none", 0.25)
+        assert (await server.stats())["tools"][0]["tool"] == "half \ud83d"

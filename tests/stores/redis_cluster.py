@@ -1,0 +1,107 @@
+"""Runs a Redis Cluster on loopback for tests: three primaries, and a replica of each if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from redis.crc import key_slot
+
+from tests.stores.redis_server import RedisServer, free_port
+
+SLOTS = 16384
+
+
+class RedisCluster:
+    """Three primaries, and with ``replicas`` one that follows each; any may be killed and frozen."""
+
+    def __init__(self, folder: Path, *options: str, replicas: bool = False) -> None:
+        patience = "500" if replicas else "2000"  # milliseconds, until a node counts as dead
+        common = ["--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", patience]
+        common += ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0", *options]
+        names = [f"primary-{number}" for number in range(3)]
+        names += [f"replica-{number}" for number in range(3 * replicas)]
+        # What the nodes say to each other, usually 10,000 ports higher, which may be no port.
+        buses = [free_port() for _ in names]
+        self._servers = [
+            RedisServer(folder / name, *common, "--cluster-port", str(bus))
+            for name, bus in zip(names, buses, strict=True)
+        ]
+        self._addresses = [(str(each.port), str(bus)) for each, bus in zip(self._servers, buses, strict=True)]
+        self.primaries, self.replicas = self._servers[:3], self._servers[3:]
+
+    @property
+    def url(self) -> str:
+        """The addresses of two of its nodes."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.primaries[:2])
+
+    @contextmanager
+    def running(self) -> Iterator[RedisCluster]:
+        """Run it; begins when all nodes agree."""
+        servers = self._servers
+        try:
+            for each in servers:
+                each.start()
+            for number, each in enumerate(self.primaries):
+                first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
+                each.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+                each.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            for number, each in enumerate(servers):
+                for address in self._addresses[:number]:
+                    each.ask("CLUSTER", "MEET", "127.0.0.1", *address)
+            self._wait(servers, "cluster_known_nodes", str(len(servers)))
+            for primary, replica in zip(self.primaries, self.replicas, strict=False):
+                replica.ask("CLUSTER", "REPLICATE", self.id_of(primary))
+            self._wait(servers, "cluster_slots_ok", str(SLOTS))
+            self._wait(servers, "cluster_state", "ok")
+            for replica in self.replicas:
+                while "connected" not in replica.ask("ROLE").splitlines():
+                    pass  # each question takes a few milliseconds
+            yield self
+        finally:
+            for each in servers:
+                each.kill()
+
+    def owner(self, slot: int) -> RedisServer:
+        """Find the primary that has a slot, if none has moved."""
+        return self.primaries[self._number(slot)]
+
+    def fail_over(self, key: str) -> None:
+        """Kill the primary that has a key, and wait until its replica has taken its place."""
+        number = self._number(key_slot(key.encode()))
+        primary, replica = self.primaries[number], self.replicas[number]
+        primary.kill()
+        while not replica.is_primary():
+            pass  # each question takes a few milliseconds
+        self.primaries[number], self.replicas[number] = replica, primary
+
+    def restore(self) -> None:
+        """Start what was killed again; it finds out that it is a replica now."""
+        for each in self.replicas:
+            if not each.running:
+                each.start()
+            while "connected" not in each.ask("ROLE").splitlines():
+                pass  # each question takes a few milliseconds
+
+    def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """Let both know that a slot is about to move."""
+        target.ask("CLUSTER", "SETSLOT", str(slot), "IMPORTING", self.id_of(source))
+        source.ask("CLUSTER", "SETSLOT", str(slot), "MIGRATING", self.id_of(target))
+
+    def end_move(self, slot: int, target: RedisServer) -> None:
+        """Let all know where the slot is now."""
+        for each in (target, *(each for each in self.primaries if each is not target)):
+            each.ask("CLUSTER", "SETSLOT", str(slot), "NODE", self.id_of(target))
+
+    def _number(self, slot: int) -> int:
+        return next(number for number in range(3) if slot < SLOTS * (number + 1) // 3)
+
+    def id_of(self, server: RedisServer) -> str:
+        """Name a node as the others do."""
+        return server.ask("CLUSTER", "MYID")
+
+    @staticmethod
+    def _wait(servers: list[RedisServer], name: str, value: str) -> None:
+        while any(f"{name}:{value}" not in each.ask("CLUSTER", "INFO").split() for each in servers):
+            pass  # each question takes a few milliseconds

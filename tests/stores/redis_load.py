@@ -1,0 +1,71 @@
+"""Sessions that are written to while something happens to the servers, and what is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conductor.errors import Conflict, Fenced, Rollback
+from conductor.messages import Message, UserMessage
+from conductor.stores.base import AppendLog, Claim, SessionKey
+from conductor.stores.redis import RedisStore
+
+
+class Owner:
+    """Owns a session and says one thing after the other; what a failover has lost it says again."""
+
+    def __init__(self, store: RedisStore, key: SessionKey) -> None:
+        self.key = key
+        self.said: list[Message] = []
+        self._store = store
+        self._commits = 0
+
+    async def talk(self, until: asyncio.Event) -> None:
+        """Commit messages until the event is set."""
+        claim = await self._store.claim(self.key)
+        while not until.is_set():
+            message = UserMessage(f"message {len(self.said)}")
+            try:
+                await self._commit(claim, [message])
+            except (Conflict, Rollback, Fenced):
+                claim = await self._repaired()
+            else:
+                self.said.append(message)
+
+    async def _repaired(self) -> Claim:
+        claim = await self._store.claim(self.key)
+        kept = claim.state.log
+        assert kept == self.said[: len(kept)], "something was lost in the middle, or is there twice"
+        await self._commit(claim, self.said[len(kept) :])
+        return claim
+
+    async def _commit(self, claim: Claim, messages: list[Message]) -> None:
+        self._commits += 1
+        await self._store.commit(claim, f"commit-{self._commits}", [AppendLog(each) for each in messages])
+
+
+class Load:
+    """Ten owners at once."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.owners = [Owner(store, SessionKey("subject", f"load-{number}")) for number in range(10)]
+        self._over = asyncio.Event()
+        self._tasks = [asyncio.create_task(each.talk(self._over)) for each in self.owners]
+
+    async def goes_on(self, owners: list[Owner] | None = None) -> None:
+        """Wait until each owner, or each of these, has said five more things."""
+        owners = self.owners if owners is None else owners
+        wanted = {each: len(each.said) + 5 for each in owners}
+        while any(len(each.said) < number for each, number in wanted.items()):
+            failed = [task for task in self._tasks if task.done()]
+            if failed:
+                failed[0].result()
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """Stop, and see that all that was acknowledged is kept, once and in order."""
+        self._over.set()
+        await asyncio.gather(*self._tasks)
+        for each in self.owners:
+            claim = await self._store.claim(each.key)
+            assert claim.state.log == each.said

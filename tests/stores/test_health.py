@@ -1,0 +1,162 @@
+"""A store that is watched: it is away from its first failure until a write succeeds again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from conductor.errors import Fenced, StoreUnavailable
+from conductor.stores.base import Claim, Operation, SessionKey, SetField
+from conductor.stores.health import PROBE, HealthCheckedStore
+from conductor.stores.memory import MemoryStore
+from tests.server.wires import WAIT, WiredStore, until
+from tests.stores.contract import KEY
+
+SOON = 0.005
+
+
+class Counted(WiredStore):
+    """A store that counts the probes, and whose commits may fail alone, as those of a full disk do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.probes = 0
+        self.closed = False
+
+    async def claim(self, key: SessionKey) -> Claim:
+        self.probes += key == PROBE
+        return await super().claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        if self.full:
+            raise StoreUnavailable("The disk is full.")
+        await super().commit(claim, commit_id, operations)
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await super().aclose()
+
+
+@asynccontextmanager
+async def watching(inner: Counted) -> AsyncIterator[HealthCheckedStore]:
+    store = HealthCheckedStore(inner, SOON)
+    try:
+        yield store
+    finally:
+        await asyncio.wait_for(store.aclose(), WAIT)
+
+
+async def test_a_store_that_answers_is_available_and_is_not_probed() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        claim = await store.claim(KEY)
+        await store.commit(claim, "commit-1", [SetField("a", "b")])
+        await store.release(claim)
+        assert store.available and inner.probes == 0
+
+
+@pytest.mark.parametrize("what", ["claim", "commit"])
+async def test_its_first_failure_makes_it_away_and_it_comes_back_by_itself(what: str) -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        claim = await store.claim(KEY)
+        inner.away = True
+        with pytest.raises(StoreUnavailable):
+            await (store.claim(KEY) if what == "claim" else store.commit(claim, "commit-1", []))
+        assert not store.available
+        await until(lambda: inner.probes >= 3)
+        assert not store.available
+        inner.away = False
+        await until(lambda: store.available)
+        probes = inner.probes
+        await store.commit(claim, "commit-2", [])
+        await asyncio.sleep(3 * SOON)
+        assert inner.probes == probes, "it is probed only while it is away"
+
+
+async def test_it_is_found_away_as_often_as_it_is() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        for _ in range(3):
+            inner.away = True
+            with pytest.raises(StoreUnavailable):
+                await store.claim(KEY)
+            assert not store.available
+            inner.away = False
+            await until(lambda: store.available)
+
+
+async def test_many_failures_at_once_start_one_probe() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        inner.away = True
+        await asyncio.gather(*(store.claim(KEY) for _ in range(20)), return_exceptions=True)
+        inner.claim_gate.clear()
+        await until(lambda: inner.probes == 1)
+        await asyncio.sleep(3 * SOON)
+        assert inner.probes == 1
+        inner.away = False
+        inner.claim_gate.set()
+        await until(lambda: store.available)
+
+
+async def test_a_refusal_is_an_answer() -> None:
+    async with watching(Counted()) as store:
+        claim = await store.claim(KEY)
+        await store.claim(KEY)
+        with pytest.raises(Fenced):
+            await store.commit(claim, "commit-1", [])
+        assert store.available
+
+
+async def test_the_probe_touches_no_clients_session_and_holds_none() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        claim = await store.claim(KEY)
+        inner.away = True
+        with pytest.raises(StoreUnavailable):
+            await store.claim(SessionKey("ann", "s-2"))
+        inner.away = False
+        await until(lambda: store.available)
+        await store.commit(claim, "commit-1", [SetField("a", "b")])
+        assert len(inner.memory) == 1
+
+
+async def test_a_probe_that_breaks_is_not_the_last() -> None:
+    class Broken(Counted):
+        async def claim(self, key: SessionKey) -> Claim:
+            claim = await super().claim(key)
+            if key == PROBE and self.probes < 3:
+                raise ZeroDivisionError
+            return claim
+
+    inner = Broken()
+    async with watching(inner) as store:
+        inner.away = True
+        with pytest.raises(StoreUnavailable):
+            await store.claim(KEY)
+        inner.away = False
+        await until(lambda: store.available)
+        assert inner.probes == 3
+
+
+async def test_it_closes_while_it_probes() -> None:
+    inner = Counted()
+    async with watching(inner) as store:
+        inner.away = True
+        with pytest.raises(StoreUnavailable):
+            await store.claim(KEY)
+        await until(lambda: inner.probes >= 1)
+    assert inner.closed
+    probes = inner.probes
+    await asyncio.sleep(3 * SOON)
+    assert inner.probes == probes
+
+
+def test_it_suspends_as_the_other_does() -> None:
+    assert not HealthCheckedStore(MemoryStore()).is_async
+    assert HealthCheckedStore(WiredStore()).is_async

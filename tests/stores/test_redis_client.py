@@ -1,0 +1,251 @@
+"""Servers are signed in to, and mistakes are said in one sentence without the password."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import structlog
+
+from conductor.errors import SettingsError, StoreUnavailable
+from conductor.stores.base import SessionKey, SetField
+from conductor.stores.redis import RedisStore
+from tests.stores.contract import HISTORY, KEY, filled, stored
+from tests.stores.redis_server import WAIT, RedisServer, free_port, missing
+
+PASSWORD = "s3cret/p@ss:{word}"
+CODED = "s3cret%2Fp%40ss%3A%7Bword%7D"
+
+Connect: TypeAlias = Callable[[str], RedisStore]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    async with AsyncExitStack() as stack:
+
+        def make(url: str) -> RedisStore:
+            store = RedisStore(url, retry_for=1.0)
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Run a server that wants a password."""
+    options = [
+        "--save",
+        "",
+        "--requirepass",
+        PASSWORD,
+        "--user",
+        "phone",
+        "on",
+        f">{PASSWORD}",
+        "~*",
+        "+@all",
+    ]
+    running = RedisServer(tmp_path_factory.mktemp("locked"), *options)
+    running.start()
+    yield running
+    running.kill()
+
+
+# -- signing in
+
+
+async def test_a_password_lets_in(locked: RedisServer, connect: Connect) -> None:
+    for user in ("", "phone", "default"):
+        store = connect(f"redis://{user}:{CODED}@127.0.0.1:{locked.port}/0")
+        await store.open()
+        await store.claim(KEY)
+
+
+@pytest.mark.parametrize(
+    ("sign_in", "code"), [("", "NOAUTH"), (":wr0ng@", "WRONGPASS"), ("nobody:wr0ng@", "WRONGPASS")]
+)
+async def test_a_wrong_password_is_said_in_one_sentence(
+    locked: RedisServer, connect: Connect, sign_in: str, code: str
+) -> None:
+    store = connect(f"redis://{sign_in}127.0.0.1:{locked.port}")
+    where = f"redis://127.0.0.1:{locked.port}/0"
+    with pytest.raises(SettingsError) as caught:
+        await store.open()
+    assert str(caught.value) == f"SESSION_STORE_URL names {where}, which cannot be used: it answered {code}."
+    with pytest.raises(StoreUnavailable, match=f"refuses: it answered {code}"):
+        await store.claim(KEY)
+
+
+async def test_nothing_says_the_password(locked: RedisServer, connect: Connect) -> None:
+    where = f"{CODED}@127.0.0.1:{locked.port}/99"
+    store = connect(f"redis://:{where}")
+    with structlog.testing.capture_logs() as lines:
+        with pytest.raises(SettingsError) as caught:
+            await store.open()
+        with pytest.raises(StoreUnavailable) as later:
+            await store.claim(KEY)
+    errors = [caught.value, caught.value.__cause__, later.value, later.value.__cause__]
+    said = f"{errors} {lines} {store!r}"
+    assert PASSWORD not in said and CODED not in said
+    assert "it answered ERR" in said  # there is no such database
+
+
+async def test_databases_are_kept_apart(locked: RedisServer, connect: Connect) -> None:
+    address = f"redis://:{CODED}@127.0.0.1:{locked.port}"
+    await filled(connect(f"{address}/3"))
+    assert (await stored(connect(f"{address}/3"))).log == HISTORY
+    assert (await connect(f"{address}/4").claim(KEY)).epoch == 1
+    found = locked.ask("KEYS", "*meta", options=("-n", "3", "-a", PASSWORD, "--no-auth-warning"))
+    assert found == "conductor:{subject/s-1}:meta"
+
+
+async def test_a_socket_of_this_machine_is_used(tmp_path: Path, connect: Connect) -> None:
+    socket = tmp_path / "redis.sock"
+    server = RedisServer(
+        tmp_path / "redis", "--save", "", "--unixsocket", str(socket), "--requirepass", PASSWORD
+    )
+    server.start()
+    try:
+        await filled(connect(f"unix://:{CODED}@{socket}?db=3"))
+        assert (await stored(connect(f"redis://:{CODED}@127.0.0.1:{server.port}/3"))).log == HISTORY
+        with pytest.raises(SettingsError, match="cannot be used: it answered WRONGPASS.$"):
+            await connect(f"unix://:wr0ng@{socket}").open()
+        with pytest.raises(SettingsError, match="cannot be used: No such file or directory.$"):
+            await connect(f"unix://{tmp_path}/none").open()
+    finally:
+        server.kill()
+
+
+# -- what is no Redis server
+
+
+async def test_something_else_that_answers_is_said_in_one_sentence(connect: Connect) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        store = connect(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+        with pytest.raises(SettingsError, match="cannot be used: what answers there is no Redis server.$"):
+            await store.open()
+
+
+async def test_something_that_never_answers_is_said_in_time(connect: Connect) -> None:
+    over = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        over.set()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        store = connect(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+        with pytest.raises(SettingsError, match="cannot be used: it did not answer in time"):
+            await asyncio.wait_for(store.open(), WAIT)
+        await asyncio.wait_for(over.wait(), WAIT)
+
+
+async def test_a_name_that_is_no_host_is_said(connect: Connect) -> None:
+    with pytest.raises(SettingsError, match="which cannot be used: "):
+        await connect("redis://no-such-host.invalid").open()
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Run a server that speaks TLS only; its folder holds ``certificate.pem``."""
+    if shutil.which("openssl") is None:
+        missing("openssl")
+    folder = tmp_path_factory.mktemp("secure")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    make += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(make, check=True, capture_output=True, timeout=WAIT, stdin=subprocess.DEVNULL)
+    tls_port = free_port()
+    options = ["--save", "", "--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
+    options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
+    running = RedisServer(folder, *options)
+    running.start()
+    running.port = tls_port
+    yield running
+    running.kill()
+
+
+async def test_a_server_with_tls_is_used_if_its_certificate_is_trusted(
+    secure: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(secure.folder / "certificate.pem"))
+    store = connect(f"rediss://127.0.0.1:{secure.port}")
+    await store.open()
+    await filled(store)
+    assert (await stored(store)).log == HISTORY
+
+
+async def test_a_server_with_tls_is_refused_if_its_certificate_is_not_trusted(
+    secure: RedisServer, connect: Connect
+) -> None:
+    with pytest.raises(SettingsError, match="cannot be used: TLS failed: "):
+        await connect(f"rediss://127.0.0.1:{secure.port}").open()
+
+
+async def test_a_server_without_tls_is_not_taken_for_one_with_it(
+    locked: RedisServer, connect: Connect
+) -> None:
+    with pytest.raises(SettingsError, match="which cannot be used: "):
+        await connect(f"rediss://127.0.0.1:{locked.port}").open()
+
+
+# -- connections and configuration
+
+
+async def test_many_sessions_share_one_connection(tmp_path: Path, connect: Connect) -> None:
+    server = RedisServer(tmp_path / "redis", "--save", "")
+    server.start()
+    try:
+        store = connect(server.url)
+        claims = await asyncio.gather(
+            *(store.claim(SessionKey("subject", str(number))) for number in range(200))
+        )
+        for number in range(3):
+            await asyncio.gather(
+                *(store.commit(each, f"c-{number}", [SetField("a", "b")]) for each in claims)
+            )
+        assert all(claim.revision == 3 for claim in claims)
+        assert len(server.ask("CLIENT", "LIST").splitlines()) == 2  # ours, and the one that asks
+    finally:
+        server.kill()
+
+
+async def test_a_configuration_that_loses_sessions_is_warned_of(tmp_path: Path, connect: Connect) -> None:
+    server = RedisServer(tmp_path / "redis", "--save", "", "--maxmemory", "100mb")
+    server.start()
+    try:
+        for policy, number in (("noeviction", 1), ("allkeys-lru", 2)):
+            server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+            with structlog.testing.capture_logs() as lines:
+                await connect(server.url).open()
+            assert [line["event"] for line in lines] == ["sessions may be lost"] * number
+            warnings = await connect(server.url).client.warnings()
+            assert len(warnings) == number and "appendonly" in warnings[0]
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        server.ask("CONFIG", "SET", "appendonly", "yes")
+        with structlog.testing.capture_logs() as lines:
+            await connect(server.url).open()
+        assert not lines
+    finally:
+        server.kill()

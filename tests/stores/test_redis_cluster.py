@@ -1,0 +1,240 @@
+"""A cluster keeps each session on one node: the contract, slots that move, and primaries that die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from redis.crc import key_slot
+
+from conductor.errors import Fenced, Rollback, SettingsError, StoreUnavailable
+from conductor.stores.admin import SessionAdmin
+from conductor.stores.base import SessionKey, SetField
+from conductor.stores.redis import RedisStore
+from conductor.stores.redis_admin import RedisAdmin
+from conductor.stores.redis_records import key_names
+from tests.stores.contract import HISTORY, KEY, KeptContract, StoreContract, contents, filled
+from tests.stores.redis_cluster import RedisCluster
+from tests.stores.redis_load import Load
+from tests.stores.redis_server import WAIT, RedisServer, free_port
+
+StoreMaker: TypeAlias = Callable[..., RedisStore]
+
+LONG = 30.0
+
+_prefixes = (f"test-{number}" for number in count(1))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Run a cluster of which no node dies."""
+    with RedisCluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def make_store() -> AsyncIterator[StoreMaker]:
+    async with AsyncExitStack() as stack:
+
+        def make(url: str, **options: object) -> RedisStore:
+            store = RedisStore(url, **options)  # type: ignore[arg-type]  # a test's
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def store(shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
+    return make_store(shared.url, prefix=next(_prefixes))
+
+
+@pytest.fixture
+def admin(store: RedisStore) -> SessionAdmin:
+    return RedisAdmin(store)
+
+
+class TestClusterStore(StoreContract):
+    """The contract, on a cluster."""
+
+    ahead = Rollback
+
+
+class TestClusterKept(KeptContract):
+    """What it keeps of one subject."""
+
+    @pytest.fixture
+    def few(self, shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
+        return make_store(shared.url, prefix=next(_prefixes), kept=2)
+
+
+def slot_of(store: RedisStore, key: SessionKey) -> int:
+    """Say which slot a session is in; all of its keys are."""
+    slot: int
+    (slot,) = {key_slot(name.encode()) for name in key_names(store.prefix, key)}
+    return slot
+
+
+# -- an operator
+
+
+async def test_sessions_of_all_nodes_are_listed_and_deleted(
+    shared: RedisCluster, store: RedisStore, admin: SessionAdmin
+) -> None:
+    keys = [SessionKey(subject, f"s-{number:02}") for subject in ("a", "b") for number in range(20)]
+    assert len({shared.owner(slot_of(store, key)).port for key in keys}) == 3
+    claims = [await store.claim(key) for key in keys]
+    found = [SessionKey(info.subject, info.session_id) for info in await admin.sessions()]
+    assert found == keys
+    assert await admin.subjects("s-07") == ["a", "b"]
+    assert [one["session_id"] async for one in admin.export("b")] == [key.session_id for key in keys[20:]]
+    assert await admin.delete_subject("a") == 20
+    with pytest.raises(Fenced):
+        await store.commit(claims[0], "commit-1", [SetField("a", "b")])
+    assert len(await admin.sessions()) == 20
+
+
+# -- slots that move
+
+
+async def test_a_slot_that_moves_under_load_loses_nothing(
+    shared: RedisCluster, make_store: StoreMaker
+) -> None:
+    store = make_store(shared.url, prefix=next(_prefixes), retry_for=LONG)
+    load = Load(store)
+    moving = load.owners[0]
+    slot = slot_of(store, moving.key)
+    source = shared.owner(slot)
+    target = next(each for each in shared.primaries if each is not source)
+    async with asyncio.timeout(LONG):
+        await load.goes_on()
+        await asyncio.to_thread(shared.begin_move, slot, source, target)
+        there = [each for each in load.owners if slot_of(store, each.key) != slot]
+        for name in source.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "10").splitlines():
+            assert await asyncio.to_thread(
+                source.ask, "MIGRATE", "127.0.0.1", str(target.port), name, "0", "5000"
+            )
+            await load.goes_on(there)
+        await asyncio.to_thread(shared.end_move, slot, target)
+        await load.goes_on()
+        await load.end()
+    assert target.ask("CLUSTER", "COUNTKEYSINSLOT", str(slot)) != "0"
+    assert source.ask("CLUSTER", "COUNTKEYSINSLOT", str(slot)) == "0"
+    await asyncio.to_thread(shared.begin_move, slot, target, source)
+    keys = (await asyncio.to_thread(target.ask, "CLUSTER", "GETKEYSINSLOT", str(slot), "10")).splitlines()
+    target.ask("MIGRATE", "127.0.0.1", str(source.port), "", "0", "5000", "KEYS", *keys)
+    shared.end_move(slot, source)  # for the tests that follow
+
+
+async def test_a_session_that_has_moved_is_used_before_its_slot_has(
+    shared: RedisCluster, store: RedisStore
+) -> None:
+    claim = await filled(store)
+    slot = slot_of(store, KEY)
+    source = shared.owner(slot)
+    target = next(each for each in shared.primaries if each is not source)
+    await store.claim(SessionKey("subject", "another"))
+    claim = await store.claim(KEY)
+    before = contents(claim.state)
+    shared.begin_move(slot, source, target)
+    try:
+        names = key_names(store.prefix, KEY)
+        source.ask("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *names)
+        for number in range(3):
+            await store.commit(claim, f"commit-{number}", [SetField("a", str(number))])
+        claim = await store.claim(KEY)
+        assert contents(claim.state) != before and claim.state.log == HISTORY
+    finally:
+        shared.end_move(slot, target)
+    await store.commit(claim, "commit-4", [SetField("a", "4")])
+    shared.begin_move(slot, target, source)
+    target.ask("MIGRATE", "127.0.0.1", str(source.port), "", "0", "5000", "KEYS", *names)
+    shared.end_move(slot, source)
+    assert (await store.claim(KEY)).state.fields["a"] == "4"
+
+
+# -- primaries that die
+
+
+async def test_a_primary_that_dies_is_replaced_by_its_replica_and_nothing_is_lost(
+    tmp_path: Path, make_store: StoreMaker
+) -> None:
+    with RedisCluster(tmp_path, replicas=True).running() as cluster:
+        load = Load(make_store(cluster.url, retry_for=LONG))
+        async with asyncio.timeout(LONG):
+            await load.goes_on()
+            await asyncio.to_thread(cluster.primaries[0].kill)
+            await load.goes_on()
+            await load.end()
+        assert cluster.replicas[0].is_primary()
+
+
+async def test_a_primary_that_hangs_holds_up_no_session_of_another(
+    tmp_path: Path, make_store: StoreMaker
+) -> None:
+    with RedisCluster(tmp_path).running() as cluster:
+        store = make_store(cluster.url, retry_for=LONG)
+        load = Load(store)
+        frozen = cluster.primaries[0]
+        others = [each for each in load.owners if cluster.owner(slot_of(store, each.key)) is not frozen]
+        assert 0 < len(others) < len(load.owners)
+        async with asyncio.timeout(LONG):
+            await load.goes_on()
+            frozen.freeze()
+            async with asyncio.timeout(WAIT):  # less than one try takes
+                for _ in range(10):
+                    await load.goes_on(others)
+            frozen.thaw()
+            await load.goes_on()
+            await load.end()
+
+
+async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
+    tmp_path: Path, make_store: StoreMaker
+) -> None:
+    with RedisCluster(tmp_path, "--appendonly", "yes", "--appendfsync", "always").running() as cluster:
+        brief, patient = make_store(cluster.url, retry_for=0.3), make_store(cluster.url, retry_for=LONG)
+        keys = [SessionKey("subject", f"s-{number}") for number in range(20)]
+        lost = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[0])
+        kept = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[1])
+        claims = {key: await brief.claim(key) for key in (lost, kept)}
+        cluster.primaries[0].kill()
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            await brief.commit(claims[lost], "commit-1", [SetField("a", "b")])
+        await brief.commit(claims[kept], "commit-1", [SetField("a", "b")])
+        claiming = asyncio.create_task(patient.claim(lost))
+        await asyncio.to_thread(cluster.primaries[0].start)
+        assert (await asyncio.wait_for(claiming, LONG)).epoch == 2
+
+
+# -- mistakes
+
+
+async def test_a_server_that_is_no_cluster_is_said(tmp_path: Path, make_store: StoreMaker) -> None:
+    server = RedisServer(tmp_path / "redis", "--save", "")
+    server.start()
+    try:
+        with pytest.raises(SettingsError, match="cannot be used: it is not part of a cluster.$"):
+            await make_store(f"redis+cluster://127.0.0.1:{server.port}").open()
+    finally:
+        server.kill()
+
+
+async def test_a_cluster_that_is_taken_for_a_server_is_said(
+    shared: RedisCluster, make_store: StoreMaker
+) -> None:
+    store = make_store(f"redis://127.0.0.1:{shared.primaries[0].port}", retry_for=1.0)
+    with pytest.raises(StoreUnavailable, match="write redis\\+cluster:// before its address.$"):
+        for number in range(20):
+            await store.claim(SessionKey("subject", f"s-{number}"))
+
+
+async def test_a_cluster_that_is_not_there_is_said(make_store: StoreMaker) -> None:
+    url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(SettingsError, match="cannot be used: nothing listens there.$"):
+        await make_store(url).open()

@@ -1,0 +1,167 @@
+"""Sentinels say where the primary is: the contract, failovers, and what is said where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from conductor.errors import Rollback, SettingsError, StoreUnavailable
+from conductor.stores.base import SessionKey
+from conductor.stores.redis import RedisStore
+from tests.stores.contract import HISTORY, KEY, KeptContract, StoreContract, filled, stored
+from tests.stores.redis_load import Load
+from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
+from tests.stores.redis_server import WAIT, free_port
+
+StoreMaker: TypeAlias = Callable[..., RedisStore]
+
+PASSWORD = "s3cret/p@ss"
+CODED = "s3cret%2Fp%40ss"
+LONG = 30.0
+
+_prefixes = (f"test-{number}" for number in count(1))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelServers]:
+    """Run servers that nothing happens to."""
+    with SentinelServers(tmp_path_factory.mktemp("sentinel")).running() as servers:
+        yield servers
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[SentinelServers]:
+    """Run servers for one test."""
+    with SentinelServers(tmp_path).running() as servers:
+        yield servers
+
+
+@pytest.fixture
+async def make_store() -> AsyncIterator[StoreMaker]:
+    async with AsyncExitStack() as stack:
+
+        def make(url: str, **options: object) -> RedisStore:
+            store = RedisStore(url, **options)  # type: ignore[arg-type]  # a test's
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def store(shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
+    return make_store(shared.url, prefix=next(_prefixes))
+
+
+class TestSentinelStore(StoreContract):
+    """The contract, on the primary that a Sentinel names."""
+
+    ahead = Rollback
+
+
+class TestSentinelKept(KeptContract):
+    """What it keeps of one subject."""
+
+    @pytest.fixture
+    def few(self, shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
+        return make_store(shared.url, prefix=next(_prefixes), kept=2)
+
+
+# -- failovers
+
+
+async def test_a_primary_that_dies_is_replaced_under_load_and_nothing_is_lost(
+    servers: SentinelServers, make_store: StoreMaker
+) -> None:
+    load = Load(make_store(servers.url, retry_for=LONG))
+    async with asyncio.timeout(LONG):
+        await load.goes_on()
+        await asyncio.to_thread(servers.primary.kill)
+        await load.goes_on()
+        await load.end()
+    assert servers.replica.is_primary()
+
+
+async def test_a_primary_that_hangs_is_replaced_and_its_writes_count_no_more(
+    servers: SentinelServers, make_store: StoreMaker
+) -> None:
+    load = Load(make_store(servers.url, retry_for=2.0))
+    async with asyncio.timeout(LONG):
+        await load.goes_on()
+        servers.primary.freeze()
+        await load.goes_on()
+        servers.primary.thaw()
+        await load.goes_on()
+        await load.end()
+    assert servers.replica.is_primary()
+
+
+async def test_a_failover_that_an_operator_asks_for_is_not_noticed(
+    servers: SentinelServers, make_store: StoreMaker
+) -> None:
+    load = Load(make_store(servers.url, retry_for=LONG))
+    async with asyncio.timeout(LONG):
+        await load.goes_on()
+        # The Sentinel refuses as long as it does not know that the replica is good.
+        while servers.sentinel.ask("SENTINEL", "FAILOVER", "main") != "OK":
+            await load.goes_on()
+        while not await asyncio.to_thread(servers.replica.is_primary):
+            await load.goes_on()
+        await load.goes_on()
+        await load.end()
+
+
+# -- mistakes
+
+
+async def test_passwords_of_the_servers_and_of_the_sentinel_are_used(
+    tmp_path: Path, make_store: StoreMaker
+) -> None:
+    with SentinelServers(tmp_path, PASSWORD).running() as servers:
+        right = servers.url.replace("://", f"://:{CODED}@") + f"?sentinel_password={SENTINEL_PASSWORD}"
+        store = make_store(right)
+        await store.open()
+        await filled(store)
+        assert (await stored(store)).log == HISTORY
+        for url in (right.replace(CODED, "wr0ng"), right.replace(SENTINEL_PASSWORD, "wr0ng")):
+            with pytest.raises(SettingsError, match="cannot be used: it answered WRONGPASS.$") as caught:
+                await make_store(url).open()
+            assert "wr0ng" not in str(caught.value)
+
+
+async def test_a_name_that_the_sentinels_do_not_know_is_said(
+    shared: SentinelServers, make_store: StoreMaker
+) -> None:
+    store = make_store(shared.url.replace("/main", "/other"), retry_for=0.5)
+    with pytest.raises(SettingsError, match="its Sentinels name no primary other that is up.$"):
+        await store.open()
+    with pytest.raises(StoreUnavailable, match="its Sentinels name no primary other that is up.$"):
+        await store.claim(KEY)
+
+
+async def test_sentinels_that_are_not_there_are_said(make_store: StoreMaker) -> None:
+    url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/main"
+    with pytest.raises(SettingsError, match="cannot be used: nothing listens there.$"):
+        await make_store(url).open()
+
+
+async def test_a_sentinel_that_hangs_leaves_time_for_the_next(
+    shared: SentinelServers, make_store: StoreMaker
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        url = f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{shared.sentinel.port}/main"
+        store = make_store(url, prefix=next(_prefixes))
+        claim = await asyncio.wait_for(store.claim(SessionKey("subject", "s-1")), WAIT)
+        assert claim.epoch == 1
+        await store.aclose()

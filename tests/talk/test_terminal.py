@@ -1,0 +1,405 @@
+"""The terminal client, against a scripted server: what it writes, what it answers, how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from conductor.client import Reconnect
+from conductor.talk.terminal import add_arguments, run, talk
+from tests.client.extended import start
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
+
+
+def at_once(tries: int) -> Reconnect:
+    return Reconnect(first_s=0, most_s=0, tries=tries)
+
+
+class Terminal(io.StringIO):
+    """Text in memory that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Session:
+    """Runs `talk` with an input and keeps what it writes."""
+
+    def __init__(self, stdin: str = "", *, terminal: bool = False) -> None:
+        kind = Terminal if terminal else io.StringIO
+        self._stdin, self._stdout, self._stderr = kind(stdin), kind(), io.StringIO()
+
+    async def talk(self, url: str, text: str | None = None, **options: Any) -> int:
+        options = {"reconnect": at_once(1), **options}
+        async with asyncio.timeout(LIMIT_S):
+            return await talk(
+                url, text, stdin=self._stdin, stdout=self._stdout, stderr=self._stderr, **options
+            )
+
+    @property
+    def out(self) -> str:
+        return self._stdout.getvalue()
+
+    @property
+    def err(self) -> str:
+        return self._stderr.getvalue()
+
+
+async def test_one_text_is_said_and_its_answer_printed() -> None:
+    session = Session()
+    async with scripted_server() as server:
+        status = await session.talk(server.url, "hello")
+    assert status == 0
+    assert session.out.splitlines() == ["You said: hello", "🔊 You said: hello"]
+    assert session.err == ""
+
+
+async def test_a_terminal_sees_partials_in_one_line_that_the_answer_replaces() -> None:
+    session = Session(terminal=True)
+    async with scripted_server() as server:
+        status = await session.talk(server.url, "hello")
+    assert status == 0
+    assert "\r\x1b[K…\r\x1b[KYou\r\x1b[KYou said: hello\r\x1b[KYou said: hello\n" in session.out
+
+
+async def test_each_line_of_a_pipe_is_said_after_the_answer_to_the_one_before() -> None:
+    session = Session("one\n\ntwo\n")
+    async with scripted_server() as server:
+        status = await session.talk(server.url)
+    assert status == 0
+    finals = [line for line in session.out.splitlines() if line.startswith("You")]
+    assert finals == ["You said: one", "You said: two"]
+
+
+async def test_a_line_at_a_terminal_is_said_and_quit_leaves() -> None:
+    session = Session("/help\n/quit\nnever said\n", terminal=True)
+    async with scripted_server() as server:
+        status = await session.talk(server.url)
+    assert status == 0
+    assert "Connected, session" in session.out
+    assert "user.audio.transcript.final" not in server.types_heard()
+
+
+async def test_an_error_is_one_line_and_status_1() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.send("error", {"code": "model_provider_failed", "message": "The model\nis away."})
+        await peer.call("tts.speak", {"text": "Sorry."})
+        await peer.result(await peer.state("idle"))
+
+    session = Session()
+    async with scripted_server(script) as server:
+        status = await session.talk(server.url, "hello")
+    assert status == 1
+    assert session.err == "Error: The model is away. (model_provider_failed)\n"
+    assert session.out == "🔊 Sorry.\n"
+
+
+async def test_a_turn_without_an_answer_is_status_1() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.result(await peer.state("idle"))
+
+    session = Session()
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url, "hello") == 1
+    assert session.err == "There was no answer.\n"
+
+
+async def test_no_server_is_status_2_and_one_sentence() -> None:
+    async with scripted_server() as server:
+        url = server.url
+    session = Session()
+    assert await session.talk(url, "hello") == 2
+    assert session.err.startswith(f"Cannot connect to {url}: ")
+    assert session.err.count("\n") == 1
+    assert session.out == ""
+
+
+async def test_a_refused_session_is_status_2_and_one_sentence() -> None:
+    async def script(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+
+    session = Session()
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url, "hello") == 2
+    assert session.err == "The server refused the session: No. (unauthorized)\n"
+
+
+async def test_a_token_that_no_header_can_carry_is_said_to_be_one() -> None:
+    session = Session()
+    assert await session.talk("ws://127.0.0.1:9/ws", "hello", token="two words") == 2
+    assert session.err == "The token holds characters that no header can carry.\n"
+
+
+async def test_a_lost_connection_is_said_and_the_turn_goes_on_after_the_reconnect() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.arrived()
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.answer("Here I am.")
+
+    session = Session()
+    async with scripted_server(first, second) as server:
+        status = await session.talk(server.url, "hello")
+    assert status == 0
+    assert session.err.splitlines() == ["The connection broke.", "Connected again."]
+    assert "Here I am." in session.out
+
+
+async def test_a_text_that_was_lost_with_its_connection_is_sent_again() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.receive("user.audio.transcript.final")
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await peer.start(resumed=True)
+        await peer.state("idle")
+        await peer.begin()
+        await peer.answer("Here I am.")
+
+    session = Session()
+    async with scripted_server(first, second) as server:
+        assert await session.talk(server.url, "hello") == 0
+    assert session.out.splitlines()[0] == "Here I am."
+
+
+async def test_the_tries_to_reconnect_are_bounded() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.close(1001)
+
+    async def refuses(peer: Peer) -> None:
+        await peer.receive("session.start")
+        await peer.send("error", {"code": "store_unavailable", "message": "Later."})
+
+    session = Session()
+    async with scripted_server(first, refuses) as server:
+        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
+    assert len(server.peers) == 3
+    assert session.err.splitlines()[-1].startswith("Try 2: The server refused the session: Later.")
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["superseded", "unauthorized"])
+async def test_a_session_that_another_took_or_may_not_be_had_is_not_fought_over(closes: bool) -> None:
+    async def first(peer: Peer) -> None:
+        await peer.start()
+        await peer.connection.close(4409 if closes else 1001)
+
+    async def refuses(peer: Peer) -> None:
+        start = await peer.receive("session.start")
+        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
+
+    session = Session()
+    async with scripted_server(first, refuses) as server:
+        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
+    assert len(server.peers) == (1 if closes else 2)
+
+
+def selecting(got: list[dict[str, Any]]) -> Any:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        got.append(await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"}))
+        await peer.answer("Fine.")
+
+    return script
+
+
+async def test_a_repository_is_chosen_by_number_at_a_terminal() -> None:
+    got: list[dict[str, Any]] = []
+    session = Session("2\n", terminal=True)
+    async with scripted_server(selecting(got)) as server:
+        assert await session.talk(server.url, "choose") == 0
+    assert json.loads(got[0]["result"]) == {
+        "simulated": True,
+        "repository": "https://github.com/acme/mobile-app",
+    }
+    assert "Which one?\n  1. acme/website\n  2. acme/mobile-app\n" in session.out
+
+
+async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
+    got: list[dict[str, Any]] = []
+    session = Session()
+    async with scripted_server(selecting(got)) as server:
+        assert await session.talk(server.url, "choose") == 0
+    assert json.loads(got[0]["result"]) == {
+        "simulated": True,
+        "repository": "https://github.com/acme/website",
+    }
+
+
+@pytest.mark.parametrize("typed", ["", "9\n", "²\n", "acme/none\n"])
+async def test_no_valid_choice_is_an_error(typed: str) -> None:
+    got: list[dict[str, Any]] = []
+    session = Session(typed, terminal=True)
+    async with scripted_server(selecting(got)) as server:
+        assert await session.talk(server.url, "choose") == 0
+    assert got[0]["error"] == "no repository was chosen"
+
+
+async def test_a_simulated_agent_is_ended_by_a_command_and_reported() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.ask("agent.spawn", {"prompt": "Fix the build", "repository": "acme/website"})
+        await peer.answer("Started.")
+        await peer.receive("agent.completed")
+
+    session = Session("fix the build\n/finish\n/finish\n")
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url) == 0
+        await server.peers[0].connection.wait_closed()
+    (report,) = [event["payload"] for event in server.heard if event["type"] == "agent.completed"]
+    assert (report["agentId"], report["status"], report["name"]) == (
+        "sim-agent-1",
+        "FINISHED",
+        "Fix the build",
+    )
+    assert session.err == "no agent is running\n"
+    assert '[tool, simulated] agent.spawn {"prompt"' in session.out
+
+
+async def test_what_could_drive_the_terminal_is_taken_out() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.answer("a\x1b[2Jb\x07c\u202ed\x9be")
+
+    session = Session()
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url, "hello") == 0
+    assert session.out.splitlines()[0] == "a[2Jbcde"
+
+
+CHILD = """
+import argparse, sys
+from conductor.client import Reconnect
+from conductor.talk.terminal import add_arguments, run
+parser = argparse.ArgumentParser()
+add_arguments(parser)
+sys.exit(run(parser.parse_args()))
+"""
+
+
+async def child(*arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+
+
+async def test_ctrl_c_interrupts_the_answer() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.send("assistant.speech.partial", {"text": "One, two,"})
+        await peer.arrived()
+        process.send_signal(signal.SIGINT)
+        interrupted.append((await peer.receive("audio.output.interrupted"))["payload"])
+        await peer.result(await peer.state("idle"))
+
+    interrupted: list[dict[str, Any]] = []
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "count", "to", "fifty")
+        async with asyncio.timeout(LIMIT_S * 2):
+            out, err = await process.communicate()
+    assert interrupted == [{"reason": "user"}]
+    assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
+
+
+async def test_ctrl_c_cancels_the_response_where_the_server_takes_that() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await peer.send("assistant.speech.partial", {"text": "One, two,"})
+        await peer.arrived()
+        process.send_signal(signal.SIGINT)
+        await peer.receive("response.cancel")
+        await peer.result(await peer.state("idle"))
+
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "count", "to", "fifty")
+        async with asyncio.timeout(LIMIT_S * 2):
+            out, err = await process.communicate()
+    assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
+    assert "audio.output.interrupted" not in server.types_heard()
+
+
+async def test_ctrl_c_leaves_at_once_where_nothing_runs() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.answer("Yes.")
+        process.send_signal(signal.SIGINT)
+
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url)
+        assert process.stdin is not None
+        process.stdin.write(b"hello\n")  # and the input stays open
+        async with asyncio.timeout(LIMIT_S * 2):
+            status = await process.wait()
+    assert process.stderr is not None
+    assert (status, await process.stderr.read()) == (0, b"")
+
+
+async def test_a_second_ctrl_c_leaves_a_turn_that_does_not_end() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.arrived()
+        process.send_signal(signal.SIGINT)
+        await peer.receive("audio.output.interrupted")
+        process.send_signal(signal.SIGINT)
+
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "hello")
+        async with asyncio.timeout(LIMIT_S * 2):
+            _, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (130, "")
+
+
+def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["--voice-approvals"]).voice_approvals
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--voice-speed", "nan"])
+    capsys.readouterr()
+    assert run(parser.parse_args(["--url", "nonsense", "hello"])) == 2
+    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: it is not a WebSocket URL")
+
+
+async def test_an_interruption_says_how_much_was_spoken() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")  # which does not say how much was heard
+        await peer.begin()
+        await peer.call("tts.speak", {"text": "a long story " * 1000})
+        assert process.stdout is not None
+        assert (await process.stdout.readline()).decode().startswith("🔊 a long story")
+        process.send_signal(signal.SIGINT)
+        interrupted.append((await peer.receive("audio.output.interrupted"))["payload"])
+        await peer.result(await peer.state("idle"))
+
+    interrupted: list[dict[str, Any]] = []
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "--voice-speed", "20", "tell", "me")
+        async with asyncio.timeout(LIMIT_S * 2):
+            await process.wait()
+    assert interrupted[0]["playedMs"] >= 0
+    assert ("a long story " * 1000).startswith(interrupted[0]["spokenText"])

@@ -1,0 +1,165 @@
+"""``.env`` is read strictly: what might have been a protection never becomes nothing in silence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conductor.env_file import OTHER_NAMES, hint_for, misspelt, read_env_file
+from conductor.errors import SettingsError
+from conductor.settings import Settings, load_settings
+
+KNOWN = frozenset(Settings.model_fields)
+SECRET = "hunter2-hunter2"
+UNREADABLE = "cannot be read: it must be NAME=value, with a quote closed on the same line."
+
+
+@pytest.fixture(autouse=True)
+def no_settings_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the developer's own environment and .env out of the tests."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def mistakes(text: str) -> tuple[str, ...]:
+    Path(".env").write_text(text, encoding="utf-8", newline="")
+    file = read_env_file(Path(".env"), KNOWN, {})
+    assert file is not None
+    for mistake in file.mistakes:
+        assert SECRET not in mistake and "\n" not in mistake and mistake.endswith((".", "?"))
+    return file.mistakes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'AUTH_TOKENS="{SECRET}',
+        f"AUTH_TOKENS='{SECRET}",
+        f'AUTH_TOKENS="{SECRET}\nADMIN_TOKEN="',  # the quote swallows a line
+        f'OTHER="{SECRET}\nAUTH_TOKENS="',
+        f'AUTH_TOKENS="{SECRET}" {SECRET}',
+        f"AUTH_TOKENS: {SECRET}",
+        f"AUTH_TOKENS:{SECRET}",
+        f"AUTH_TOKENS:={SECRET}",
+        f"AUTH_TOKENS {SECRET}",
+        "AUTH_TOKENS",
+        "export AUTH_TOKENS",
+        f"set AUTH_TOKENS={SECRET}",
+        f'"AUTH_TOKENS"={SECRET}',
+        f";AUTH_TOKENS={SECRET}",
+        f"\ufeffAUTH_TOKENS={SECRET}",  # a byte order mark in the middle: two files put together
+        f"AUTH\u200b_TOKENS={SECRET}",
+        f"={SECRET}",
+        SECRET,
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_line_that_is_not_name_and_value_is_a_mistake(line: str, newline: str) -> None:
+    text = f"PORT=1001\n\n\n{line}\n".replace("\n", newline)
+    assert mistakes(text)[0] == f"Line 4 of .env {UNREADABLE}"
+    with pytest.raises(SettingsError, match=r"^Line 4 of \.env"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"AUTH_TOKENS={SECRET}",
+        f"  AUTH_TOKENS = {SECRET}  ",
+        f"export AUTH_TOKENS={SECRET}",
+        f"auth_tokens={SECRET}",
+        f"'AUTH_TOKENS'={SECRET}",
+        f'AUTH_TOKENS="{SECRET}"',
+        f"AUTH_TOKENS='{SECRET}' # not this",
+        f"AUTH_TOKENS={SECRET} # nor this",
+        f"\ufeffAUTH_TOKENS={SECRET}",
+        f"AUTH_TOKENS={SECRET}\r",
+        f"AUTH_TOKENS=${{NOWHERE:-{SECRET}}}",
+        f"HERE={SECRET}\nAUTH_TOKENS=${{HERE}}",
+        f"\n\n# a comment\n\nAUTH_TOKENS={SECRET}",
+        f"AUTH_TOKENS={SECRET}\nPATH_TO_SOMETHING=else",
+    ],
+)
+def test_what_python_dotenv_and_a_shell_take_is_taken(line: str) -> None:
+    assert mistakes(f"{line}\n") == ()
+    assert load_settings().auth_tokens == (SECRET,)
+
+
+def test_a_setting_that_stands_there_twice_is_a_mistake() -> None:
+    assert mistakes(f"AUTH_TOKENS={SECRET}\nauth_tokens=\nTZ=UTC\nTZ=CET\n") == (
+        "Line 2 of .env sets AUTH_TOKENS a second time.",
+    )
+
+
+@pytest.mark.parametrize("text", ["AUTH_TOKENS=${NOWHERE}", "EMPTY=\nAUTH_TOKENS=a${EMPTY}b"])
+def test_a_variable_that_is_not_set_is_a_mistake_and_no_empty_value(text: str) -> None:
+    (mistake,) = mistakes(text)
+    assert mistake.endswith(" of .env needs a variable that is not set.")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ANTROPIC_API_KEY", "ANTHROPIC_API_KEY"),
+        ("ANTHROPIC_APIKEY", "ANTHROPIC_API_KEY"),
+        ("AUTH_TOKEN", "AUTH_TOKENS"),
+        ("AUTH-TOKENS", "AUTH_TOKENS"),
+        ("LOGLEVEL", "LOG_LEVEL"),
+        ("TOOL_TIMEOUT", "TOOL_TIMEOUT_MS"),
+        ("PORTS", "PORT"),
+        ("port_", "PORT"),
+        ("CONDUCTOR_HOST", "HOST"),
+        ("CLAUDE_API_KEY", "ANTHROPIC_API_KEY"),
+        ("SYSTEM_PROMPT", "SYSTEM_PROMPT_FILE"),
+    ],
+)
+def test_a_name_that_is_nearly_a_settings_is_a_mistake(name: str, meant: str) -> None:
+    (mistake,) = mistakes(f"TZ=UTC\n{name}={SECRET}\n")
+    assert mistake.startswith("Line 2 of .env has a name that is no setting: ")
+    assert mistake.rstrip("?.").split()[-1] == meant
+
+
+@pytest.mark.parametrize(
+    "name",
+    "HOSTNAME PATH LOGNAME POST EXPORT OPENAI_API_KEY REDIS_PORT LOG_FILE X TMPDIR spring.profiles".split(),
+)
+def test_other_programs_names_are_left_alone(name: str) -> None:
+    assert hint_for(name, KNOWN) is None
+    assert mistakes(f"{name}={SECRET}\n") == ()
+
+
+def test_the_other_names_lead_to_settings_and_are_none_themselves() -> None:
+    known = {name.upper() for name in KNOWN}
+    assert set(OTHER_NAMES.values()) <= known
+    assert not set(OTHER_NAMES) & known
+
+
+def test_misspelt_names_of_the_environment_are_found() -> None:
+    names = ["AUTH_TOKENS", "AUTH_TOKEN", "COMPOSE_PROJECT", "auth_token"]
+    assert list(misspelt(names, KNOWN)) == [("AUTH_TOKEN", "did you mean AUTH_TOKENS?")]
+
+
+def test_no_file_is_none(tmp_path: Path) -> None:
+    assert read_env_file(tmp_path / "none", KNOWN, {}) is None
+
+
+def test_what_is_no_readable_file_is_a_mistake_and_not_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()  # what Docker makes of a file that is not there
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "utf16").write_text("AUTH_TOKENS=x", encoding="utf-16")
+    for name, why in (("folder", "is a directory"), ("link", "no such file"), ("utf16", "is not UTF-8 text")):
+        with pytest.raises(SettingsError, match=f"cannot be read: .*{why}"):
+            read_env_file(tmp_path / name, KNOWN, {})
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".env")  # as password managers give it
+    if not os.fork():
+        (tmp_path / ".env").write_text("PORT=1001\n")
+        os._exit(0)
+    assert load_settings().port == 1001
+    os.wait()

@@ -1,0 +1,95 @@
+"""Sets of spoken answers: what each should mean, and what the judge makes of it.
+
+A set is a pair of files. NAME.tools.json lists the calls asked about: ``id``, ``name``, ``title``, ``risk``,
+``arguments``, and ``spoken`` where the tool has a template. NAME.jsonl holds an answer a line: ``tool`` is an
+id, ``say`` the transcript, in which {words} stands for the words to repeat at high risk, ``meaning`` one of
+consent, session, always (a consent for that long), refusal, neither. ``why`` is for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conductor.tools.base import Effect, ToolSpec
+from conductor.tools.spoken import Answer, Question, classify_answer, make_question
+
+CONSENTS = ("consent", "session", "always")
+
+
+@dataclass
+class Judged:
+    """What became of a set: the phrases that are unsafe or were not understood, and shares by meaning."""
+
+    unsafe: list[tuple[Mapping[str, Any], Answer]] = field(default_factory=list)
+    missed: list[tuple[Mapping[str, Any], Answer]] = field(default_factory=list)
+    understood: Counter[str] = field(default_factory=Counter)
+    count: Counter[str] = field(default_factory=Counter)
+
+    def share(self, meaning: str) -> float:
+        """Say how much of what means a ``consent`` or a ``refusal`` was understood at once."""
+        return self.understood[meaning] / self.count[meaning] if self.count[meaning] else 1.0
+
+
+def question_of(tool: Mapping[str, Any]) -> Question:
+    """Make the question for a call of a set."""
+    title, spoken, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
+    effect: Effect = "irreversible" if risk == "high" else "write"
+    spec = ToolSpec(tool["name"], "", {}, risk=risk, effect=effect, title=title, spoken=spoken)
+    return make_question(spec, tool["arguments"])
+
+
+def judge_set(tools: Path, phrases: Path) -> Judged:
+    """Judge all phrases of a set."""
+    questions = {tool["id"]: question_of(tool) for tool in json.loads(tools.read_text("utf-8"))}
+    judged = Judged()
+    for line in phrases.read_text("utf-8").splitlines():
+        phrase: Mapping[str, Any] = json.loads(line)
+        question = questions[phrase["tool"]]
+        answer = classify_answer(phrase["say"].replace("{words}", question.repeat), question)
+        meaning = phrase["meaning"]
+        if is_unsafe(meaning, answer):
+            judged.unsafe.append((phrase, answer))
+        wanted = {"consent": "consent", "session": "consent", "refusal": "refusal"}.get(meaning)
+        if wanted is not None:
+            fits = answer.kind == ("allow" if wanted == "consent" else "deny")
+            judged.count[wanted] += 1
+            judged.understood[wanted] += fits
+            if not fits:
+                judged.missed.append((phrase, answer))
+    return judged
+
+
+def is_unsafe(meaning: str, answer: Answer) -> bool:
+    """Tell whether an answer was taken for a consent that it is not, or for a wider one."""
+    if answer.kind != "allow":
+        return False
+    return meaning not in CONSENTS or (answer.scope != "once" and meaning != "session")
+
+
+def report(judged: Judged) -> str:
+    """Say what is unsafe, what was missed, and the shares."""
+    lines = [
+        f"unsafe: {p['meaning']} taken for {a.kind} {a.scope}: {p['tool']}: {p['say']}"
+        for p, a in judged.unsafe
+    ]
+    lines += [f"missed: {p['meaning']} taken for {a.kind}: {p['tool']}: {p['say']}" for p, a in judged.missed]
+    for meaning, count in judged.count.items():
+        lines.append(
+            f"{meaning}: {judged.understood[meaning]} of {count} understood, {judged.share(meaning):.1%}"
+        )
+    return "\n".join([*lines, f"unsafe: {len(judged.unsafe)}"])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what becomes of a set; 1 if anything is unsafe, 2 without two files."""
+    if len(arguments) != 2:
+        print("usage: scripts/phrases TOOLS.json PHRASES.jsonl")  # noqa: T201 -- it is the script's main
+        return 2
+    judged = judge_set(Path(arguments[0]), Path(arguments[1]))
+    print(report(judged))  # noqa: T201 -- it is the script's main
+    return 1 if judged.unsafe else 0

@@ -1,0 +1,155 @@
+"""Error messages: each names the argument, the rule and the value, in words for a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conductor.tools.schema_checker import CheckBudget, Checker
+from conductor.tools.validation import explain, refusal, suggestion
+
+
+def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
+    checker = Checker({"type": "object", **schema})
+    return explain(checker.errors(arguments, json.dumps(arguments), CheckBudget()), checker.schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "message"),
+    [
+        ({"type": "integer"}, "a", 'v must be integer, got "a"'),
+        ({"type": ["integer", "null"]}, [1], "v must be integer or null, got a list of 1"),
+        ({"type": "string"}, {"a": 1}, "v must be string, got an object with 1 fields"),
+        ({"minimum": 1}, 0, "v must be at least 1, got 0"),
+        ({"maximum": 9}, 10, "v must be at most 9, got 10"),
+        ({"exclusiveMinimum": 1}, 1, "v must be more than 1, got 1"),
+        ({"exclusiveMaximum": 9}, 9, "v must be less than 9, got 9"),
+        ({"multipleOf": 0.1}, 0.25, "v must be a multiple of 0.1, got 0.25"),
+        ({"minLength": 1}, "", 'v must have at least 1 character, got ""'),
+        ({"maxLength": 2}, "abc", 'v must have at most 2 characters, got "abc"'),
+        ({"minItems": 2}, [1], "v must have at least 2 items, got a list of 1"),
+        ({"maxItems": 0}, [1], "v must have at most 0 items, got a list of 1"),
+        ({"minProperties": 1}, {}, "v must have at least 1 field, got an object with 0 fields"),
+        ({"uniqueItems": True}, [1, 1.0], "v must not have the same item twice, got a list of 2"),
+        ({"const": "x"}, "y", 'v must be "x", got "y"'),
+        ({"enum": ["open", "closed"]}, 3, 'v must be one of "open", "closed", got 3'),
+        (
+            {"enum": ["open", "closed"]},
+            "Opne",
+            'v must be one of "open", "closed", got "Opne" (did you mean \'open\'?)',
+        ),
+        (
+            {"enum": list(range(20))},
+            -1,
+            "v must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 (and 8 more), got -1",
+        ),
+        ({"pattern": "^a$"}, "b", 'v must match ^a$, got "b"'),
+        ({"pattern": "^a$", "description": "Just an a"}, "b", 'v must match ^a$, got "b" (Just an a)'),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 'v must be integer or null, got "x"'),
+        (
+            {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
+            "all!",
+            'v must be integer, got "all!", or v must be one of "all", got "all!" (did you mean \'all\'?)',
+        ),
+        (
+            {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
+            3,
+            "v: needs exactly one of its forms, but more than one fits",
+        ),
+        ({"not": {"type": "integer"}}, 1, "v has a form that is not allowed, got 1"),
+        ({"contains": {"type": "integer"}}, ["a"], "v has no item that fits, got a list of 1"),
+        ({"prefixItems": [{}], "items": False}, [1, 2], "v[1]: 2 is not allowed"),
+        ({"required": ["a", "b"]}, {"a": 1}, "v: missing required argument 'b'"),
+        ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "v: missing required argument 'b'"),
+        (
+            {"anyOf": [{"required": ["a"], "properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
+            {"a": "x"},
+            'v.a must be integer, got "x"',
+        ),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"kind": {"const": "circle"}, "radius": {"type": "number"}}},
+                    {"properties": {"kind": {"const": "square"}, "side": {"type": "number"}}},
+                ]
+            },
+            {"kind": "square", "side": "x"},
+            'v.side must be number, got "x"',
+        ),
+        (
+            {"$ref": "#/$defs/page"},
+            {"sise": 1},
+            "v: unknown argument 'sise' (did you mean 'size'?)",
+        ),
+        ({"items": {"type": "integer"}}, [1, "x"], 'v[1] must be integer, got "x"'),
+        ({"propertyNames": {"maxLength": 1}}, {"ab": 1}, 'v must have at most 1 character, got "ab"'),
+        ({"items": {"properties": {"w": False}}}, [{"w": 1}], "v[0].w: 1 is not allowed"),
+    ],
+)
+def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: str) -> None:
+    page = {"properties": {"size": {}}, "additionalProperties": False}
+    assert message in explained({"properties": {"v": schema}, "$defs": {"page": page}}, {"v": value})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"prompt": {}}, "unknown argument 'promt' (did you mean 'prompt'?)"),
+        ({"Prompt": {}}, "unknown argument 'promt' (did you mean 'Prompt'?)"),
+        ({"id": {}, "limit": {}}, "unknown argument 'promt' (allowed: id, limit)"),
+        ({}, "unknown argument 'promt' (none is taken)"),
+    ],
+)
+def test_an_unknown_name_comes_with_the_one_that_was_meant(names: dict[str, Any], message: str) -> None:
+    assert explained({"properties": names, "additionalProperties": False}, {"promt": 1}) == [message]
+
+
+def test_each_unknown_name_is_told() -> None:
+    assert len(explained({"properties": {}, "additionalProperties": False}, {"a": 1, "b": 2})) == 2
+    assert explained({"additionalProperties": False}, {"a": 1}) == ["no argument is taken"]
+
+
+def test_what_was_meant_is_said_of_five_names_at_most() -> None:
+    names = {f"argument{letter}": {"type": "string"} for letter in "abcdefghij"}
+    branch = {"properties": names, "additionalProperties": False}
+    wrong = {f"argumen{letter}": "x" for letter in "abcdefghij"}
+    (message,) = explained({"properties": {"v": {"anyOf": [branch, {"type": "integer"}]}}}, {"v": wrong})
+    assert (message.count("unknown argument"), message.count("did you mean")) == (10, 5)
+
+
+def test_an_unknown_name_inside_an_argument_says_where() -> None:
+    inner = {"properties": {"size": {}}, "additionalProperties": False}
+    assert explained({"properties": {"page": inner}}, {"page": {"sise": 1}}) == [
+        "page: unknown argument 'sise' (did you mean 'size'?)"
+    ]
+
+
+def test_a_required_choice_is_told_in_words() -> None:
+    choice = [{"required": ["repository"]}, {"required": ["prUrl"]}]
+    assert explained({"anyOf": choice}, {}) == ["needs repository or prUrl"]
+    assert explained({"oneOf": choice}, {"repository": 1, "prUrl": 1}) == [
+        "needs exactly one of repository or prUrl, but more than one fits"
+    ]
+
+
+def test_the_same_error_is_told_once() -> None:
+    assert explained({"allOf": [{"required": ["a"]}, {"required": ["a"]}]}, {}) == [
+        "missing required argument 'a'"
+    ]
+
+
+def test_a_long_value_is_cut() -> None:
+    [message] = explained({"properties": {"v": {"type": "integer"}}}, {"v": "x" * 10_000})
+    assert len(message) < 200
+
+
+def test_a_refusal_says_that_nothing_was_run() -> None:
+    assert refusal("t", ["a", "b"]) == (
+        "Invalid arguments for t: a; b. Nothing was run. Call it again with corrected arguments."
+    )
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    assert suggestion("colour", ["id", "limit"]) == ""
