@@ -199,14 +199,14 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0) -> None:
 
 
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
-@pytest.mark.parametrize("start", range(0, 400, 20))
+@pytest.mark.parametrize("start", range(0, 200, 20))
 def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None:
     for seed in range(start, start + 20):
         run(chaos(seed, mode))
 
 
 def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
-    for seed in [*range(140, 160), *range(480, 500)]:
+    for seed in range(140, 160):
         run(chaos(seed, "cancel", stale_speech=10.0))
 
 
@@ -530,7 +530,7 @@ ENDS = ("allowed", "denied", "edited")
 
 
 @pytest.mark.parametrize("capabilities", [[], ["approval"], ALL], ids=["voice", "cards", "all"])
-@pytest.mark.parametrize("start", range(0, 120, 20))
+@pytest.mark.parametrize("start", range(0, 60, 20))
 def test_nothing_that_can_happen_to_questions_breaks_a_session(start: int, capabilities: list[str]) -> None:
     for seed in range(start, start + 20):
         run(doubts(seed, capabilities))

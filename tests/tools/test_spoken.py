@@ -49,17 +49,17 @@ def kind(utterance: str, question: Question = DELETE) -> str:
 # -- cores and what may be around them
 
 
-@pytest.mark.parametrize("phrase", CORES)
-def test_a_core_alone_approves_once_at_medium_risk_only(phrase: str) -> None:
-    for text in (phrase, f"Um, {phrase}.", f"okay, {phrase}, thank you"):
-        assert classify_answer(text, DELETE) == Answer("allow", "once", text)
-    assert kind(phrase, HIGH) == "unclear"
+def test_a_core_alone_approves_once_at_medium_risk_only() -> None:
+    for phrase in CORES:
+        for text in (phrase, f"Um, {phrase}.", f"okay, {phrase}, thank you"):
+            assert classify_answer(text, DELETE) == Answer("allow", "once", text)
+        assert kind(phrase, HIGH) == "unclear", phrase
 
 
-@pytest.mark.parametrize("phrase", OTHERS)
-def test_what_is_no_core_approves_nothing_alone(phrase: str) -> None:
-    assert kind(phrase) != "allow"
-    assert kind(f"{phrase}, {phrase}") != "allow"
+def test_what_is_no_core_approves_nothing_alone() -> None:
+    for phrase in OTHERS:
+        assert kind(phrase) != "allow", phrase
+        assert kind(f"{phrase}, {phrase}") != "allow", phrase
 
 
 @pytest.mark.parametrize(
@@ -288,10 +288,11 @@ REFUSALS = sorted(
 )
 
 
-@pytest.mark.parametrize("phrase", REFUSALS)
-def test_a_refusal_refuses_at_any_risk(phrase: str) -> None:
-    for question in (DELETE, HIGH):
-        assert kind(phrase, question) == kind(f"Um, sorry, {phrase}, thanks.", question) == "deny"
+def test_a_refusal_refuses_at_any_risk() -> None:
+    for phrase in REFUSALS:
+        for question in (DELETE, HIGH):
+            for text in (phrase, f"Um, sorry, {phrase}, thanks."):
+                assert kind(text, question) == "deny", text
 
 
 @pytest.mark.parametrize(
@@ -334,10 +335,10 @@ def test_a_stop_that_is_for_something_else_refuses_nothing() -> None:
     assert kind("Cancel the file thing.") == "deny"
 
 
-@pytest.mark.parametrize("phrase", CORES)
-def test_no_and_yes_together_approve_nothing(phrase: str) -> None:
-    for text in (f"no {phrase}", f"{phrase} no", f"{phrase} don't", f"never {phrase}", f"{phrase} not"):
-        assert kind(text) != "allow"
+def test_no_and_yes_together_approve_nothing() -> None:
+    for phrase in CORES:
+        for text in (f"no {phrase}", f"{phrase} no", f"{phrase} don't", f"never {phrase}", f"{phrase} not"):
+            assert kind(text) != "allow", text
 
 
 # -- other requests
