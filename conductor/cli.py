@@ -7,17 +7,28 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from conductor import __version__
-from conductor.commands import check, policy, protocol, sessions, stats
 from conductor.errors import SettingsError
 
 if TYPE_CHECKING:
     from conductor.server.listener import Listener
     from conductor.settings import Settings
 
-_COMMANDS = ("serve", "talk", "check", "policy", "sessions", "stats", "protocol")
+_Run: TypeAlias = Callable[[argparse.Namespace], int]
+
+# Only the given command's module, of `conductor.commands`, is imported.
+_COMMANDS = {
+    "serve": "run the server (the default)",
+    "talk": "talk to a running server from the terminal",
+    "check": "try the settings and all that is needed, and end",
+    "policy": "list, change and explain the operator's rules",
+    "sessions": "list, show, export and delete what the session store keeps",
+    "stats": "print a running server's figures",
+    "protocol": "print what goes over the wire",
+}
 
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
 
@@ -27,16 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         given.insert(0, "serve")
-    options = _parser().parse_args(given)
-    run = {
-        "serve": _serve,
-        "talk": _talk,
-        "check": check.run,
-        "policy": policy.run,
-        "sessions": sessions.run,
-        "stats": stats.run,
-        "protocol": protocol.run,
-    }[options.command]
+    options, run = _parse(given)
     try:
         code = run(options)
         sys.stdout.flush()
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141  # the exit code of a process that SIGPIPE ends
     except SettingsError as error:
         print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- this is what a command line says
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
 
@@ -58,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"conductor: {message}; --help says more.\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(given: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
     parser = _Parser(
         prog="conductor",
         description="A WebSocket server between a voice app and a language model.",
@@ -66,7 +68,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"conductor {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="run the server (the default)")
+    parsers = {name: commands.add_parser(name, help=summary) for name, summary in _COMMANDS.items()}
+    run: _Run = _serve
+    if given[0] == "serve":
+        _add_serve_arguments(parsers["serve"])
+    elif given[0] == "talk":
+        from conductor.talk import terminal
+
+        terminal.add_arguments(parsers["talk"])
+        run = _talk
+    elif given[0] in parsers:
+        module = import_module(f"conductor.commands.{given[0]}")
+        module.add_arguments(parsers[given[0]])
+        run = module.run
+    return parser.parse_args(given), run
+
+
+def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--host", help="address to listen on (HOST)")
     serve.add_argument("--port", help="port to listen on (PORT)")
     serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
@@ -83,18 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--workers", help="processes that share the port (WORKERS)")
     serve.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # how `--workers` starts each of them
     serve.set_defaults(lan_token=None)
-    talk = commands.add_parser("talk", help="talk to a running server from the terminal")
-    from conductor.talk import terminal
-
-    terminal.add_arguments(talk)
-    check.add_arguments(commands.add_parser("check", help="try the settings and all that is needed, and end"))
-    policy.add_arguments(commands.add_parser("policy", help="list, change and explain the operator's rules"))
-    sessions.add_arguments(
-        commands.add_parser("sessions", help="list, show, export and delete what the session store keeps")
-    )
-    stats.add_arguments(commands.add_parser("stats", help="print a running server's figures"))
-    protocol.add_arguments(commands.add_parser("protocol", help="print what goes over the wire"))
-    return parser
 
 
 def _talk(options: argparse.Namespace) -> int:

@@ -81,7 +81,9 @@ class ConductorError(Exception):
 
 
 class SettingsError(ConductorError):
-    """A user's mistake, explained in one sentence; the command line exits with code 2."""
+    """A user's mistake, explained in one sentence; the command line exits with ``exit_code``."""
+
+    exit_code = 2
 
 
 class EventError(ConductorError):
