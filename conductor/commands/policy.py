@@ -7,18 +7,20 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
+from conductor.logs import configure_logs
+from conductor.settings import Settings, load_settings
+from conductor.tools.base import ToolSpec
+from conductor.tools.device import known_tools
+from conductor.tools.permissions import GateOptions, decide, is_dry, offered, steps
+from conductor.tools.policies import REREAD_S, add, lint, load, policies_path, remove
+from conductor.tools.rules import Rule, RuleError, describe, hint, parse_json, parse_rule, rule_object
+from conductor.tools.validation import Valid, validate
 
-if TYPE_CHECKING:
-    from conductor.settings import Settings
-    from conductor.tools.base import ToolSpec
-    from conductor.tools.permissions import Step, Verdict
-    from conductor.tools.policies import Policies
-    from conductor.tools.rules import Rule
-
-_TEXT_PREDICATES = ("glob", "under", "host")
+_TAKEN_UP = f"Running servers take it up within {REREAD_S:g} seconds."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,56 +56,34 @@ def run(
     options: argparse.Namespace, stdout: TextIO | None = None, now: Callable[[], float] = time.time
 ) -> int:
     """Run a subcommand; returns the exit code. Raises `SettingsError` for a user's mistake."""
-    from conductor.logs import configure_logs
-    from conductor.settings import load_settings
-
     configure_logs("error", "console", cache=False)  # notes on the file are printed by this command
-    out = stdout or sys.stdout
-    settings = load_settings()
     action = {"list": _list, "add": _add, "remove": _remove, "explain": _explain}[options.action]
-    action(options, settings, out, now())
+    action(options, load_settings(), stdout or sys.stdout, now())
     return 0
 
 
 def _list(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    from conductor.tools.policies import lint, load, policies_path
-    from conductor.tools.rules import rule_object
-
     policies = load(policies_path(settings))
-    findings = lint(policies.rules, _known_tools(settings), now=now)
+    findings = lint(policies.rules, known_tools(settings.device_tools_file), now=now)
     if options.json:
         rules = [{"number": number, **rule_object(rule)} for number, rule in enumerate(policies.rules, 1)]
-        _print_json({"rules": rules, "notes": policies.notes, "findings": findings}, out)
+        out.write(as_json({"rules": rules, "notes": policies.notes, "findings": findings}, indent=2))
         return
-    if not policies.rules:
+    if policies.rules:
+        rows = [_row(number, rule) for number, rule in enumerate(policies.rules, 1)]
+        write_table(out, ("", "effect", "tool", "source", "when"), rows, numbers=("",))
+    else:
         out.write("There are no rules: each tool's risk decides.\n")
-    for line in _table(policies.rules):
-        out.write(f"{line}\n")
-    for line in (*policies.notes, *findings):
-        out.write(f"warn  {line}\n")
+    out.writelines(f"warn  {line}\n" for line in (*policies.notes, *findings))
 
 
-def _table(rules: Sequence[Rule]) -> list[str]:
-    from conductor.tools.rules import describe
-
-    if not rules:
-        return []
-    rows = [("", "effect", "tool", "source", "when")]
-    for number, rule in enumerate(rules, 1):
-        said = describe(rule).removeprefix(f"{rule.effect} {rule.tool}")
-        said = said.removeprefix(f" from {rule.source}").lstrip(", ") or "always"
-        rows.append((str(number), rule.effect, rule.tool, rule.source or "any", said))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        "  ".join([row[0].rjust(widths[0]), *(row[i].ljust(widths[i]) for i in (1, 2, 3)), row[4]])
-        for row in rows
-    ]
+def _row(number: int, rule: Rule) -> tuple[str, ...]:
+    when = describe(rule).removeprefix(f"{rule.effect} {rule.tool}")
+    when = when.removeprefix(f" from {rule.source}").lstrip(", ") or "always"
+    return (str(number), rule.effect, rule.tool, rule.source or "any", when)
 
 
 def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    from conductor.tools.policies import add, lint, policies_path
-    from conductor.tools.rules import RuleError, describe, parse_rule
-
     given = {"effect": options.effect, "tool": options.tool, "args": _predicates(options.arg)}
     more = {"source": options.source, "expires": options.expires}
     try:
@@ -111,15 +91,9 @@ def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: floa
     except RuleError as error:
         raise SettingsError(f"The rule is not valid: {error}.") from None
     number = add(policies_path(settings), rule)
-    out.write(f"Rule {number} is now: {describe(rule)}.\n{_taken_up()}\n")
-    for finding in lint([rule], _known_tools(settings), now=now):
+    out.write(f"Rule {number} is now: {describe(rule)}.\n{_TAKEN_UP}\n")
+    for finding in lint([rule], known_tools(settings.device_tools_file), now=now):
         out.write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}\n")
-
-
-def _taken_up() -> str:
-    from conductor.tools.policies import REREAD_S
-
-    return f"Running servers take it up within {REREAD_S:g} seconds."
 
 
 def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -136,7 +110,7 @@ def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(predicate: str, text: str) -> Any:
-    if predicate in _TEXT_PREDICATES:
+    if predicate in ("glob", "under", "host"):
         return text
     value = _json_or_text(text)
     if predicate == "in" and not isinstance(value, list):
@@ -145,8 +119,6 @@ def _value(predicate: str, text: str) -> Any:
 
 
 def _json_or_text(text: str) -> Any:
-    from conductor.tools.rules import parse_json
-
     try:
         return parse_json(text)
     except (ValueError, RecursionError):
@@ -154,51 +126,29 @@ def _json_or_text(text: str) -> Any:
 
 
 def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    from conductor.tools.policies import policies_path, remove
-    from conductor.tools.rules import RuleError, describe, parse_rule
-
     removed = remove(policies_path(settings), options.number)
     try:
         said = describe(parse_rule(removed))
     except RuleError:
         said = json.dumps(removed)
-    out.write(f"Rule {options.number} is gone: {said}.\n{_taken_up()}\n")
-
-
-# -- explain
+    out.write(f"Rule {options.number} is gone: {said}.\n{_TAKEN_UP}\n")
 
 
 def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    from conductor.tools.permissions import GateOptions, decide, steps
-    from conductor.tools.policies import load, policies_path
-
-    spec = _find(options.tool, _known_tools(settings))
+    specs = {spec.name: spec for spec in known_tools(settings.device_tools_file)}
+    spec = specs.get(options.tool)
+    if spec is None:
+        raise SettingsError(f"There is no tool {options.tool!r}{hint(options.tool, specs)}.")
     arguments, problem = _arguments(spec, options.arguments)
-    policies = load(policies_path(settings))
-    given = {"now": now, "tainted": options.tainted, "options": GateOptions.of(settings)}
-    verdict = decide(spec, arguments, policies.rules, **given)
-    found = steps(spec, arguments, policies.rules, **given)
-    answer = _answer(spec, arguments, verdict, found, policies, settings)
-    notes = [*policies.notes, *([problem] if problem else [])]
-    if options.json:
-        _print_json({**answer, "tainted": options.tainted, "notes": notes}, out)
-    else:
-        out.write(_in_words(answer, notes))
+    policies, gate = load(policies_path(settings)), GateOptions.of(settings)
+    rules = policies.rules
+    verdict = decide(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
+    found = steps(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
 
+    def number(rule: Rule | None) -> int | None:
+        return next((number for number, each in enumerate(rules, 1) if each is rule), None)
 
-def _answer(
-    spec: ToolSpec,
-    arguments: Mapping[str, Any],
-    verdict: Verdict,
-    found: Sequence[Step],
-    policies: Policies,
-    settings: Settings,
-) -> dict[str, Any]:
-    from conductor.tools.permissions import GateOptions, is_dry, offered
-    from conductor.tools.rules import rule_object
-
-    options = GateOptions.of(settings)
-    return {
+    answer = {
         "tool": spec.name,
         "source": spec.source,
         "risk": spec.risk,
@@ -208,64 +158,42 @@ def _answer(
         "verdict": verdict.effect,
         "warn": verdict.warn,
         "reasons": verdict.reasons,
-        "ruleNumber": _number(verdict.rule, policies),
+        "ruleNumber": number(verdict.rule),
         "rule": rule_object(verdict.rule) if verdict.rule else None,
         "steps": [
-            {
-                "step": step.name,
-                "verdict": step.effect,
-                "reasons": step.reasons,
-                "ruleNumber": _number(step.rule, policies),
-            }
-            for step in found
+            {"step": one.name, "verdict": one.effect, "reasons": one.reasons, "ruleNumber": number(one.rule)}
+            for one in found
         ],
-        "offered": offered(spec, options, policies.rules),
-        "dryRun": is_dry(spec, options),
+        "offered": offered(spec, gate, rules),
+        "dryRun": is_dry(spec, gate),
+        "tainted": options.tainted,
+        "notes": [*policies.notes, *([problem] if problem else [])],
     }
+    out.write(as_json(answer, indent=2) if options.json else _in_words(answer))
 
 
-def _number(rule: Rule | None, policies: Policies) -> int | None:
-    return next((number for number, each in enumerate(policies.rules, 1) if each is rule), None)
+def _in_words(answer: Mapping[str, Any]) -> str:
+    def of_rule(found: Mapping[str, Any]) -> str:
+        return f" (rule {found['ruleNumber']})" if found["ruleNumber"] else ""
 
-
-def _in_words(answer: Mapping[str, Any], notes: Sequence[str]) -> str:
-    number = f" (rule {answer['ruleNumber']})" if answer["ruleNumber"] else ""
     warned = ", with a warning" if answer["warn"] else ""
-    lines = [f"{answer['tool']}: {answer['verdict']}{warned}{number}"]
+    lines = [f"{answer['tool']}: {answer['verdict']}{warned}{of_rule(answer)}"]
     lines += [f"  {reason}" for reason in answer["reasons"]]
     lines += ["", f"risk {answer['risk']}, effect {answer['effect']}, source {answer['source']}", ""]
     for step in answer["steps"]:
-        number = f" (rule {step['ruleNumber']})" if step["ruleNumber"] else ""
-        lines.append(f"{step['step']:<8} {step['verdict'] or '-':<6} {' '.join(step['reasons'])}{number}")
+        reasons = " ".join(step["reasons"])
+        lines.append(f"{step['step']:<8} {step['verdict'] or '-':<6} {reasons}{of_rule(step)}")
     lines.append("")
     if not answer["offered"]:
         lines.append("The model does not get to see this tool.")
     if answer["dryRun"]:
         lines.append("DRY_RUN is set: a call only says what it would do.")
-    lines += [f"warn  {note}" for note in notes]
+    lines += [f"warn  {note}" for note in answer["notes"]]
     lines.append("What people decided in their sessions is not looked at here.")
     return "\n".join(lines) + "\n"
 
 
-def _known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
-    from conductor.tools.device import known_tools
-
-    return known_tools(settings.device_tools_file)
-
-
-def _find(name: str, specs: Sequence[ToolSpec]) -> ToolSpec:
-    from conductor.tools.rules import hint
-
-    by_name = {spec.name: spec for spec in specs}
-    if name in by_name:
-        return by_name[name]
-    raise SettingsError(f"There is no tool {name!r}{hint(name, by_name)}.")
-
-
 def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], str]:
-    from conductor.tools.rules import parse_json
-    from conductor.tools.validation import Valid, validate
-
     try:
         arguments = parse_json(text)
     except (ValueError, RecursionError) as error:
@@ -276,9 +204,3 @@ def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], str]:
     if isinstance(checked, Valid):
         return checked.arguments, ""
     return arguments, f"The call would be refused before that. {checked.error_message}"
-
-
-def _print_json(value: Any, out: TextIO) -> None:
-    # A lone surrogate stays a JSON escape: a terminal cannot encode it.
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    out.write(text.encode(errors="backslashreplace").decode() + "\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conductor.commands import sessions
-from conductor.commands.sessions import Streams, private_file, table
+from conductor.commands.sessions import NoSuchSession, private_file, row
 from conductor.conversation.grants import LASTING_ID, LastingGrants
 from conductor.errors import Fenced, SettingsError
 from conductor.messages import UserMessage
@@ -88,28 +88,28 @@ async def talk(store: SessionStore, subject: str, session_id: str, said: str = S
     return claim
 
 
-def run(*given: str, answers: io.StringIO | None = None) -> tuple[int, str, str]:
-    """Run a command; give its exit code, what it wrote, and what it said was not there."""
+def run(*given: str, answers: io.StringIO | None = None) -> tuple[int, str]:
+    """Run a command; give its exit code and what it wrote."""
     parser = argparse.ArgumentParser()
     sessions.add_arguments(parser)
-    streams = Streams(answers or io.StringIO(), io.StringIO(), io.StringIO())
-    code = sessions.run(parser.parse_args(given), streams)
-    assert isinstance(streams.out, io.StringIO) and isinstance(streams.mistakes, io.StringIO)
-    return code, streams.out.getvalue(), streams.mistakes.getvalue()
+    out = io.StringIO()
+    code = sessions.run(parser.parse_args(given), out, answers or io.StringIO())
+    return code, out.getvalue()
 
 
 async def ran(*given: str, code: int = 0, answers: io.StringIO | None = None) -> str:
     """Run a command beside the open store; give what it wrote."""
-    ended, out, mistakes = await asyncio.wait_for(asyncio.to_thread(run, *given, answers=answers), WAIT)
-    assert (ended, mistakes) == (code, "")
+    ended, out = await asyncio.wait_for(asyncio.to_thread(run, *given, answers=answers), WAIT)
+    assert ended == code
     return out
 
 
 async def missing(*given: str) -> str:
     """Run a command that finds nothing of what was named; give its sentence."""
-    code, out, mistakes = await asyncio.wait_for(asyncio.to_thread(run, *given), WAIT)
-    assert (code, out) == (1, "") and mistakes.startswith("conductor: ") and mistakes.count("\n") == 1
-    return mistakes.removeprefix("conductor: ").rstrip()
+    with pytest.raises(NoSuchSession) as caught:
+        await ran(*given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 async def mistake(*given: str) -> str:
@@ -158,8 +158,7 @@ async def test_sessions_are_listed_as_a_table(store: SessionStore) -> None:
 
 
 def test_the_time_is_the_operators_own(noon: str) -> None:
-    _, row = table([SessionInfo("anonymous", "s-1", 1_772_366_400.5, 1, 1, False, 1, 1, 1, 1)])
-    assert noon in row
+    assert noon in row(SessionInfo("anonymous", "s-1", 1_772_366_400.5, 1, 1, False, 1, 1, 1, 1))
 
 
 async def test_what_is_always_allowed_is_marked_as_no_conversation(store: SessionStore) -> None:
