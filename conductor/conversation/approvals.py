@@ -580,7 +580,8 @@ class Approvals:
         approval_id = question.approval.approval_id
         events = [*said.events, *self._resolved(question, outcome)]
         following = next((one for key, one in self.pending.items() if key != approval_id), None)
-        if following is None or not following.by_card:  # else the microphone stays open for its answer
+        # The microphone stays open for the answer to a card, and nobody has spoken where a question expires.
+        if outcome != "expired" and (following is None or not following.by_card):
             events.append(set_state(new_call_id(), "thinking"))
         events += calls
         if following is not None and not following.by_card:

@@ -163,9 +163,11 @@ def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None
 def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
     async def play(on: Scene) -> None:
         card = await on.card()
+        asked = len(on.app.log)
         await later(601)
         await on.over()
         assert on.resolved() == ["expired"]
+        assert on.app.states(asked) == ["speaking", "idle"], "no thinking: the person may be speaking"
         assert on.results()[0]["error_type"] == "approval_timeout"
         assert "do not assume consent" in on.results()[0]["error_message"]
         on.decide(card, "allow")
