@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What was checked and the result; ``fail`` is what keeps the server from working."""
+    """What was checked and the result.
+
+    ``warn`` is for what may be a mistake, ``fail`` for what keeps the server from working; their text names
+    the remedy.
+    """
 
     level: Literal["ok", "warn", "fail"]
     subject: str
@@ -18,16 +23,4 @@ class Item:
         return f"{self.level:<4}  {self.subject}: {self.text}"
 
 
-def ok(subject: str, text: str) -> Item:
-    """Make an item for what works."""
-    return Item("ok", subject, text)
-
-
-def warn(subject: str, text: str) -> Item:
-    """Make an item for what may be a mistake, with the remedy."""
-    return Item("warn", subject, text)
-
-
-def fail(subject: str, text: str) -> Item:
-    """Make an item for what does not work, with the remedy."""
-    return Item("fail", subject, text)
+ok, warn, fail = partial(Item, "ok"), partial(Item, "warn"), partial(Item, "fail")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -187,13 +187,10 @@ async def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, 
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[SessionAdmin]:
-    store = _existing_store(settings)
-    admin = make_session_admin(settings, store)
-    try:
+    async with aclosing(_existing_store(settings)) as store:
+        admin = make_session_admin(settings, store)
         await store.open()
         yield admin
-    finally:
-        await store.aclose()
 
 
 def _existing_store(settings: Settings) -> SessionStore:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conductor.commands.check import model_item
+from conductor.commands.check import model_items, reported
 from conductor.commands.check_item import Item
 from conductor.models import registry
 from conductor.settings import load_settings
@@ -26,12 +26,16 @@ async def claude() -> AsyncIterator[AnthropicService]:
         yield service
 
 
-async def ask(service: AnthropicService | None = None, *, offline: bool = False, **given: Any) -> Item:
+async def ask(
+    service: AnthropicService | None = None, *, offline: bool = False, seconds: float = 4.0, **given: Any
+) -> Item:
     """Check the model; keyword arguments are settings."""
     if service is not None:
         given = {"anthropic_api_key": "test-key", "anthropic_base_url": service.base_url, **given}
     async with asyncio.timeout(10):
-        return await model_item(load_settings(None, **given), offline=offline, seconds=4.0)
+        items = model_items(load_settings(None, **given), offline=offline, seconds=seconds)
+        (item,) = [item async for item in reported("model", items)]
+        return item
 
 
 async def test_a_model_that_answers_is_good_and_costs_one_token(claude: AnthropicService) -> None:
@@ -75,9 +79,7 @@ async def test_an_address_where_nobody_listens_fails() -> None:
 
 async def test_a_service_that_says_nothing_fails_in_time(claude: AnthropicService) -> None:
     claude.default = Reply(text="never", hold=asyncio.Event())
-    settings = load_settings(None, anthropic_api_key="test-key", anthropic_base_url=claude.base_url)
-    async with asyncio.timeout(5):
-        item = await model_item(settings, offline=False, seconds=0.5)
+    item = await ask(claude, seconds=0.5)
     assert item.level == "fail" and "within 0.5 s" in item.text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor.commands.check import store_items
+from conductor.commands.check import reported, store_items
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
@@ -24,7 +24,7 @@ WAIT = 5.0
 async def found(min_free: int = 0, seconds: float = WAIT, **values: object) -> list[str]:
     """Check the store of some settings; give the lines."""
     items = store_items(load_settings(None, **values), seconds=seconds, min_free=min_free)
-    lines = [str(item) async for item in items]
+    lines = [str(item) async for item in reported("sessions", items)]
     assert PASSWORD not in "\n".join(lines)
     return lines
 
