@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from benchmarks.chaos_app import App
 from benchmarks.chaos_book import Book, Column
@@ -63,7 +63,7 @@ class Options:
 
 async def run(options: Options, parent: Parent) -> Report:
     """Do it, and give what was found; the nodes are forks of ``parent``. Raises `DidNotStart`."""
-    book = Book()
+    book = Book(options.until)
     chance = random.Random(options.seed)
     began = asyncio.get_running_loop().time()
     async with AsyncExitStack() as stack:
@@ -108,15 +108,16 @@ async def _talk(options: Options, book: Book, switch: Switch, injector: Injector
     ]
     clients += [LibraryClient(f"lib{n}", world, f"{options.seed}-lib{n}") for n in range(options.libraries)]
     tasks = [asyncio.create_task(client.run()) for client in clients]
-    faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed)), options.until))
+    faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed))))
+    found: asyncio.Task[Any] = asyncio.create_task(book.found.wait())
     try:
-        await asyncio.wait([faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([found, faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
                 task.result()  # a client ends only by a mistake of its own
-        faults.result()
-        if book.has(options.until):
+        if found.done():
             return
+        faults.result()
         for client in clients:
             client.over = True
         _, pending = await asyncio.wait(tasks, timeout=END_S + options.patience_s)
@@ -126,9 +127,9 @@ async def _talk(options: Options, book: Book, switch: Switch, injector: Injector
             elif task.exception() is not None:
                 task.result()
     finally:
-        for task in [faults, *tasks]:
+        for task in [found, faults, *tasks]:
             task.cancel()
-        await asyncio.wait([faults, *tasks], timeout=10)
+        await asyncio.wait([found, faults, *tasks], timeout=10)
         await injector.stop()
 
 

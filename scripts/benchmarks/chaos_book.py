@@ -99,10 +99,12 @@ class Book:
     """Keeps the record; it is the `Referee` of what the model is asked.
 
     ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls that
-    the model was told to be unknown, by cause.
+    the model was told to be unknown, by cause. ``found`` is set by the first finding of ``until``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, until: Collection[Column] = ()) -> None:
+        self.found = asyncio.Event()
+        self._until = until
         self.jobs: dict[int, Job] = {}
         self.devices: dict[int, Device] = {}
         self.bad: Counter[tuple[Row, Column]] = Counter()
@@ -138,6 +140,8 @@ class Book:
         """Note something that must not be, after the person's last fault or the one that is given."""
         fault = row or person.row
         self.bad[fault, column] += 1
+        if column in self._until:
+            self.found.set()
         if len(self.stories) < 60:
             ago = _now() - person.hit_at if person.hit_at else 0.0
             after = ": ".join(fault)
@@ -145,10 +149,6 @@ class Book:
                 f"{column}: {story} [{person.session_id}; {after}; the last {ago:.1f} s before]"
             )
             self.traces.append([self.stories[-1], *person.trace])
-
-    def has(self, columns: Collection[Column]) -> bool:
-        """Tell whether any of these was found."""
-        return any(column in columns for _, column in self.bad)
 
     def is_silent(self, job: Job, patience_s: float) -> bool:
         """Tell whether a job is stuck: for so long after the last fault of its session nothing has come."""
@@ -247,11 +247,19 @@ class Book:
             self.blame(person, "shown twice", repr(text[:60]))
 
     def zombie(self, person: Person, what: str, call_id: str) -> None:
-        """Note what a node said after it was frozen, and its session taken over."""
-        self._zombies.append((person, person.row, f"a frozen node said {what}", call_id))
+        """Note what a node said after it was frozen, and its session taken over.
+
+        All but the model's calls is blamed at once. One of these that was recorded before the freeze is known
+        to whoever took over, which shows by the end.
+        """
+        story = f"a frozen node said {what}"
+        if call_id and "device." in what:
+            self._zombies.append((person, person.row, story, call_id))
+        else:
+            self.blame(person, "zombie", story)
 
     def close(self) -> None:
-        """Decide about zombies: a call that was recorded before the freeze is known to whoever took over."""
+        """Decide about the calls of zombies."""
         for person, row, story, call_id in self._zombies:
             if call_id in self._seen:
                 self.figures["zombie calls recorded before"] += 1
