@@ -20,7 +20,7 @@ def write_table(
 ) -> None:
     """Write a table, with the columns that ``numbers`` names aligned right.
 
-    On a terminal it keeps to the width; elsewhere each row is one uncut line. Cells may come from clients:
+    On a terminal the last column wraps; elsewhere each row is one uncut line. Cells may come from clients:
     control characters are escaped.
     """
     shown = [[cell if cell.isprintable() else ascii(cell)[1:-1] for cell in row] for row in rows]
@@ -43,11 +43,13 @@ def _draw(
 ) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in headings:
-        number = heading in numbers
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        wraps = heading == headings[-1]  # names stay whole: people copy them
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=not wraps)
     for row in rows:
         table.add_row(*map(Text, row))  # a string would be read as markup
     console = Console(file=out)
+    needed = console.measure(table, options=console.options.update(max_width=1_000_000)).minimum
+    console.width = max(console.width, needed)
     with console.capture() as drawn:  # rich would end the process at a closed pipe
         console.print(table)
     out.write(drawn.get())

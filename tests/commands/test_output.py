@@ -46,11 +46,15 @@ def test_a_pipe_gets_plain_lines_that_are_not_cut(monkeypatch: pytest.MonkeyPatc
     assert line == f"{'a' * 500}      1  {'b ' * 500}".rstrip()
 
 
-def test_a_terminal_gets_bold_headings_and_all_of_each_cell(terminal: Terminal) -> None:
-    lines = written(terminal, [("a" * 100, "1", "b" * 100)])
+def test_a_terminal_gets_bold_headings_and_the_last_column_wraps(terminal: Terminal) -> None:
+    lines = written(terminal, [("a" * 40, "1", "word " * 20)])
     assert lines[0].startswith("\x1b[1m")
-    cells = "".join(lines[1:])
-    assert cells.count("a") == cells.count("b") == 100 and max(map(len, lines[1:])) <= 60
+    assert lines[1].split() == ["a" * 40, "1", "word", "word"] and "".join(lines).count("word") == 20
+    assert max(map(len, lines[1:])) <= 60
+
+
+def test_a_name_that_is_wider_than_the_terminal_stays_whole(terminal: Terminal) -> None:
+    assert written(terminal, [("a" * 500, "1", "b" * 500)])[1].split() == ["a" * 500, "1", "b" * 500]
 
 
 @pytest.mark.parametrize("piped", [True, False])
