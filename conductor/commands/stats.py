@@ -9,13 +9,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
+from msgspec.structs import asdict
 
+from conductor.commands.banner import server_address
+from conductor.commands.output import write_table
 from conductor.errors import SettingsError
+from conductor.server.stats import STATS_PATH
+from conductor.settings import load_settings
 
 # Seconds for each step of the request.
 TIMEOUT_S = 5.0
@@ -38,22 +44,18 @@ class _Approvals(msgspec.Struct, frozen=True):
     expired: int
 
 
-class _Tool(msgspec.Struct, frozen=True):
-    tool: str
-    source: str
-    calls: int
-    successes: int
-    errors: dict[str, int]
-    approvals: _Approvals
-    run_ms: _Times
-    decide_ms: _Times
-
-
 class _Counts(msgspec.Struct, frozen=True):
     calls: int
     successes: int
     errors: dict[str, int]
     approvals: _Approvals
+
+
+class _Tool(_Counts, frozen=True):
+    tool: str
+    source: str
+    run_ms: _Times
+    decide_ms: _Times
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -75,9 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: float = TIMEOUT_S) -> int:
     """Ask and print; returns 0. ``timeout_s`` bounds each step in seconds. Raises `SettingsError`."""
-    from conductor.commands.banner import server_address
-    from conductor.settings import load_settings
-
     out = stdout or sys.stdout
     url = _address(f"http://{server_address(load_settings())}" if options.url is None else options.url)
     answer = _fetch(url, _token(options.token), timeout_s)
@@ -89,13 +88,11 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: fl
     if options.json:
         out.write(f"{json.dumps(everything, indent=2)}\n")  # escapes control characters and all but ASCII
     else:
-        out.write("\n".join(_lines(stats)) + "\n")
+        _write(stats, out)
     return 0
 
 
 def _address(url: str) -> str:
-    from conductor.server.stats import STATS_PATH
-
     try:
         parts = urlsplit(url)
         good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
@@ -111,8 +108,6 @@ def _address(url: str) -> str:
 
 
 def _token(given: str | None) -> str:
-    from conductor.settings import load_settings
-
     token = (given or "").strip()
     if not token:
         secret = load_settings().admin_token
@@ -126,8 +121,6 @@ def _token(given: str | None) -> str:
 
 def _fetch(url: str, token: str, timeout_s: float) -> bytes:
     # No proxy and no redirect: the token is for this server alone.
-    import httpx2  # imported late: it takes a tenth of a second
-
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
     try:
         with (
@@ -193,53 +186,38 @@ def _reason(error: BaseException | None) -> str:
 # -- the table
 
 
-_HEAD = (
-    "tool", "source", "calls", "ok %", "p50 ms", "p99 ms",
-    "asked", "allowed", "denied", "expired", "decide s", "errors",
-)  # fmt: skip
-_LEFT = {"tool", "source", "errors"}
+_NUMBERS = ("calls", "ok %", "p50 ms", "p99 ms", "asked", "allowed", "denied", "expired", "decide s")
+_HEADINGS = ("tool", "source", *_NUMBERS, "errors")
 
 
-def _lines(stats: _Stats) -> list[str]:
-    first = (
+def _write(stats: _Stats, out: TextIO) -> None:
+    out.write(
         f"Conductor {_plain(stats.version)}, up {_duration(stats.uptime_s)}, "
-        f"sessions {stats.sessions}, connections {stats.connections}"
+        f"sessions {stats.sessions}, connections {stats.connections}\n"
     )
     if not stats.tools:
-        return [first, f"No tool was called since {_plain(stats.since)}."]
-    rows = [_row(tool, tool.run_ms, tool.decide_ms, tool.tool, tool.source) for tool in stats.tools]
+        out.write(f"No tool was called since {_plain(stats.since)}.\n")
+        return
+    out.write(f"Tools since {_plain(stats.since)}\n\n")
     none = _Times(None, None)
-    rows.append(_row(stats.totals, none, none, "total", ""))
-    return [first, f"Tools since {_plain(stats.since)}", "", *_table(_HEAD, rows)]
+    total = _Tool(**asdict(stats.totals), tool="total", source="", run_ms=none, decide_ms=none)
+    write_table(out, _HEADINGS, map(_row, [*stats.tools, total]), _NUMBERS)
 
 
-def _row(
-    counts: _Tool | _Counts, run_ms: _Times, decide_ms: _Times, tool: str, source: str
-) -> tuple[str, ...]:
-    approvals = counts.approvals
-    often_first = sorted(counts.errors.items(), key=lambda item: (-item[1], item[0]))
+def _row(tool: _Tool) -> tuple[str, ...]:
+    approvals, decide = tool.approvals, tool.decide_ms.p50
+    often_first = sorted(tool.errors.items(), key=lambda item: (-item[1], item[0]))
     return (
-        _plain(tool),
-        _plain(source),
-        str(counts.calls),
-        f"{100 * counts.successes / counts.calls:.1f}" if counts.calls else "-",
-        _number(run_ms.p50),
-        _number(run_ms.p99),
+        _plain(tool.tool),
+        _plain(tool.source),
+        str(tool.calls),
+        f"{100 * tool.successes / tool.calls:.1f}" if tool.calls else "-",
+        _number(tool.run_ms.p50),
+        _number(tool.run_ms.p99),
         *map(str, (approvals.asked, approvals.allowed, approvals.denied, approvals.expired)),
-        _number(None if decide_ms.p50 is None else decide_ms.p50 / 1000),
+        _number(None if decide is None else decide / 1000),
         ", ".join(f"{_plain(name)} {count}" for name, count in often_first) or "-",
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(head, line, widths, strict=True)
-        ).rstrip()
-        for line in (head, *rows)
-    ]
 
 
 def _number(value: float | None) -> str:
