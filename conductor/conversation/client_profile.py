@@ -98,6 +98,10 @@ class ClientProfile:
         rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
         return [RejectedTool(name, reason) for name, reason in rejected]
 
+    def close(self) -> None:
+        """Free the tools: a closed session is part of reference cycles, which are collected late."""
+        self._tools = self._declared = self._executor = None
+
     @property
     def locale(self) -> str | None:
         return self._locale

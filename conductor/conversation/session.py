@@ -218,6 +218,7 @@ class Session:
         await self._committer.settled(self._limits.close_timeout)
         await self._parts.tasks.close(self._limits.close_timeout)
         await self._committer.release()
+        self._profile.close()
 
     # -- what the client sends
 
