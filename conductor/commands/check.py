@@ -43,6 +43,7 @@ STORE_TIMEOUT_S = 10.0
 # Bytes of free disk below which there is a warning.
 MIN_FREE_BYTES = 100_000_000
 
+# Settings that the checks of the store and of the model depend on.
 STORE_SETTINGS = {"session_store_url", "session_store_replicas", "session_ttl_s", "data_dir", "workers"}
 MODEL_SETTINGS = {name for name in Settings.model_fields if name.startswith(("anthropic_", "model_provider"))}
 

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
             case "export":
                 asyncio.run(_export(options, settings, out))
             case _:
-                return asyncio.run(_delete(options, settings, out, stdin or sys.stdin))
+                return _delete(options, settings, out, stdin or sys.stdin)
     except StoreUnavailable as error:
         raise SettingsError(str(error)) from None
     return 0
@@ -151,38 +151,44 @@ async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) 
         out.write(f"{_sessions(count)} written to {options.output}.\n")
 
 
-async def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answers: TextIO) -> int:
+def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answers: TextIO) -> int:
     if options.all == (options.session is not None):
         raise SettingsError("Say either which session to delete, or --all.")
     if options.all and options.subject is None:
         raise SettingsError("--all needs --subject: say whose sessions to delete.")
     if not options.yes and not answers.isatty():
         raise SettingsError("The input is no terminal to ask at: give --yes.")
-    async with _opened(settings) as admin:
-        if options.all:
-            infos = await admin.sessions(options.subject, limit=sys.maxsize)
-            keys = [SessionKey(info.subject, info.session_id) for info in infos]
-            if not keys:
-                raise _nothing(settings, options.subject)
-        else:
-            key = await _find(admin, options.session, options.subject)
-            if key.subject not in await admin.subjects(key.session_id):
-                raise _no_session(key)
-            keys = [key]
+    keys = asyncio.run(_doomed(options, settings))
     what = _called(keys)
-    # The store is closed during the question, and opened again for the deletion.
-    if not options.yes:
+    if not options.yes:  # asked outside of the event loop, which would swallow Ctrl-C
         out.write(f"Delete {what}, for good? [y/N] ")
         out.flush()
         if answers.readline().strip().lower() not in ("y", "yes"):
             out.write("Nothing was deleted.\n")
             return 1
-    async with _opened(settings) as admin:
-        count = await (admin.delete_subject(options.subject) if options.all else admin.delete(keys[0]))
+
+    async def carry_out() -> int:
+        async with _opened(settings) as admin:
+            return await (admin.delete_subject(options.subject) if options.all else admin.delete(keys[0]))
+
+    count = asyncio.run(carry_out())
     if not count:
         raise NoSuchSession(f"There is nothing left of {what}.")
     out.write(f"Deleted {what if count == len(keys) else _sessions(count)}.\n")
     return 0
+
+
+async def _doomed(options: argparse.Namespace, settings: Settings) -> list[SessionKey]:
+    async with _opened(settings) as admin:
+        if options.all:
+            infos = await admin.sessions(options.subject, limit=sys.maxsize)
+            if not infos:
+                raise _nothing(settings, options.subject)
+            return [SessionKey(info.subject, info.session_id) for info in infos]
+        key = await _find(admin, options.session, options.subject)
+        if key.subject not in await admin.subjects(key.session_id):
+            raise _no_session(key)
+        return [key]
 
 
 @asynccontextmanager
@@ -273,7 +279,7 @@ def private_file(target: Path, *, replace: bool) -> Iterator[TextIO]:
     try:
         if not replace and os.path.lexists(target):
             raise FileExistsError
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".conductor-", dir=target.parent) as folder:
             temporary = Path(folder, target.name)
             temporary.touch(0o600)
             with temporary.open("w", encoding="utf-8", newline="\n") as file:

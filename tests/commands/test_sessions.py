@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -379,13 +380,13 @@ async def test_an_empty_store_is_said(store: SessionStore, url: str) -> None:
 # -- as a process
 
 
-def process(*given: str) -> subprocess.Popen[str]:
+def process(*given: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     environment = {**os.environ, "DATA_DIR": "data", "PYTHONPATH": str(Path(__file__).parents[2])}
     environment.pop("PYTHONUNBUFFERED", None)  # output is written as a user's is
     return subprocess.Popen(
         [sys.executable, "-m", "conductor", "sessions", *given],
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -411,6 +412,35 @@ async def test_the_command_ends_with_its_exit_code_and_one_line(monkeypatch: pyt
     gone = "conductor: There is no session 's-2'.\n"
     assert await asyncio.to_thread(ended, "show", "s-2") == (1, "", gone)
     await store.aclose()
+
+
+async def test_an_interrupt_at_the_question_ends_it_and_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATA_DIR", "data")
+    store = make_store(load_settings())
+    await store.open()
+    await talk(store, "a", "s-1")
+
+    def interrupt() -> int:
+        keyboard, terminal = os.openpty()
+        try:
+            with process("delete", "s-1", stdin=terminal) as running:
+                assert running.stdout is not None
+                question = "Delete session 's-1' of 'a', for good? [y/N] "
+                assert running.stdout.read(len(question)) == question
+                running.send_signal(signal.SIGINT)
+                try:
+                    return running.wait(timeout=WAIT)
+                finally:
+                    running.kill()
+        finally:
+            os.close(keyboard)
+            os.close(terminal)
+
+    assert await asyncio.to_thread(interrupt) == 130
+    await store.aclose()
+    assert await listed() == [("a", "s-1")]
 
 
 @pytest.mark.parametrize("lines", [0, 1])
