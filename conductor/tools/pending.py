@@ -1,4 +1,4 @@
-"""Calls that wait for a result from outside: call id -> Future."""
+"""Calls that wait for a device's result: call id -> Future."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from conductor.tools.base import ToolOutcome
 
 
 class PendingCalls:
-    """The waiting calls of one session.
+    """The pending calls of one session.
 
-    The Future only wakes the waiter: the result is recorded before it is set.
+    The Future only wakes the waiter: the result is committed before it is set.
     """
 
     def __init__(self) -> None:
@@ -20,13 +20,13 @@ class PendingCalls:
         return len(self._waiting)
 
     def expect(self, call_id: str) -> None:
-        """Make the Future before the call is sent: a result may arrive before `wait` is called."""
+        """Create the Future. Call this before the call is sent: its result may arrive before `wait`."""
         self._waiting[call_id] = asyncio.get_running_loop().create_future()
 
     async def wait(self, call_id: str) -> ToolOutcome:
         """Wait for the result of an expected call, and forget the call however the wait ends.
 
-        There is no time limit here: the session that sent the call keeps it.
+        There is no time limit here: the session has it.
         """
         try:
             return await self._waiting[call_id]

@@ -1,7 +1,7 @@
-"""What may happen to a call: allowed, asked about or denied, and why.
+"""Permission decisions: whether a call is allowed, asked about or denied, and why.
 
-All of it is pure: the time is passed in. Order: deny, ask, allow, the risk's default; never by how specific a
-rule is (tools, "Permissions").
+Pure functions; the time is passed in. Order: deny, ask, allow, the default of the risk; specificity does not
+count (tools, "Permissions").
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class GateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision about a call. ``reasons`` are sentences for people, at least one.
+    """The decision about a call. ``reasons``: at least one sentence for people.
 
-    ``rule`` is the first rule that led to it, None without one. ``warn``: the request for consent carries a
-    warning. ``cautions`` are the reasons that a spoken question mentions.
+    ``rule`` is the first rule that decided, if any. ``warn``: the request for consent carries a warning.
+    ``cautions`` are the reasons that a spoken question mentions.
     """
 
     effect: RuleEffect
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the order says of a call; ``effect`` is None where it says nothing."""
+    """The result of one step of the order; ``effect`` is None if the step does not decide."""
 
     name: StepName
     effect: RuleEffect | None
@@ -68,12 +68,11 @@ def decide(
     tainted: bool,
     options: GateOptions,
 ) -> Verdict:
-    """Decide on a call with validated arguments: the first step that says anything.
+    """Decide about a call with validated arguments: the first step that decides.
 
-    ``rules`` are the operator's and the person's together, in any order but for the wording: the first that
-    matches is named. ``now`` is in epoch seconds. ``tainted`` means that untrusted output is in the history
-    window: then a write or irreversible call asks even if a rule, a grant or the declaration allows it. Never
-    raises.
+    ``rules`` are the operator's and the person's; their order decides only which one is named. ``now`` is in
+    epoch seconds. ``tainted``: untrusted output is in the history window, so a write or irreversible call
+    asks even if a rule, a grant or the declaration allows it. Never raises.
     """
     all_steps = steps(spec, arguments, rules, now=now, tainted=tainted, options=options)
     step = next(each for each in all_steps if each.effect is not None)
@@ -92,7 +91,7 @@ def steps(
     tainted: bool,
     options: GateOptions,
 ) -> tuple[Step, ...]:
-    """Say what each step of `decide` says, also those after the one that decides."""
+    """Return the result of every step of `decide`, also of those after the deciding one."""
     call = Arguments(arguments)
 
     def step(effect: RuleEffect, others: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Step:
@@ -160,10 +159,10 @@ _EFFECT_WORDS = {
 
 
 def offered(spec: ToolSpec, options: GateOptions, rules: Sequence[Rule] = ()) -> bool:
-    """Tell whether the model gets to see a tool at all.
+    """Return whether a tool is offered to the model.
 
-    Not if ALLOWED_TOOLS leaves it out, if it reaches out under LOCAL_ONLY, or if a deny rule covers all of
-    its calls for good; one that expires leaves it in the catalogue.
+    Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, or if a deny rule without an
+    expiry covers all its calls.
     """
     if not _listed(spec, options) or (options.local_only and spec.open_world):
         return False
@@ -174,16 +173,16 @@ def offered(spec: ToolSpec, options: GateOptions, rules: Sequence[Rule] = ()) ->
 
 
 def is_dry(spec: ToolSpec, options: GateOptions) -> bool:
-    """Tell whether a call only reports what it would do: under DRY_RUN, whatever is more than safe."""
+    """Return whether a call is only simulated: under DRY_RUN, every call that is more than safe."""
     return options.dry_run and (spec.risk != "safe" or spec.effect == "irreversible")
 
 
 def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope, expires: str | None = None) -> Rule:
-    """Make a rule of a person's decision for this session or for always.
+    """Make a rule from a person's decision for this session or for always.
 
-    At high risk it is for exactly these arguments, otherwise for any (tools, "Approvals"). It is void once
-    the tool is defined in another way. ``expires`` is an ISO 8601 time with its offset. Raises `RuleError`
-    for another, and at high risk what `arguments_digest` raises.
+    At high risk it covers exactly these arguments, otherwise any (tools, "Approvals"). It is void once the
+    tool's definition changes. ``expires`` is an ISO 8601 time with offset. Raises `RuleError` for another,
+    and at high risk what `arguments_digest` raises.
     """
     digest = arguments_digest(spec.name, arguments) if spec.risk == "high" else None
     return Rule(
@@ -202,9 +201,9 @@ MAY_HAVE_HAPPENED = "An identical call before may have happened already."
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Decides about calls by the operator's rules and options and by what the person has granted.
+    """Decides about calls by the operator's rules and options and the person's grants.
 
-    ``grants`` gives the rules that the person made. ``now`` gives epoch seconds.
+    ``grants`` returns the person's rules, ``now`` epoch seconds.
     """
 
     rules: Sequence[Rule] = ()
@@ -213,11 +212,11 @@ class Gate:
     now: Callable[[], float] = time.time
 
     def offers(self, spec: ToolSpec) -> bool:
-        """Tell whether the model may see a tool at all."""
+        """Return whether a tool is offered to the model."""
         return offered(spec, self.options, self.rules)
 
     def is_dry(self, spec: ToolSpec) -> bool:
-        """Tell whether a tool only reports what it would do."""
+        """Return whether a tool's calls are only simulated."""
         return is_dry(spec, self.options)
 
     def decide(

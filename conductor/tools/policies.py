@@ -1,8 +1,8 @@
-"""The operator's rules: the file ``policies.json`` that keeps them, and what is wrong with them.
+"""The operator's rules in ``policies.json``: reading, editing, reloading and lint.
 
-The file is a JSON object, ``{"version": 1, "rules": [...]}``; other fields beside these are kept. A file that
-is not valid ends the start, and a server that runs goes on with the rules that it has: a mistake in the file
-never opens anything (durability, "Who may connect"). What only reads never changes the file.
+The file is a JSON object, ``{"version": 1, "rules": [...]}``; other fields are preserved. An invalid file
+prevents the start, and a running server keeps the rules that it has: a mistake never permits anything
+(durability, "Who may connect"). Reading commands never change the file.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _Signature: TypeAlias = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The operator's rules, in the order of the file, so that the first has the number 1.
+    """The operator's rules in the order of the file; the first has number 1.
 
-    ``notes`` are sentences about the file that its owner should read.
+    ``notes`` are warnings about the file, as sentences.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -51,14 +51,14 @@ class Policies:
 
 
 def policies_path(settings: Settings) -> Path:
-    """Say where the operator's rules are: POLICIES_FILE, or ``policies.json`` in the working folder."""
+    """Return the path of the rules: POLICIES_FILE, or ``policies.json`` in the working directory."""
     return settings.policies_file or Path(POLICIES_NAME)
 
 
 def load(path: Path, *, required: bool = False) -> Policies:
-    """Read the operator's rules; a missing file is none, unless it is ``required``.
+    """Load the operator's rules; a missing file means no rules unless ``required``.
 
-    Raises `SettingsError` for a file that cannot be read or is not valid.
+    Raises `SettingsError` for a file that cannot be read or is invalid.
     """
     path = Path(os.path.realpath(path))
     document, text = _read(path, required=required)
@@ -69,20 +69,20 @@ def load(path: Path, *, required: bool = False) -> Policies:
 
 
 class PolicyFile:
-    """The operator's rules in a running server: read at the start, and again when the file has changed.
+    """The operator's rules of a running server, reloaded when the file changes.
 
-    ``problem`` says why the file as it is now is not used; then ``rules`` are the earlier ones.
+    ``problem`` says why the present file is not used; ``rules`` are then those of the last valid one.
     """
 
     def __init__(self, path: Path, *, required: bool = False) -> None:
-        """Read the file. Raises `SettingsError`."""
+        """Load the file. Raises `SettingsError`."""
         self._path = path
         self._signature = _signature(path)
         self.rules = load(path, required=required).rules
         self.problem = ""
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; may block."""
+        """Reload the file if it has changed; may block."""
         signature = _signature(self._path)
         if signature == self._signature:
             return
@@ -104,9 +104,9 @@ def _signature(path: Path) -> _Signature:
 
 
 def add(path: Path, rule: Rule) -> int:
-    """Write a rule at the end of the file, which is made if need be; returns the rule's number.
+    """Append a rule to the file, creating it if needed; returns the rule's number.
 
-    Others who change the file at the same time wait. Raises `SettingsError`.
+    Holds a lock against concurrent changes. Raises `SettingsError`.
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
@@ -118,9 +118,9 @@ def add(path: Path, rule: Rule) -> int:
 
 
 def remove(path: Path, number: int) -> Mapping[str, Any]:
-    """Take a rule out by its number, which starts at 1; returns its JSON form.
+    """Remove a rule by its number, from 1; returns its JSON form.
 
-    A rule that is not accepted can be taken out too. Raises `SettingsError`.
+    Invalid rules can be removed too. Raises `SettingsError`.
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
@@ -261,10 +261,10 @@ _ORDER = ("deny", "ask", "allow")
 
 
 def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> list[str]:
-    """Find rules that can never match, and rules that are dangerously wide; one sentence each.
+    """Return a warning for each rule that can never match or is dangerously wide.
 
-    ``specs`` are the tools of the catalog and the server; an app may declare others. Rules are named by their
-    number, from 1. ``now`` is in epoch seconds.
+    ``specs`` are the tools of the catalog and the server; an app may declare others. Rules are numbered from
+    1. ``now`` is in epoch seconds.
     """
     return [
         f"Rule {number} ({describe(rule)}) {problem}."
@@ -274,7 +274,7 @@ def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> lis
 
 
 def lint_allowed(globs: Sequence[str], specs: Sequence[ToolSpec]) -> list[str]:
-    """Find names in ALLOWED_TOOLS that fit none of these tools; an app may declare others."""
+    """Return a warning for each name in ALLOWED_TOOLS that matches no tool; an app may declare others."""
     return [
         f"names {glob}, but no tool of the catalog or the server has this name{_meant(glob, specs)}; "
         "a tool that an app declares may"

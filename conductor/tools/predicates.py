@@ -1,8 +1,8 @@
-"""Predicates: what a rule can ask of an argument, strictly to allow and broadly to deny or to ask.
+"""Predicates of rules over arguments: strict for allow rules, broad for deny and ask rules.
 
-Strictly, a predicate looks at the value as it is. Broadly, it looks at every leaf of a list or object, it
-compares texts after NFKC, case folding and removal of blanks and invisible characters as well, and what
-cannot be told counts as meant, so that no way of writing gets around a rule (tools, "Permissions").
+Strict: the predicate tests the value as it is. Broad: it tests every leaf of a list or object, and compares
+strings also after NFKC, case folding and removal of blanks and invisible characters. A value that cannot be
+decided matches, so that no spelling evades a deny rule (tools, "Permissions").
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _LEAF_WORK = 250
 
 
 class Predicate(Protocol):
-    """A condition on one argument; the constructor raises ValueError with what its value must be."""
+    """A condition on one argument. Its constructor raises ValueError, which says what value is valid."""
 
     def holds(self, argument: Argument) -> bool:
-        """Tell whether the value, as it is, fulfils the condition."""
+        """Return whether the value satisfies the condition (strict)."""
         ...
 
     def meant(self, argument: Argument) -> bool:
-        """Tell whether the value, or a part of it, may be read so that it fulfils the condition."""
+        """Return whether the value or a part of it could be read as satisfying the condition (broad)."""
         ...
 
 
 class ComparisonBudget:
-    """Bounds how long the patterns of all rules together may look at one call."""
+    """Bounds the time that the patterns of all rules take for one call."""
 
     def __init__(self, characters: int = MAX_WORK) -> None:
         self._left = characters
 
     def allows(self, characters: int) -> bool:
-        """Take some of what is left; False once there is nothing left."""
+        """Spend some of the budget; False once it is exhausted."""
         self._left -= characters
         return self._left > 0
 
 
 class Argument:
-    """One argument of a call, with what rules compare, worked out once for all of them."""
+    """One argument of a call. The forms that rules compare are computed once."""
 
     def __init__(self, value: Any, work: ComparisonBudget | None = None) -> None:
         self.value = value
@@ -67,7 +67,7 @@ class Argument:
 
     @cached_property
     def leaves(self) -> list[Any] | None:
-        """The scalars at any depth, and keys that are no plain names; None if too many or too deep."""
+        """Scalars at any depth, and keys that are not plain names; None if too many or too deep."""
         found: list[Any] = []
         waiting: list[tuple[int, Any]] = [(0, self.value)]
         while waiting:
@@ -106,7 +106,7 @@ class Argument:
 
     @cached_property
     def path(self) -> tuple[str, ...]:
-        """The parts of the path that it is; none where it is no text, or cannot be told."""
+        """The parts of its path; empty if it is not a string or cannot be decided."""
         text = self.value
         return _path(text, fold(text)) or () if isinstance(text, str) and text else ()
 
@@ -116,7 +116,7 @@ class Argument:
 
     @cached_property
     def places(self) -> tuple[set[str | None], set[tuple[str, ...]]]:
-        """Where its paths begin, None for one that cannot be told, and all folders that they lie in."""
+        """The roots of its paths (None for one that cannot be decided) and all parent folders."""
         begins: set[str | None] = set()
         folders: set[tuple[str, ...]] = set()
         for text, folded in self._own_texts:
@@ -127,9 +127,9 @@ class Argument:
 
     @cached_property
     def hosts(self) -> tuple[set[str], str | None]:
-        """The hosts of its plain addresses with the domains above them, and its other texts, folded.
+        """The hosts of its plain URLs with their parent domains, and its other strings, folded.
 
-        None in their place if one cannot be told.
+        None in their place if one cannot be decided.
         """
         hosts: set[str] = set()
         others: list[str] = []
@@ -146,12 +146,12 @@ class Argument:
 
     @cached_property
     def may_name_address(self) -> bool:
-        """Whether its texts that are no plain addresses may hold an IP address, as one number, say."""
+        """Whether a string that is not a plain URL may contain an IP address, for example as one number."""
         return re.search(r"[\d:]", self.hosts[1] or "") is not None
 
     @cached_property
     def least(self) -> float:
-        """The smallest number in it, one that is written as a text too; infinity if there is none."""
+        """The smallest number in it, numeric strings included; infinity if there is none."""
         numbers = [math.inf]  # first, since min() never takes NaN after it
         for text in self.folded:
             with suppress(ValueError):
@@ -178,10 +178,10 @@ _PILED = "text without dozens of marks on one letter"
 
 
 def fold(text: str) -> str | None:
-    """Give a text in the form in which deny and ask rules compare it, None if it takes too long to make.
+    """Normalize a string for the comparison of deny and ask rules; None if that takes too long.
 
-    NFKC takes time by the square of the marks that follow each other. UAX #15 ("Stream-Safe Text Format")
-    allows 30; more are no text that a person writes.
+    NFKC takes quadratic time in the length of a run of combining marks. UAX #15 ("Stream-Safe Text Format")
+    allows 30 in a row.
     """
     text = _UNSEEN.sub("", text)
     if text.isascii():
@@ -195,7 +195,7 @@ def fold(text: str) -> str | None:
 
 
 def as_text(leaf: Any) -> str:
-    """Write a scalar as people do: 3.0 is 3."""
+    """Format a scalar as a person would: 3.0 is 3."""
     if isinstance(leaf, str):
         return leaf
     return json.dumps(int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf)
@@ -253,7 +253,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Make a test for whole texts from a pattern in which ``*``, ``?`` and ``[...]`` are signs."""
+    """Compile a glob (``*``, ``?``, ``[...]``) to a test of whole strings."""
     if "?" in pattern or "[" in pattern:
         match = re.compile(fnmatch.translate(pattern)).match
         return lambda text: match(text) is not None
@@ -278,7 +278,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def literally(text: str) -> str:
-    """Make a pattern that stands for this text alone."""
+    """Escape a string, so that as a glob it matches only itself."""
     return re.sub(r"[*?[]", r"[\g<0>]", text)
 
 

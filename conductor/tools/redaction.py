@@ -1,8 +1,7 @@
-"""What must not be seen, taken out of what a tool gave before a model, a log or a person reads it.
+"""Redaction of secrets in tools' results, before a model, a log or a person reads them.
 
-Pure: known secrets go first, however they are written; then what the patterns find, then values by the name
-that they are given, then paths if they are to go (tools, "Redaction"). Redacting twice changes nothing more,
-and the cost grows with the length alone.
+Pure functions, in this order: known secrets in any encoding, patterns of known formats, values by the name of
+their field, and paths if asked for (tools, "Redaction"). Redaction is idempotent and takes linear time.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ MAX_OBSERVATION_BYTES = 16 * 1024
 def truncate(text: str, limit_bytes: int = MAX_OBSERVATION_BYTES, whole: int | None = None) -> str:
     """Cut a text to ``limit_bytes`` of UTF-8, marker included; the marker says how much is missing.
 
-    ``whole`` is the size in bytes of what the text is only the beginning of.
+    ``whole`` is the size in bytes of the complete text, if ``text`` is only its beginning.
 
-    The cut falls between characters. A text within the limit is returned as it is. Below some 50 bytes only
-    the marker remains, which may then be longer than the limit.
+    Cuts between characters. A text within the limit is returned unchanged. Below some 50 bytes only the
+    marker remains, which may then exceed the limit.
     """
     if whole is None and len(text) * 4 <= limit_bytes:  # no character takes more than four bytes
         return text
@@ -75,10 +74,9 @@ _Pattern: TypeAlias = tuple[str, re.Pattern[str]]  # what a text must hold for i
 class Redactor:
     """Replaces secrets by ``[REDACTED:kind]``.
 
-    `KINDS` has the kinds; of a text with more than `MOST` secrets the rest is withheld. ``secrets`` are the
-    values that the process knows; those with fewer than `MIN_SECRET` characters besides blanks, quotes and
-    escapes are ignored. ``paths`` takes absolute paths of this machine out as well; ``home`` is a directory
-    more that counts as such.
+    `KINDS` lists the kinds; after `MOST` secrets the rest of a text is withheld. ``secrets`` are known
+    values; those with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes are ignored. With
+    ``paths`` absolute paths of this machine are redacted too, ``home`` included.
     """
 
     def __init__(self, secrets: Iterable[str], *, paths: bool = False, home: str | None = None) -> None:
@@ -89,7 +87,7 @@ class Redactor:
         self._paths = _compiled(path_patterns(home)) if paths else ()
 
     def text(self, text: str) -> str:
-        """Redact a text; the same object when there is nothing to redact."""
+        """Redact a text; returns the same object if there is nothing to redact."""
         if len(text) < MIN_SECRET:
             return text
         if self._plain:
@@ -124,7 +122,7 @@ class Redactor:
         return b"".join((*pieces, data[done:])).decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
-        """Redact a JSON value, names of fields too; the same object when there is nothing to redact."""
+        """Redact a JSON value and its field names; returns the same object if there is nothing to redact."""
         # As one text, since a value may consist of thousands.
         texts: list[str] = []
         _gather(value, 0, texts)
@@ -340,9 +338,9 @@ _SHOWN = {"cookie": "token", "pwd": "password", "auth": "password"}
 
 
 def secret_kind(name: str) -> str | None:
-    """Tell which kind of secret a value of this name is; None if it is none.
+    """Return the kind of secret that a field of this name holds; None if it is not secret.
 
-    What counts is how the name ends, written in any style: ``db_password``, ``X-Api-Key``, ``accessToken``,
+    The end of the name decides, in any style: ``db_password``, ``X-Api-Key``, ``accessToken``,
     but neither ``token_count`` nor ``nextPageToken``.
     """
     return _secret_kind(name[-_NAME_LENGTH:])

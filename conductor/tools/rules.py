@@ -1,4 +1,4 @@
-"""Rules about tool calls: when they apply, their words and their JSON form (tools, "Permissions")."""
+"""Rules for tool calls: matching, description and JSON form (tools, "Permissions")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Match: TypeAlias = Literal["no", "yes", "unclear"]
 
 
 class RuleError(ValueError):
-    """A rule that is not accepted; the message says why, in one clause. ``wrong`` is the text to blame."""
+    """A rule that is not valid. The message says why in one clause; ``wrong`` is the offending text."""
 
     def __init__(self, message: str, wrong: str = "") -> None:
         super().__init__(message)
@@ -79,14 +79,14 @@ _Predicates: TypeAlias = Annotated[Mapping[PredicateName, Any], AfterValidator(_
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True))
 class Rule:
-    """What happens to the calls of some tools.
+    """Allows, asks about or denies calls of the tools that it matches.
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
     ``mcp:<server>``), in which ``*`` stands for any characters, dots too. ``args`` maps an argument's name to
     predicates (`PREDICATES`), all of which must hold. ``arguments_digest`` is that of exactly these arguments
-    (`arguments_digest`). With ``fingerprint`` the rule applies only to that definition of the tool; from
-    ``expires`` on, an ISO 8601 time with its offset, no longer at all. ``comment`` is for its readers.
-    Raises ValueError; `parse_rule` says in a clause what is wrong.
+    (`arguments_digest`). With ``fingerprint`` the rule applies only to that definition of the tool. It ends
+    at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises ValueError;
+    `parse_rule` raises `RuleError` with the reason.
     """
 
     effect: RuleEffect
@@ -111,11 +111,11 @@ class Rule:
         }
 
     def expired(self, now: float) -> bool:
-        """Tell whether its time is over; ``now`` in epoch seconds."""
+        """Return whether the rule has expired; ``now`` in epoch seconds."""
         return self._expires_at is not None and now >= self._expires_at
 
     def covers(self, spec: ToolSpec) -> bool:
-        """Tell whether it is about this tool, as it is defined now."""
+        """Return whether the rule matches this tool with its present definition."""
         return (
             self._names(spec.name)
             and (self.source is None or self._sources(spec.source))
@@ -139,7 +139,7 @@ class Rule:
 
 
 class Arguments:
-    """The arguments of one call, with what rules compare worked out once for all of them."""
+    """The arguments of one call. The forms that rules compare are computed once."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -147,17 +147,17 @@ class Arguments:
         self._found: dict[str, Argument] = {}
 
     def get(self, name: str) -> Argument | None:
-        """Find an argument by its name."""
+        """Return an argument by name."""
         if name not in self._found and name in self.values:
             self._found[name] = Argument(self.values[name], self._work)
         return self._found.get(name)
 
 
 def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match:
-    """Tell whether a rule applies to a call; ``unclear`` if it does because an argument may be meant.
+    """Match a rule against a call; ``unclear`` if it matches only because an argument cannot be decided.
 
-    An allow rule is strict, and with predicates it is closed: an argument that it does not mention means no
-    match. Deny and ask rules are broad. Never raises.
+    Allow rules are strict, and closed if they have predicates: an argument without one means no match. Deny
+    and ask rules are broad. Never raises.
     """
     if rule.expired(now) or not rule.covers(spec):
         return "no"
@@ -179,10 +179,10 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
 
 
 def arguments_digest(tool_name: str, arguments: Mapping[str, Any]) -> str:
-    """Give the hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON (RFC 8785).
+    """Return the hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON (RFC 8785).
 
-    So 1 and 1.0 are one call. What that form cannot hold, such as an integer beyond 2^53 - 1, which only a
-    model can send, is written with all of its digits.
+    1 and 1.0 give the same digest. Integers beyond 2^53 - 1, which RFC 8785 excludes and only a model sends,
+    keep all digits.
     """
     return _digest(tool_name, json.dumps(arguments, sort_keys=True))
 
@@ -209,7 +209,7 @@ _WORDS = {
 
 
 def describe(rule: Rule) -> str:
-    """Say a rule in words, on one line."""
+    """Describe a rule on one line."""
     said = f"{rule.effect} {rule.tool}"
     if rule.source is not None:
         said += f" from {rule.source}"
@@ -239,13 +239,13 @@ _RULES = TypeAdapter(tuple[Rule, ...])
 
 
 def rule_object(rule: Rule) -> dict[str, Any]:
-    """Give a rule's JSON form; what is left at its default is left out."""
+    """Return a rule's JSON form without fields that have their default."""
     made: dict[str, Any] = _RULE.dump_python(rule, mode="json", by_alias=True, exclude_defaults=True)
     return made
 
 
 def parse_rule(value: Any) -> Rule:
-    """Read a rule's JSON form. Raises `RuleError`."""
+    """Parse a rule's JSON form. Raises `RuleError`."""
     if not isinstance(value, dict):
         raise RuleError("a rule must be a JSON object")
     try:
@@ -271,16 +271,16 @@ def parse_rule(value: Any) -> Rule:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Say in brackets which known name was meant, or which there are."""
+    """Return a hint in brackets: the closest known name, or all of them."""
     near = get_close_matches(name, known := list(known), 1)
     return f" (did you mean {near[0]}?)" if near else f" (there are {', '.join(known)})"
 
 
 def parse_json(text: str) -> Any:
-    """Read JSON strictly.
+    """Parse JSON strictly.
 
-    Raises `RuleError` for a name that is there twice and for NaN and infinity, another ValueError or
-    RecursionError for what is no JSON.
+    Raises `RuleError` for a duplicate name, NaN and infinity, and another ValueError or RecursionError for
+    invalid JSON.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
 
@@ -299,10 +299,10 @@ def _constant(name: str) -> Any:
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:
-    """Write rules as text for a session's field; no rules are an empty text, which drops the field."""
+    """Encode rules for a session's field; no rules give an empty string, which drops the field."""
     return json.dumps([rule_object(rule) for rule in rules]) if rules else ""
 
 
 def decode_rules(text: str) -> tuple[Rule, ...]:
-    """Read what `encode_rules` wrote. Raises ValueError for anything else, one bad rule too."""
+    """Decode `encode_rules`. Raises ValueError if any rule is not valid."""
     return _RULES.validate_json(text) if text else ()

@@ -1,8 +1,8 @@
-"""Which input schemas a tool may declare, and the form of a schema that every model service takes.
+"""Validation of tools' input schemas, and their conversion for model services.
 
-Schemas come from devices, MCP servers and files, so they are checked when a tool is registered. What passes
-is a Draft 2020-12 object schema that says all it has to say by itself: nothing is fetched, no reference can
-loop, and no pattern needs a backtracking engine.
+Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted one
+is a self-contained Draft 2020-12 object schema: no remote references, no reference loops, and no pattern that
+needs backtracking.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _REFUSED = {
 
 
 class SchemaError(ValueError):
-    """An input schema that is not accepted; the message says why, in one clause."""
+    """An input schema that is not accepted. The message says why in one clause."""
 
 
 class Compiled(NamedTuple):
-    """A schema without its dialect, ready to check values by it.
+    """A compiled schema.
 
-    ``size`` is about how many bytes it takes, ``parts`` the number of schemas, objects and lists in it.
-    ``linear`` says that a check takes no more steps than their number times the length of the JSON text.
+    ``size`` is its approximate size in bytes, ``parts`` the number of schemas, objects and lists in it. If
+    ``linear``, validation takes at most ``parts`` times the length of the JSON text in steps.
     """
 
     schema: dict[str, Any]
@@ -74,10 +74,10 @@ class Compiled(NamedTuple):
 
 
 def compile_schema(schema: Any) -> Compiled:
-    """Check that a value is an input schema that can be used safely, and compile it. Raises `SchemaError`.
+    """Check that a value is an acceptable input schema and compile it. Raises `SchemaError`.
 
-    At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP asks; references point into the
-    schema itself and never back to the value they came from; patterns pass `pattern_kib`.
+    At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP asks; references stay
+    within the schema and do not loop; patterns pass `pattern_kib`.
     """
     size, parts = check_extent(schema)
     plain = dict(schema)
@@ -101,16 +101,15 @@ def compile_schema(schema: Any) -> Compiled:
 
 
 def check_schema(schema: object) -> None:
-    """Check that a value is an input schema that can be used safely. Raises `SchemaError`."""
+    """Check that a value is an acceptable input schema. Raises `SchemaError`."""
     compile_schema(schema)
 
 
 @lru_cache(maxsize=1024)
 def pattern_kib(pattern: str) -> int:
-    """Compile a pattern of a schema: how large it is, in KiB. Raises `SchemaError`.
+    """Compile a pattern; returns its size in KiB. Raises `SchemaError`.
 
-    The engine takes linear time, times the size of the compiled pattern: `(?:ab){1500}c` is linear, and takes
-    30 µs for each character all the same.
+    Matching is linear in the text, but also in the compiled size: `(?:ab){1500}c` takes 30 µs a character.
     """
     if len(pattern) <= MAX_PATTERN_CHARS:
         for kib in _PATTERN_KIB:
@@ -132,9 +131,9 @@ def _validator(schema: dict[str, Any], kib: int) -> jsonschema_rs.Draft202012Val
 
 
 def check_extent(schema: object) -> tuple[int, int]:
-    """Refuse what is no object schema, too large, too deep or no JSON, before anything recursive looks at it.
+    """Refuse a schema that is not JSON, not an object, too large or too deep, before any recursion.
 
-    Returns how many bytes it takes encoded, and how many objects and lists. Raises `SchemaError`.
+    Returns its encoded size in bytes and its number of objects and lists. Raises `SchemaError`.
     """
     if not isinstance(schema, dict):
         raise SchemaError("the input schema must be a JSON object")
@@ -246,11 +245,11 @@ def _same_value(pointer: str, place: Any) -> list[str]:
 
 
 def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the schema as a model service takes it: Anthropic refuses anyOf, oneOf and allOf at the top.
+    """Convert a schema for a model service: Anthropic refuses anyOf, oneOf and allOf at the top level.
 
-    Their properties move up, what all branches require stays required, and a rule such as "one of these is
-    required" becomes a sentence of the schema's description. The rule itself is kept by `validate`, which
-    uses the whole schema. A schema without such keywords is returned as it is.
+    The branches' properties move up, what all branches require stays required, and "one of these is required"
+    becomes a sentence of the description. `validate` enforces the original schema. A schema without these
+    keywords is returned unchanged.
     """
     rules = [keyword for keyword in ("allOf", "anyOf", "oneOf", "not") if keyword in schema]
     if not rules:
@@ -280,7 +279,7 @@ def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def required_choice(branches: Sequence[Any]) -> str | None:
-    """Say in words the choice that branches of nothing but ``required`` leave ("a, b or c"), else None."""
+    """Describe branches that have only ``required`` ("a, b or c"); None for others."""
     choices = []
     for branch in branches:
         if not isinstance(branch, dict) or not branch.get("required") or branch.keys() - _CHOICE_KEYWORDS:

@@ -1,6 +1,6 @@
 """Classify spoken answers by a small closed grammar over a language's vocabulary.
 
-No model takes part (tools, "Spoken approvals"). It is pure and linear in time; a doubtful answer is unclear,
+No model takes part (tools, "Spoken approvals"). Pure and linear in time. An ambiguous answer is ``unclear``,
 and the question is asked again.
 """
 
@@ -49,13 +49,13 @@ dictated: "text her yes"."""
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that is put to the user by voice; made by `make_question`.
+    """A spoken question; made by `make_question`.
 
-    ``action`` is the call in the prompt's words, ``brief`` the same for later attempts, ``said`` holds all
-    words of it, ``values`` those of short texts among the arguments: they may be dictated, or be a name that
-    is called. ``addressed`` are words for whom a text is sent to. ``verb`` is the tool's own, ``objects``
-    matches it with its object. ``repeat`` is what must be repeated at high risk, and empty at others.
-    ``for_session`` says whether that may be granted, and ``by_voice`` is False where only a tap may approve.
+    ``action`` describes the call, ``brief`` does so in later attempts. ``said`` holds all words of the
+    description, ``values`` those of short string arguments, which may be dictated text or a name.
+    ``addressed``: words for the recipient. ``verb`` is the tool's verb; ``objects`` matches it with its
+    object. ``repeat`` must be repeated at high risk and is empty otherwise. ``for_session``: whether the
+    session scope may be granted. ``by_voice`` is False where only a tap may approve.
     """
 
     risk: Literal["medium", "high"]
@@ -76,7 +76,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer in an utterance; ``scope`` belongs to ``allow``, ``words`` are the person's."""
+    """A classified utterance; ``scope`` applies to ``allow``, ``words`` are the person's."""
 
     kind: AnswerKind
     scope: Scope
@@ -84,11 +84,10 @@ class Answer:
 
 
 def classify_answer(utterance: str, question: Question) -> Answer:
-    """Say what an utterance answers to the question that is open.
+    """Classify an utterance as an answer to an open question.
 
-    ``allow`` only if all of it is an approval, and at high risk only if it repeats the question's words.
-    ``deny`` is a refusal, with or without reasons. ``other`` is plainly another request. All else is
-    ``unclear``.
+    ``allow``: the whole utterance approves, and at high risk repeats the question's words. ``deny``: a
+    refusal, with or without reasons. ``other``: clearly another request. ``unclear``: anything else.
     """
     text = utterance.strip()
     known = vocabulary(question.language)

@@ -1,4 +1,4 @@
-"""What may follow a consent: the tool's own verb with its object, in words of its names and of the prompt."""
+"""The verb and object that may follow a consent, in words of the tool's names and of the prompt."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _tails(
 
 
 def addressed(said: Sequence[Leaf], known: Vocabulary) -> frozenset[str]:
-    """Collect the words for whom a text is sent to, if the call brings one."""
+    """Return the words for the recipient of a text, if the call has one."""
     if not any(known.sets["prose"] & {*leaf.label[-1:]} for leaf in said):
         return frozenset()
     names = {word for leaf in _people(said, known) for word in known.words(leaf.words)}

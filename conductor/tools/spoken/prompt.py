@@ -1,7 +1,7 @@
-"""How a question about a tool call is put into spoken words: a template and the arguments, all of them.
+"""The spoken question about a tool call: a template with all arguments.
 
-No prose of a model gets into it (tools, "Spoken approvals"). What cannot be said in full is not approvable by
-voice at high risk, and is counted at others.
+It contains no text of the model (tools, "Spoken approvals"). A call that cannot be said in full cannot be
+approved by voice at high risk; at medium risk the values left out are counted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def make_question(
 ) -> Question:
     """Make the question for a call; ``language`` is the person's locale, English if it is not known.
 
-    A safe tool that asks is asked about as one of medium risk. ``scopes`` are those that a medium answer may
-    choose from; at high risk there is none but once.
+    A safe tool that asks is treated as medium risk. ``scopes`` may be chosen from at medium risk; at high
+    risk there is only once.
     """
     known = vocabulary(language or "en") or _english()
     told, left = _first(arguments, spec, known)
@@ -67,10 +67,10 @@ def make_question(
 
 
 def prompt(question: Question, attempt: int = 1) -> str:
-    """Put the question into words; ``attempt`` counts from 1, and later ones are shorter.
+    """Render the question; ``attempt`` counts from 1, later ones are shorter.
 
-    The first attempt names the call in full; a person who hears a later one has heard it. None ends with
-    words that approve: a microphone may pick up the prompt's end.
+    Only the first attempt describes the call in full. None ends with words that approve, since a microphone
+    may pick up the prompt's end.
     """
     words = (vocabulary(question.language) or _english()).data["prompt"]
     key = "screen" if not question.by_voice else "high" if question.risk == "high" else "medium"

@@ -1,4 +1,4 @@
-"""How the arguments of a call are said: every value, and none that can pass for the prompt."""
+"""Arguments of a call in spoken words: every value, and none that could pass for the prompt's own words."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _MARKS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value of the arguments, and how it is said.
+    """One value of the arguments in spoken words.
 
-    ``label`` are the words of its place; ``index`` and ``size`` belong to the list that it is in. ``words``
-    is the value itself where it is short enough to be repeated. ``told`` is False if nothing of it is said.
-    ``nested`` means that it is in an object of its argument.
+    ``label`` names its place; ``index`` and ``size`` are those of its list. ``words`` is the value itself if
+    it is short enough to repeat. ``told`` is False if nothing of it is said. ``nested``: it is in an object.
     """
 
     argument: str
@@ -51,7 +50,7 @@ class Leaf:
 
 
 def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocabulary) -> Iterator[Leaf]:
-    """Walk over all values that hold no others, in the schema's order; empty lists and objects count."""
+    """Iterate over all scalars and empty containers, in the schema's order."""
     stack: list[tuple[Leaf, Any]] = [(Leaf("", (), arguments), schema)]
     while stack:
         leaf, schema = stack.pop()
@@ -73,7 +72,7 @@ def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocab
 
 
 def name_words(name: str, known: Vocabulary) -> Words:
-    """Read a dotted, underscored or camel-case name as words, if they cannot pass for the prompt."""
+    """Split a dotted, underscored or camel-case name into words, unless they could pass for the prompt's."""
     cut = _CAMEL.sub(" ", unicodedata.normalize("NFKC", name[: 2 * MAX_NAME_CHARS])[: 2 * MAX_NAME_CHARS])
     words = tuple(word.lower() for word in _NAME_WORD.findall(cut))
     while len(" ".join(words)) > MAX_NAME_CHARS:
@@ -82,12 +81,12 @@ def name_words(name: str, known: Vocabulary) -> Words:
 
 
 def is_framing(text: str, known: Vocabulary) -> bool:
-    """Tell whether a text could pass for the prompt's own words."""
+    """Return whether a text could pass for the prompt's own words."""
     return bool(known.sets["framing"] & set(known.words(text)))
 
 
 def clean(text: str) -> str:
-    """Take out of a text what is not seen and what a voice reads as punctuation; spaces become single."""
+    """Remove invisible characters and spoken punctuation, and collapse spaces."""
     text = unicodedata.normalize("NFKC", text[: 4 * MAX_VALUE_CHARS])[: 4 * MAX_VALUE_CHARS]
     seen = "".join(" " if c.isspace() else c if unicodedata.category(c)[0] != "C" else "" for c in text)
     return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", seen))).split())
@@ -99,7 +98,7 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def said(leaf: Leaf, known: Vocabulary) -> Leaf:
-    """Put a value into words: an opaque id by its end, a long text by its beginning, a secret not at all."""
+    """Render a value: an opaque id by its end, a long text by its beginning, a secret not at all."""
     ways, value = known.data["said"], leaf.value
     if any(leaf.label[-len(phrase) :] == phrase for phrase in known.secrets):
         return replace(leaf, text=ways["secret"])

@@ -1,4 +1,4 @@
-"""The words of a language: its data file, and how an utterance is cut into words."""
+"""A language's vocabulary from its data file, and the tokenizer for utterances."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Vocabulary:
         return {phrase: kind for kind, patterns in lists.items() for phrase in self.phrases(patterns)}
 
     def number(self, number: int) -> str:
-        """Write a number as it is said, a small one as a word."""
+        """Spell a number, a small one as a word."""
         return next((word for word, small in self._small.items() if small == number), str(number))
 
     def phrases(self, patterns: Iterable[str]) -> Iterator[Words]:
-        """Read phrases written with alternatives and words that may be left out."""
+        """Parse phrases with alternatives and optional words."""
         for pattern in patterns:
             choices = [f"{word[:-1]}|" if word.endswith("?") else word for word in pattern.split()]
             for chosen in product(*(choice.split("|") for choice in choices)):
                 yield tuple(word for word in chosen if word)
 
     def spell(self, text: str) -> str:
-        """Write signs that are said as words: "notes.txt" is "notes dot txt"."""
+        """Spell out punctuation: "notes.txt" is "notes dot txt"."""
         words = self.data["words"]
         text = _DOT.sub(f" {words['point']} ", _MINUS.sub(f" {words['minus']} ", text))
         for sign, word in words["signs"].items():
@@ -69,10 +69,10 @@ class Vocabulary:
         return _PRICE.sub(r"\2 \1", text)
 
     def words(self, text: str) -> Words:
-        """Cut a text into small words in normal form: numbers as digits, contractions written out.
+        """Split a text into lower-case words: numbers as digits, contractions expanded.
 
-        Punctuation that parts words is left out, save the question mark; any other sign is a word of its
-        own. Characters that are not seen are dropped.
+        Punctuation between words is dropped except the question mark; any other sign is a token. Invisible
+        characters are dropped.
         """
         text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold().translate(_APOSTROPHES)
         if len(text) > MAX_CHARS:  # one character may become eighteen; what is cut off leaves a foreign word
@@ -115,7 +115,7 @@ class Vocabulary:
 
 
 def phrase_at(words: Words, at: int, known: Mapping[Words, str]) -> Words:
-    """Find the longest known phrase that begins at ``at``; empty if there is none."""
+    """Return the longest known phrase at ``at``; empty if there is none."""
     for end in range(min(len(words), at + MAX_PHRASE_WORDS), at, -1):
         if words[at:end] in known:
             return words[at:end]
@@ -123,7 +123,7 @@ def phrase_at(words: Words, at: int, known: Mapping[Words, str]) -> Words:
 
 
 def singular(word: str) -> str:
-    """Guess the singular of an English noun; a word that is no plural is returned as it is."""
+    """Guess the singular of an English noun; any other word is returned unchanged."""
     for end, other in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("s", "")):
         if word.endswith(end) and not word.endswith(("ss", "us", "is")) and len(word) > len(end) + 1:
             return word.removesuffix(end) + other
@@ -131,7 +131,7 @@ def singular(word: str) -> str:
 
 
 def vocabulary(locale: str) -> Vocabulary | None:
-    """Read the data file of a locale's language; None where there is none, and so no spoken approvals."""
+    """Load the vocabulary of a locale's language; None if there is none, which disables spoken approvals."""
     language = re.split("[-_]", locale[:10].lower())[0]
     return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
 
