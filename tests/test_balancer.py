@@ -17,8 +17,7 @@ from tests.test_cli import ROOT, START
 sys.path.append(str(ROOT / "scripts"))
 
 from benchmarks.balancer import Balancer
-from benchmarks.nodes import Node
-from benchmarks.process import DidNotStart
+from benchmarks.nodes import DidNotStart, Node
 
 EVERY_S = 0.01
 ANSWER_S = 1.0
@@ -236,7 +235,7 @@ async def test_a_node_is_frozen_killed_and_started_again_where_it_was(tmp_path: 
     node = Node("node-1", tmp_path, "--provider", "demo")
     try:
         await node.start()
-        first = node.process.pid
+        first = node.pid
         assert await node.ready(WAIT)
         node.freeze()
         assert not await node.ready(ANSWER_S) and node.runs
@@ -245,7 +244,7 @@ async def test_a_node_is_frozen_killed_and_started_again_where_it_was(tmp_path: 
         await node.kill()
         assert not await node.ready(ANSWER_S)
         await node.start()
-        assert await node.ready(WAIT) and node.process.pid != first
+        assert await node.ready(WAIT) and node.pid != first
         assert node.log.read_text().count(f"connect   {node.url}") == 2
     finally:
         node.freeze()  # one that is frozen ends in good order all the same

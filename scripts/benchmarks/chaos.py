@@ -6,30 +6,33 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks.balancer import Switch
 from benchmarks.chaos_app import App
 from benchmarks.chaos_book import Book, Column
-from benchmarks.chaos_controls import CONTROLS, SHOWN_BY
-from benchmarks.chaos_faults import Injector, Plan, World
+from benchmarks.chaos_faults import Injector, Plan, Store, World
 from benchmarks.chaos_jobs import JobModel, declarations
 from benchmarks.chaos_library import LibraryClient
-from benchmarks.chaos_nodes import ChaosNode, Parent
+from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
 from benchmarks.chaos_report import Report, print_report
-from benchmarks.chaos_switch import Switch
-from benchmarks.nodes import RedisServer, redis_program
+from benchmarks.cluster import DURABLE
+from benchmarks.nodes import redis_program, stand_in_settings
 from tests.stand_ins.anthropic_service import AnthropicService
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_sentinel import SentinelServers
+from tests.stores.redis_server import RedisServer
 
-Store = Literal["redis", "sentinel", "cluster", "sqlite"]
+StoreKind = Literal["redis", "sentinel", "cluster", "sqlite"]
 TOOL_TIMEOUT_MS = 3_000
 END_S = 10.0
 """When the faults are over, every session must come to its end in so long, and a client's patience."""
@@ -44,7 +47,7 @@ class Options:
     """
 
     plan: Plan
-    store: Store = "redis"
+    store: StoreKind = "redis"
     apps: int = 16
     libraries: int = 8
     seed: int = 1
@@ -70,23 +73,24 @@ async def run(options: Options, parent: Parent) -> Report:
         folder = _folder(options, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
         service.default = JobModel(book, options.seed, options.pause_s)
-        redis = await _redis(options, folder, stack, chance)
-        settings = _settings(service.base_url, folder, redis)
+        store = _store(options, folder, stack, chance)
+        settings = _settings(service.base_url, folder, store)
         nodes = [
             ChaosNode(f"node-{number}", parent, folder, settings, options.control)
             for number in range(options.nodes)
         ]
         for node in nodes:
-            stack.callback(node.kill)
+            stack.callback(node.send, signal.SIGKILL)
         await asyncio.gather(*(node.start() for node in nodes))
-        switch = await stack.enter_async_context(Switch(nodes))
-        injector = Injector(book, switch, redis, chance, options.every_s)
+        switch = Switch(lambda: [node for node in nodes if node.state == "up"])
+        await stack.enter_async_context(switch)
+        injector = Injector(book, nodes, switch, store, chance, options.every_s)
         switch.on_end = injector.lost
         book.on_answering = lambda person: injector.at("model asked for the answer", person.name)
         await _talk(options, book, switch, injector)
         book.close()
         seconds = asyncio.get_running_loop().time() - began
-        tracebacks = [node.tracebacks for node in nodes]
+        tracebacks = [node.tracebacks() for node in nodes]
         refused = list(service.refused)
         errors = ["".join(traceback.format_exception(error)) for error in injector.errors]
     return Report(options.seed, options.store, book, refused, sum(tracebacks), errors, seconds)
@@ -100,7 +104,7 @@ def _folder(options: Options, stack: AsyncExitStack) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{options.control or 'run'}-", dir=options.logs)).resolve()
 
 
-async def _talk(options: Options, book: Book, switch: Switch, injector: Injector) -> None:
+async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injector: Injector) -> None:
     """Have the clients talk while the faults fall, and come to an end when they are over."""
     world = World(book, switch, injector, options.patience_s)
     clients: list[App | LibraryClient] = [
@@ -133,51 +137,34 @@ async def _talk(options: Options, book: Book, switch: Switch, injector: Injector
         await injector.stop()
 
 
-class Replicated:
-    """Redis servers of which one dies and is replaced by its replica; it comes back as the replica."""
-
-    def __init__(self, servers: SentinelServers | RedisCluster, chance: random.Random) -> None:
-        self.url = servers.url
-        self._servers = servers
-        self._chance = chance
-
-    async def kill(self) -> None:
-        """Kill the primary of any key, and wait until another has its place."""
-        await asyncio.to_thread(self._servers.fail_over, str(self._chance.random()))
-
-    async def start(self) -> None:
-        """Start what was killed again."""
-        await asyncio.to_thread(self._servers.restore)
-
-
-async def _redis(
-    options: Options, folder: Path, stack: AsyncExitStack, chance: random.Random
-) -> RedisServer | Replicated | None:
+def _store(options: Options, folder: Path, stack: AsyncExitStack, chance: random.Random) -> Store:
     if options.store == "sqlite":
-        return None
-    if options.store == "sentinel":
-        return Replicated(stack.enter_context(SentinelServers(folder / "redis").running()), chance)
-    if options.store == "cluster":
-        cluster = RedisCluster(folder / "redis", replicas=True)
-        return Replicated(stack.enter_context(cluster.running()), chance)
-    # What was acknowledged is in the file, as the store asks of its server.
-    server = RedisServer(folder / "redis", "--appendfsync", "always")
-    await server.start()
-    stack.push_async_callback(server.kill)
-    return server
+        return Store(f"sqlite:///{folder / 'sessions.db'}")
+    if options.store == "redis":
+        # What was acknowledged is in the file, as the store asks of its server.
+        server = RedisServer(folder / "redis", *DURABLE, "--appendfsync", "always")
+        server.start()
+        stack.callback(server.kill)
+        return Store(server.url, server.kill, server.start)
+    several = SentinelServers if options.store == "sentinel" else partial(RedisCluster, replicas=True)
+    servers: SentinelServers | RedisCluster = several(folder / "redis")
+    stack.enter_context(servers.running())
+
+    def fail_over() -> None:
+        servers.fail_over(str(chance.random()))  # the primary of any key
+
+    return Store(servers.url, fail_over, servers.restore, replicas=1)
 
 
-def _settings(base_url: str, folder: Path, redis: RedisServer | Replicated | None) -> dict[str, str]:
+def _settings(base_url: str, folder: Path, store: Store) -> dict[str, str]:
     catalog = folder / "catalog.json"
     catalog.write_text(json.dumps({"tools": declarations()}))
     return {
-        "ANTHROPIC_API_KEY": "test-key",
-        "ANTHROPIC_BASE_URL": base_url,
+        **stand_in_settings(base_url),
         "DEVICE_TOOLS_FILE": str(catalog),
-        "SESSION_STORE_URL": redis.url if redis else f"sqlite:///{folder / 'sessions.db'}",
+        "SESSION_STORE_URL": store.url,
         # What dies loses all that no replica has.
-        "SESSION_STORE_REPLICAS": "1" if isinstance(redis, Replicated) else "0",
-        "SESSION_RATE_LIMIT_PER_MIN": "100000",
+        "SESSION_STORE_REPLICAS": str(store.replicas),
         "TOOL_TIMEOUT_MS": str(TOOL_TIMEOUT_MS),
         "MAX_CONNECTIONS_PER_SUBJECT": "10000",
     }
@@ -193,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--clients", type=int, default=24, help="a third of them by the library (24)")
-    parser.add_argument("--store", choices=get_args(Store), default="redis")
+    parser.add_argument("--store", choices=get_args(StoreKind), default="redis")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")

@@ -249,11 +249,11 @@ class Book:
     def zombie(self, person: Person, what: str, call_id: str) -> None:
         """Note what a node said after it was frozen, and its session taken over.
 
-        All but the model's calls is blamed at once. One of these that was recorded before the freeze is known
-        to whoever took over, which shows by the end.
+        A call of the model's, with its ``call_id``, is decided at the end: one that was recorded before the
+        freeze is known to whoever took over.
         """
         story = f"a frozen node said {what}"
-        if call_id and "device." in what:
+        if call_id:
             self._zombies.append((person, person.row, story, call_id))
         else:
             self.blame(person, "zombie", story)

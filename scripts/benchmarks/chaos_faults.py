@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import zip_longest
 
+from benchmarks.balancer import Link, Switch
 from benchmarks.chaos_book import BYSTANDER, Book, Person, Row
-from benchmarks.chaos_nodes import READY_S, ChaosNode
-from benchmarks.chaos_switch import Link, Switch, events_of
+from benchmarks.chaos_nodes import ChaosNode
+from benchmarks.nodes import START_S, STOP_S
 
 STEPS = (
     "transcript sent",
@@ -32,6 +35,8 @@ _WANTS = {"one of several answered": "pair", "approval asked": "ask", "approval 
 _LATER_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
 """So long after something was sent its node dies: before it arrives, as it is taken, or later."""
 _NOTHING_TO_BELIEVE = ("session.ping", "event.ack", "tool.activity")
+_EVENT = re.compile(rb'{"id":"([\w-]+)","type":"([a-z.]+)"')
+_CALLED = re.compile(rb'"callId":"([\w-]+)","name":"([\w.]+)"')
 _ARMED = 6
 _ZOMBIE_S = 1.0
 _NOT_TAKEN_S = 60.0
@@ -62,12 +67,17 @@ _ONLY_TOLD = ("assistant.speech.partial", "approval.resolved", "error")
 """What a frozen node may still say: it has no effect, and tells nothing that is not so."""
 
 
-class Store(Protocol):
-    """A store that can die by itself."""
+@dataclass(frozen=True)
+class Store:
+    """Where sessions are kept. ``kill`` and ``restore`` block; None: it does not die by itself.
 
-    async def kill(self) -> None: ...
+    Of replicated servers one dies and is replaced by its replica; it comes back as the replica.
+    """
 
-    async def start(self) -> None: ...
+    url: str
+    kill: Callable[[], None] | None = None
+    restore: Callable[[], None] | None = None
+    replicas: int = 0
 
 
 class Injector:
@@ -77,12 +87,19 @@ class Injector:
     """
 
     def __init__(
-        self, book: Book, switch: Switch, redis: Store | None, chance: random.Random, every_s: float
+        self,
+        book: Book,
+        nodes: Sequence[ChaosNode],
+        switch: Switch[ChaosNode],
+        store: Store,
+        chance: random.Random,
+        every_s: float,
     ) -> None:
         self.persons: dict[str, Person] = {}
         self._book = book
+        self._nodes = nodes
         self._switch = switch
-        self._redis = redis
+        self._store = store
         self._chance = chance
         self._every_s = every_s
         self._armed: Counter[str] = Counter()
@@ -130,7 +147,7 @@ class Injector:
     def _may_kill(self, node: ChaosNode | None) -> bool:
         if node is None or node.state != "up":
             return False
-        up = sum(each.state == "up" for each in self._switch.nodes)
+        up = sum(each.state == "up" for each in self._nodes)
         return up > 1 or self._chance.random() < 0.02
 
     def _strike(self, step: str, name: str) -> None:
@@ -138,7 +155,7 @@ class Injector:
         if node is None or node.state != "up":
             self._armed[step] += 1  # it died otherwise meanwhile
             return
-        node.kill()
+        node.send(signal.SIGKILL)
         self._note(("kill", step), node, name)
         self._armed += Counter()
         self._changed.set()
@@ -180,7 +197,7 @@ class Injector:
     async def stop(self) -> None:
         """End what is going on; what is being started is there then."""
         if self._restarts:
-            await asyncio.wait(list(self._restarts), timeout=READY_S)
+            await asyncio.wait(list(self._restarts), timeout=START_S)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -217,30 +234,30 @@ class Injector:
                 self._book.hit(self.persons[link.name], ("cut", "anywhere"))
 
     async def _kill_store(self) -> None:
-        if self._redis is None:
+        if self._store.kill is None or self._store.restore is None:
             return
         async with self._store_down:
             self._book.store_away()
-            await self._redis.kill()
+            await asyncio.to_thread(self._store.kill)
             self._book.faults["store kill", "anywhere"] += 1
             for person in self.persons.values():
                 self._book.hit(person, ("store kill", "anywhere"))
             await asyncio.sleep(self._chance.uniform(0, 0.3))
-            await self._redis.start()
+            await asyncio.to_thread(self._store.restore)
             self._book.store_away()
             await asyncio.sleep(1.0)
 
     async def _stop(self) -> None:
         node = await self._one_of_several()
         self._note(("stop", "anywhere"), node, None)
-        node.terminate()
-        await node.ended()
+        node.send(signal.SIGTERM)
+        await asyncio.wait_for(node.wait(), STOP_S)
         await node.start()
 
     async def _one_of_several(self) -> ChaosNode:
         """Choose a node that serves somebody, when there is another."""
         while True:
-            up = [node for node in self._switch.nodes if node.state == "up"]
+            up = [node for node in self._nodes if node.state == "up"]
             busy = [node for node in up if self._switch.links_of(node)]
             if len(up) > 1 and busy:
                 return self._chance.choice(busy)
@@ -250,7 +267,7 @@ class Injector:
         node = await self._one_of_several()
         node.freeze()
         self._note(("freeze", "anywhere"), node, None)
-        if self._redis is None:
+        if self._store.kill is None:
             self._book.store_away()  # it may have the lock of the file
         await asyncio.sleep(0.01)  # what it had written comes through
         links = sorted(self._switch.links_of(node), key=lambda link: link.name)
@@ -270,27 +287,31 @@ class Injector:
                 self._judge_zombie(link, owners[link])
         finally:
             for link in leaving:
-                link.close()
+                link.cut()
 
-    def _is_taken_over(self, link: Link) -> bool:
+    def _is_taken_over(self, link: Link[ChaosNode]) -> bool:
         latest = self._switch.latest.get(link.name)
         return latest is not None and latest is not link and latest.served
 
-    def _judge_zombie(self, link: Link, person: Person | None) -> None:
-        said = events_of(bytes(link.after or b""))
-        if person is None or "session.started" in (one.type for one in said):
+    def _judge_zombie(self, link: Link[ChaosNode], person: Person | None) -> None:
+        said = bytes(link.after or b"")
+        if person is None or b'"type":"session.started"' in said:
             # It had not read the client's ``session.start`` before it froze: this is a claim like any other.
             self._book.figures["late claims"] += person is not None
             return
         known = person.known()
-        for one in said:
+        found = list(_EVENT.finditer(said))
+        for event, following in zip_longest(found, found[1:]):
+            event_id, kind = event[1].decode(), event[2].decode()
             # What it had recorded before it froze has the same id from whoever took over.
-            if one.type in _NOTHING_TO_BELIEVE or one.event_id in known:
+            if kind in _NOTHING_TO_BELIEVE or event_id in known:
                 continue
-            if one.type in _ONLY_TOLD or one.name == "convo.setState":
-                self._book.figures[f"zombie {one.name or 'partials'}"] += 1
+            called = _CALLED.search(said, event.end(), following.start() if following else len(said))
+            call_id, name = (called[1].decode(), called[2].decode()) if called else ("", "")
+            if kind in _ONLY_TOLD or name == "convo.setState":
+                self._book.figures[f"zombie {name or 'partials'}"] += 1
             else:
-                self._book.zombie(person, f"{one.type} {one.name}", one.call_id)
+                self._book.zombie(person, f"{kind} {name}", call_id if name.startswith("device.") else "")
 
 
 @dataclass(frozen=True)
@@ -298,6 +319,6 @@ class World:
     """What clients live in; after ``patience_s`` seconds without a sign of life they are stuck."""
 
     book: Book
-    switch: Switch
+    switch: Switch[ChaosNode]
     injector: Injector
     patience_s: float

@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.chaos_book import Person
 from benchmarks.chaos_faults import World
-from benchmarks.phone import TIMESTAMP, Frames
+from benchmarks.client import TIMESTAMP, Frames
 
 SEEN = 2_000
 _RELAUNCHED = 0.1

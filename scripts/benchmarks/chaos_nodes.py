@@ -1,28 +1,56 @@
-"""Nodes that start in a twentieth of the time: forks of a process that has imported the server already."""
+"""Nodes for chaos: forks of a process that has imported the server, so that they start fast.
+
+They may be broken on purpose (`CONTROLS`).
+
+``python -m benchmarks.chaos_nodes`` is that process. Each line of its standard input orders a node: its
+``port``, ``folder``, ``log``, ``settings``, what is broken in it (``control``), and which process,
+``before``, has to have ended by then. The answer is the child's process id. When the input ends, it ends its
+children and itself. A child is a server as ``python -m conductor`` is one, but for its start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha1
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, NoReturn, Self
 
-from benchmarks.nodes import free_port
-from benchmarks.process import readiness
+from benchmarks.chaos_book import Column
+from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
+from conductor import cli
+from conductor.conversation.commit import Committer, EncodedEvent, EventEncoder
+from conductor.conversation.outbox import Outbox
+from conductor.conversation.transport import Frame
+from conductor.errors import Fenced, StoreError
+from conductor.events.envelope import IdGenerator
+from conductor.events.server import ServerEvent
+from conductor.stores import redis, redis_records, sqlite_schema
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-READY_S = 20.0
-DRAIN_S = 40.0
-"""A node that is told to stop is out in 30 s, and a little for a busy machine."""
-
-State = Literal["down", "up", "frozen"]
+SERVER = (
+    "conductor.app",
+    "conductor.commands.lan",
+    "conductor.models.anthropic",
+    "conductor.models.anthropic_client",
+    "conductor.stores.redis",
+    "conductor.stores.redis_client",
+    "conductor.stores.sqlite",
+    "uvloop",
+)
+"""What a server imports in the course of its start."""
 
 
 class Parent:
@@ -33,125 +61,230 @@ class Parent:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        path = os.pathsep.join(map(str, (SCRIPTS.parent, SCRIPTS)))
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("ANTHROPIC_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.chaos_parent"],
+            [sys.executable, "-m", "benchmarks.chaos_nodes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**environment, "PYTHONPATH": path},
+            env={**clean_environment(), "PYTHONPATH": os.pathsep.join(map(str, (SCRIPTS.parent, SCRIPTS)))},
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         try:
-            self._process.communicate(timeout=READY_S)  # its input ends: it ends its children, then itself
+            self._process.communicate(timeout=START_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate(timeout=READY_S)
+            self._process.communicate(timeout=START_S)
 
-    async def fork(self, order: Mapping[str, Any]) -> int:
-        """Start a node as `chaos_parent` describes it, and give its process id. Raises TimeoutError."""
-        async with asyncio.timeout(READY_S):
-            return await asyncio.to_thread(self._order, json.dumps(order).encode())
-
-    def _order(self, line: bytes) -> int:
+    def fork(self, order: Mapping[str, Any]) -> int:
+        """Start a node, and give its process id; blocks until the parent has imported the server."""
         assert self._process is not None
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._lock:
-            self._process.stdin.write(line + b"\n")
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
 
 
-class ChaosNode:
-    """One node, always on the same port. ``state`` is "up" from when it is ready.
+class _Fork:
+    """A child of the parent. It is not waited for before the next is ordered, so its id is nobody else's."""
 
-    It runs in ``folder`` and logs there; ``control`` names what is broken in it.
-    """
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        status = Path(f"/proc/{self.pid}/stat")
+        ended = not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+        return 0 if ended else None
+
+    async def wait(self) -> int:
+        while self.returncode is None:  # noqa: ASYNC110 -- another process: there is nothing to wait on
+            await asyncio.sleep(0.02)
+        return 0
+
+    def send_signal(self, signal: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal)
+
+
+class ChaosNode(Node):
+    """A node that is a fork; ``control`` names what is broken in it."""
 
     def __init__(
         self, name: str, parent: Parent, folder: Path, settings: Mapping[str, str], control: str | None
     ) -> None:
-        self.name = name
-        self.port = free_port()
-        self.state: State = "down"
-        self.starts = 0
+        super().__init__(name, folder, settings=settings)
         self._parent = parent
-        self._folder = folder
-        self._log = folder / f"{name}.log"
-        self._settings = dict(settings)
-        self._control = control
-        self._pid: int | None = None
+        self._order = {"folder": str(folder), "settings": settings, "control": control}
 
     async def start(self) -> None:
-        """Start it, and wait until it is ready; again where it ends, as one does whose store is away.
-
-        Raises TimeoutError.
-        """
-        async with asyncio.timeout(READY_S):
+        """Start it, and wait until it is ready; again where it ends, as one does whose store is away."""
+        async with asyncio.timeout(START_S):
             while self.state != "up":
-                self._pid = await self._parent.fork(self._order)
-                self.starts += 1
-                await self._wait_ready()
+                await self.wait()
+                with contextlib.suppress(DidNotStart):
+                    await super().start()
 
-    @property
-    def _order(self) -> dict[str, Any]:
-        return {
-            "port": self.port,
-            "folder": str(self._folder),
-            "log": str(self._log),
-            "settings": self._settings,
-            "control": self._control,
-            "before": self._pid,
-        }
+    async def _launch(self) -> Running:
+        before = self.pid if self._process is not None else None
+        order = {**self._order, "port": self.port, "log": str(self.log), "before": before}
+        return _Fork(await asyncio.to_thread(self._parent.fork, order))
 
-    async def ended(self) -> None:
-        """Wait until it has ended. Raises TimeoutError."""
-        async with asyncio.timeout(DRAIN_S):
-            while not self._has_ended:  # noqa: ASYNC110 -- another process: there is nothing to wait on
-                await asyncio.sleep(0.05)
 
-    async def _wait_ready(self) -> None:
-        while not self._has_ended:
-            if await readiness("127.0.0.1", self.port, 1.0) == 200:
-                self.state = "up"
-                return
-            await asyncio.sleep(0.01)
+# -- what is broken on purpose: it must show, else whoever looks for faults is blind
 
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-        self.state = "down"
-        self._signal(signal.SIGKILL)
+_HEAD_START_S = 0.005
+"""How long before its commit an event leaves; a slow disk would give it as much."""
 
-    def freeze(self) -> None:
-        """Stop it from running: its connections stay."""
-        self.state = "frozen"
-        self._signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-        self.state = "up"
+def _patch(owner: object, name: str, value: object) -> None:
+    """Put something else in a place of the product that is not meant to be changed."""
+    if not hasattr(owner, name):
+        raise AttributeError(f"{owner} has no {name}: this control breaks nothing any more")
+    setattr(owner, name, value)
 
-    def terminate(self) -> None:
-        """Have it stop in good order: it drains first."""
-        self.state = "down"
-        self._signal(signal.SIGTERM)
 
-    @property
-    def tracebacks(self) -> int:
-        """Count the tracebacks in its log."""
-        return self._log.read_text(errors="replace").count("Traceback") if self._log.exists() else 0
+class _Mute:
+    """A delivery that makes events ready and sends none: they have left already."""
 
-    @property
-    def _has_ended(self) -> bool:
-        """Whether there is no process any more, or one that its parent has not looked at yet."""
-        status = Path(f"/proc/{self._pid}/stat")
-        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    def __init__(self, encoder: EventEncoder) -> None:
+        self.outbox = encoder.outbox
+        self.loud = encoder
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+    def make_ready(self, events: Sequence[ServerEvent], turn_id: str) -> list[EncodedEvent]:
+        """Do as the delivery does."""
+        return self.loud.make_ready(events, turn_id)
+
+    def send(self, outgoing: Sequence[EncodedEvent]) -> None:
+        """Send nothing."""
+
+
+def emit_first() -> None:
+    """Send events before the commit that records them."""
+    begin: Callable[..., None] = Committer.__init__
+    commit: Callable[..., Any] = Committer._commit
+
+    def muted(self: Any, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        self._encoder = _Mute(self._encoder)
+
+    async def early(self: Any, operations: Any, outgoing: Sequence[EncodedEvent], *rest: Any) -> None:
+        if outgoing:
+            self._encoder.loud.send(outgoing)
+            await asyncio.sleep(_HEAD_START_S)
+        await commit(self, operations, outgoing, *rest)
+
+    _patch(Committer, "__init__", muted)
+    _patch(Committer, "_commit", early)
+
+
+def new_ids() -> None:
+    """Send what is sent again under another id."""
+    attach: Callable[..., None] = Outbox.attach
+
+    def renamed(self: Any, *arguments: Any, **named: Any) -> None:
+        for entry in self._entries.values():
+            old = entry.record.event_id.encode()
+            entry.frame = _renamed(entry.frame, old)
+        attach(self, *arguments, **named)
+
+    _patch(Outbox, "attach", renamed)
+
+
+def _renamed(frame: Frame, old: bytes) -> Frame:
+    return replace(frame, data=frame.data.replace(old, f"evt_{secrets.token_hex(8)}".encode()))
+
+
+def no_fence() -> None:
+    """Accept the commits of an owner whose session was taken over."""
+
+    def standing(head: Any, proposal: Any) -> int | StoreError | None:
+        if head is None:
+            return Fenced("There is no such session.")
+        found: int = head.revision
+        return found if head.commit_id == proposal.commit_id else None
+
+    _patch(sqlite_schema, "_standing", standing)
+    script = redis_records.COMMIT
+    for check in (
+        "if kept[1] == '' then return {'FENCED', 'gone'} end",
+        "if kept[1] ~= ARGV[1] then return {'FENCED', ''} end",
+        "if revision ~= tonumber(ARGV[3]) then return {'REVISION', revision} end",
+    ):
+        if check not in script.text:
+            raise AttributeError("the script for commits has no such check: this control breaks nothing")
+        text = script.text.replace(check, "")
+        script = replace(script, text=text, digest=sha1(text.encode(), usedforsecurity=False).hexdigest())
+    _patch(redis, "COMMIT", script)
+
+
+CONTROLS: Mapping[str, Callable[[], None]] = {
+    "emit-first": emit_first,
+    "new-ids": new_ids,
+    "no-fence": no_fence,
+}
+"""Name -> what patches the classes of this process before it serves."""
+
+SHOWN_BY: Mapping[str, Sequence[Column]] = {
+    "emit-first": ("doubled", "lost"),
+    "new-ids": ("shown twice",),
+    # Two owners write one log: what either has recorded may be overwritten, or hold the other up.
+    "no-fence": ("zombie", "history", "doubled", "shown twice", "lost", "unknown?", "stuck"),
+}
+"""What each of them leads to: one of these must be found."""
+
+
+# -- the parent
+
+
+def main() -> None:
+    """Fork servers."""
+    for module in SERVER:
+        import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sources = [one for one in gc.get_objects() if isinstance(one, IdGenerator)]
+    gc.freeze()
+    children: set[int] = set()
+    for line in sys.stdin.buffer:
+        order = json.loads(line)
+        if order["before"] is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(order["before"], 0)
+            children.discard(order["before"])
+        child = os.fork()
+        if child == 0:
+            _serve(order, sources)
+        children.add(child)
+        sys.stdout.write(f"{child}\n")
+        sys.stdout.flush()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _serve(order: dict[str, Any], sources: list[IdGenerator]) -> NoReturn:
+    code = 1
+    try:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDWR)
+        for target, source in ((0, null), (1, log), (2, log)):
+            os.dup2(source, target)
+        os.chdir(order["folder"])
+        os.environ.update(order["settings"])
+        if order["control"] is not None:
+            CONTROLS[order["control"]]()
+        for ids in sources:  # two processes must never make the same id
+            kind = ids._prefix.partition("_")[0]
+            ids._prefix = f"{kind}_{secrets.token_hex(8)}"
+        code = cli.main(["--port", str(order["port"])])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,14 +8,17 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from benchmarks.balancer import Balancer
-from benchmarks.nodes import Node, RedisServer, redis_program
-from benchmarks.process import DidNotStart
+from benchmarks.nodes import DidNotStart, Node, redis_program
 from conductor.commands.banner import python_command
+from tests.stores.redis_server import RedisServer
+
+DURABLE = ("--appendonly", "yes", "--save", "")
+"""Options of a Redis that writes each command to its folder before it answers."""
 
 
 class Cluster:
@@ -32,12 +35,18 @@ class Cluster:
         *arguments: str,
         port: int = 0,
         cwd: Path | None = None,
-        **settings: str,
+        settings: Mapping[str, str],
     ) -> None:
-        self.redis = RedisServer(folder / "redis", apart=True)
-        settings["SESSION_STORE_URL"] = self.redis.url
+        self.redis = RedisServer(folder / "redis", *DURABLE)
         self.nodes = [
-            Node(f"node-{number}", folder, *arguments, folder=cwd, apart=True, **settings)
+            Node(
+                f"node-{number}",
+                folder,
+                *arguments,
+                folder=cwd,
+                apart=True,
+                settings={**settings, "SESSION_STORE_URL": self.redis.url},
+            )
             for number in range(1, count + 1)
         ]
         self.balancer = Balancer([node.address for node in self.nodes], port)
@@ -46,7 +55,7 @@ class Cluster:
         """Start all of it. Raises `DidNotStart`, or OSError if the port is taken."""
         await self.balancer.start()
         try:
-            await self.redis.start()
+            await asyncio.to_thread(self.redis.start)
             done = await asyncio.gather(*(node.start() for node in self.nodes), return_exceptions=True)
             for failed in done:
                 if isinstance(failed, BaseException):
@@ -60,7 +69,7 @@ class Cluster:
     async def __aexit__(self, *_: object) -> None:
         """End the nodes, which drain while the store is there, then the store."""
         await asyncio.gather(*(node.stop() for node in self.nodes), return_exceptions=True)
-        await self.redis.stop()
+        await asyncio.to_thread(self.redis.kill)
         await self.balancer.stop()
 
 
@@ -107,7 +116,7 @@ async def _run(options: argparse.Namespace) -> None:
     settings = {name: value for name, value in os.environ.items() if name.startswith("ANTHROPIC_")}
     with tempfile.TemporaryDirectory(prefix="conductor-cluster-") as folder:
         cluster = Cluster(
-            options.nodes, Path(folder), *provider, port=options.port, cwd=Path.cwd(), **settings
+            options.nodes, Path(folder), *provider, port=options.port, cwd=Path.cwd(), settings=settings
         )
         async with cluster:
             print("\n".join(_announcement(cluster)), flush=True)
@@ -122,9 +131,6 @@ def _announcement(cluster: Cluster) -> list[str]:
         f"  connect  {cluster.balancer.url}",
         f"  try      {python_command()} -m conductor talk --url {cluster.balancer.url}",
         f"  store    {cluster.redis.url}, process {cluster.redis.pid}",
-        *(
-            f"  {node.name:<8} {node.url}, process {node.process.pid}, log {node.log}"
-            for node in cluster.nodes
-        ),
+        *(f"  {node.name:<8} {node.url}, process {node.pid}, log {node.log}" for node in cluster.nodes),
         "Ctrl-C ends all of it.",
     ]

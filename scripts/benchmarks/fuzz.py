@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from benchmarks.phone import Phone
-from benchmarks.process import Process, conductor
+from benchmarks.client import Phone
+from benchmarks.nodes import Process, conductor
 from conductor.events.codec import InvalidFrame, decode_event
 from tests.events.mutations import Mutator
 from tests.stand_ins.anthropic_script import Reply

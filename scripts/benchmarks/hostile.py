@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
+from benchmarks.client import Phone
+from benchmarks.nodes import SERVER_CORE, Process, conductor, pin_load
 from benchmarks.peers import KINDS, SCENES, scene_of
-from benchmarks.phone import Phone
-from benchmarks.process import SERVER_CORE, Process, conductor, pin_load
 from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
 from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
 from tests.stand_ins.anthropic_service import AnthropicService

@@ -1,41 +1,269 @@
-"""Conductor nodes and the Redis between them: processes to end, kill, freeze and start again."""
+"""Server processes, to end, kill, freeze and start again; their CPU time and memory, read from outside."""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import os
+import re
 import shutil
 import signal
-import socket
 import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, Protocol, Self
 
-from benchmarks.process import DidNotStart, Process, readiness
+from tests.stores.redis_server import free_port
 
-WAIT_S = 20.0
-"""Bound for what a process does: to start, to answer, to end after SIGKILL."""
-_PORTS = range(15_000, 30_000)
-"""Below the ports that outgoing connections are given: nobody takes one while its process is down."""
+SERVER_CORE = "0"
+LOAD_CORE = "1"
+START_S = 20.0
+STOP_S = 40.0
+"""More than a server takes to drain."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 
-
-def free_port() -> int:
-    """Find a port of loopback that nobody listens on."""
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise DidNotStart("no port of this machine is free")
+State = Literal["down", "up", "frozen"]
+_STATES: Mapping[signal.Signals, State] = {
+    signal.SIGKILL: "down",
+    signal.SIGTERM: "down",
+    signal.SIGSTOP: "frozen",
+    signal.SIGCONT: "up",
+}
 
 
-class Node:
-    """One ``python -m conductor``; every start has the same port, settings and log.
+def pin_load() -> bool:
+    """Keep this process off the server's core; False where there is only one core."""
+    if (os.cpu_count() or 1) < 2 or shutil.which("taskset") is None:
+        return False
+    os.sched_setaffinity(0, {int(LOAD_CORE)})
+    return True
+
+
+class DidNotStart(Exception):
+    """A process ended, or said nothing in time, before it was ready; the text holds what it wrote."""
+
+
+class Running(Protocol):
+    """A process that runs, as asyncio has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, signal: int) -> None: ...
+
+
+class Process:
+    """A server that says on its standard error where to connect: ``ws://host:port``.
+
+    It writes to ``log``, behind what is there, and runs in ``folder``; without them both are its own, and
+    go with it. Ctrl-C in a terminal does not reach one that is ``apart``: whoever started it ends it. With
+    the ``port`` known, every start is on it. ``state`` is "up" from when it is ready.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        pinned: bool = False,
+        port: int = 0,
+        log: Path | None = None,
+        folder: Path | None = None,
+        apart: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.host, self.port = "127.0.0.1", port
+        self.state: State = "down"
+        self.started_in = 0.0
+        self._command = [*(["taskset", "-c", SERVER_CORE] if pinned else []), *command]
+        self._environment = {**clean_environment(), **(environment or {})}
+        self._own = Path(tempfile.mkdtemp(prefix="conductor-bench-")) if log is None else None
+        self.log = log or Path(self._own or "", "log")
+        self._folder = folder or self.log.parent
+        self._apart = {"process_group": 0} if apart else {}  # uvloop does not know the option
+        self._process: Running | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except DidNotStart as error:
+            sys.exit(f"the server did not start:\n{error}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start it, and wait until it is ready. Raises `DidNotStart`."""
+        assert not self.runs
+        began = time.perf_counter()
+        written = self.log.stat().st_size if self.log.exists() else 0
+        try:
+            async with asyncio.timeout(START_S):
+                self._process = await self._launch()
+                await self._until_ready(written)
+        except TimeoutError:
+            await self.kill()
+            raise DidNotStart(f"not ready in {START_S:g} s:\n{self.text()}") from None
+        except asyncio.CancelledError:
+            self.send(signal.SIGKILL)
+            raise
+        self.started_in = time.perf_counter() - began
+        self.state = "up"
+
+    async def _launch(self) -> Running:
+        with self.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                cwd=self._folder,
+                **self._apart,  # type: ignore[arg-type] # one option, where there is one
+            )
+
+    async def _until_ready(self, written: int) -> None:
+        while True:  # another process: there is nothing to wait on
+            if not self.port:
+                found = re.search(r"ws://127\.0\.0\.1:(\d+)", self.text(written))
+                self.port = int(found[1]) if found else 0
+            if not self.runs:
+                raise DidNotStart(self.text(written))
+            # 426 is the bare echo's.
+            if self.port and await readiness(self.host, self.port) in (200, 426):
+                return
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """End it by SIGTERM, or by SIGKILL if that takes too long. A frozen one goes on, to drain."""
+        self.thaw()
+        self.send(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), STOP_S)
+        except TimeoutError:
+            await self.kill()
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    async def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self.send(signal.SIGKILL)
+        await asyncio.wait_for(self.wait(), STOP_S)
+
+    async def wait(self) -> int:
+        """Wait until it has ended, without a bound; returns its exit code."""
+        return 0 if self._process is None else await self._process.wait()
+
+    def freeze(self) -> None:
+        """Stop it from running: its connections stay, and nothing answers."""
+        self.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on if it is frozen."""
+        self.send(signal.SIGCONT)
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signum)
+            self.state = _STATES.get(signum, self.state)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process; a frozen one is one."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+    @property
+    def url(self) -> str:
+        """Where a client connects."""
+        return f"ws://{self.host}:{self.port}/ws"
+
+    def text(self, start: int = 0) -> str:
+        """Give the log, or what stands there from a byte on."""
+        return self.log.read_bytes()[start:].decode(errors="replace") if self.log.exists() else ""
+
+    def tracebacks(self) -> int:
+        """Count the tracebacks in the log."""
+        return self.text().count("Traceback")
+
+    def cpu(self) -> float:
+        """CPU seconds used so far, user and system, of the whole tree."""
+        total = 0.0
+        for pid in self._tree():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / _TICKS
+        return total
+
+    def worked(self) -> float:
+        """Seconds that the process's first thread was on a core so far; exact, where `cpu` counts ticks."""
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def rss(self) -> float:
+        """Resident memory of the whole tree, in KB."""
+        total = 0.0
+        for pid in self._tree():
+            found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+            total += int(found[1]) if found else 0
+        return total
+
+    def descriptors(self) -> int:
+        """Count open file descriptors of the process."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def _tree(self) -> list[int]:
+        found, todo = [], [self.pid]
+        while todo:
+            pid = todo.pop()
+            found.append(pid)
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            todo += [int(child) for child in children.read_text().split()] if children.exists() else []
+        return found
+
+
+def clean_environment() -> dict[str, str]:
+    """Give this process's environment without the user's settings of the model's service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ANTHROPIC_")}
+
+
+async def readiness(host: str, port: int, timeout_s: float = 5.0) -> int | None:
+    """Ask a server whether it is ready: the HTTP status of ``/readyz``; 0: nothing listens, None: dead."""
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            line = await reader.readline()
+    except ConnectionRefusedError:
+        return 0
+    except (OSError, TimeoutError):
+        return None
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+    found = re.match(rb"HTTP/1\.1 (\d{3})", line)
+    return int(found[1]) if found else None
+
+
+class Node(Process):
+    """One Conductor server; every start has the same port, settings and log.
 
     ``settings`` are environment variables; ``arguments`` are the command's. The log is a file in ``logs``
-    named like the node. It runs in ``folder`` (whose ``.env`` it reads), or in ``logs``. Ctrl-C in a terminal
-    does not reach one that is ``apart``.
+    named like the node. It runs in ``folder`` (whose ``.env`` it reads), or in ``logs``.
     """
 
     def __init__(
@@ -45,81 +273,25 @@ class Node:
         *arguments: str,
         folder: Path | None = None,
         apart: bool = False,
-        **settings: str,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.port = free_port()
-        self.log = logs / f"{name}.log"
-        self._arguments = arguments
-        self._folder = folder
-        self._apart = apart
-        self._settings = settings
-        self._process: Process | None = None
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        return "127.0.0.1", self.port
-
-    @property
-    def url(self) -> str:
-        """Where a client connects that wants this node."""
-        return f"ws://127.0.0.1:{self.port}/ws"
-
-    @property
-    def process(self) -> Process:
-        """The process of the last start: its id, its CPU time and memory."""
-        assert self._process is not None
-        return self._process
-
-    @property
-    def runs(self) -> bool:
-        """Whether there is a process; a frozen one is one."""
-        return self._process is not None and self._process.runs
-
-    async def start(self, ready: bool = True) -> None:
-        """Start it, and wait until it answers ``/readyz`` if ``ready``. Raises `DidNotStart`."""
-        assert not self.runs
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._process = Process(
-            [sys.executable, "-m", "conductor", *address, *self._arguments],
-            pinned=False,
-            log=self.log,
-            folder=self._folder,
-            apart=self._apart,
-            **self._settings,
+        port = free_port()
+        command = [sys.executable, "-m", "conductor", "--host", "127.0.0.1", "--port", str(port), *arguments]
+        super().__init__(
+            command, port=port, log=logs / f"{name}.log", folder=folder, apart=apart, environment=settings
         )
-        await self._process.start(ready)
-
-    async def stop(self) -> None:
-        """End it by SIGTERM: it drains first, up to 25 s. A frozen one goes on, to do so."""
-        if self._process is not None:
-            self.thaw()
-            await self._process.stop()
-
-    async def kill(self) -> None:
-        """End it by SIGKILL, as a crash would."""
-        if self._process is not None:
-            await self._process.kill()
 
     async def restart(self) -> None:
         """Stop it and start it again. Raises `DidNotStart`."""
         await self.stop()
         await self.start()
 
-    def freeze(self) -> None:
-        """Stop it from running: its connections stay, and nothing answers."""
-        self.process.send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen node go on."""
-        self.process.send(signal.SIGCONT)
-
     async def ready(self, timeout_s: float = 1.0) -> bool:
         """Ask ``/readyz`` once."""
         return await readiness(*self.address, timeout_s) == 200
 
-    async def wait_ready(self, timeout_s: float = WAIT_S) -> None:
+    async def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until it is ready. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not await self.ready():  # noqa: ASYNC110 -- another process: there is nothing to wait on
@@ -131,101 +303,17 @@ def redis_program() -> str | None:
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
-class RedisServer:
-    """A Redis or Valkey on loopback that writes each command to its ``folder`` before it answers.
+def conductor(base_url: str, *, pinned: bool, profile: str | None = None, **environment: str) -> Process:
+    """Make the Conductor server, speaking to a stand-in at ``base_url``."""
+    profiled = [] if profile is None else ["-m", "cProfile", "-o", profile]
+    command = [sys.executable, *profiled, "-m", "conductor", "--port", "0"]
+    return Process(command, pinned=pinned, environment={**stand_in_settings(base_url), **environment})
 
-    It may be killed and started again, on the same port with the same data. ``options`` are its command
-    line's. Ctrl-C in a terminal does not reach one that is ``apart``.
-    """
 
-    def __init__(self, folder: Path, *options: str, apart: bool = False) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self._options = options
-        self._apart = {"process_group": 0} if apart else {}  # uvloop does not know the option
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def url(self) -> str:
-        """Its address, database 0: a SESSION_STORE_URL."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        assert self._process is not None
-        return self._process.pid
-
-    async def start(self) -> None:
-        """Start it, with what its folder holds, and wait until it answers. Raises `DidNotStart`."""
-        program = redis_program()
-        if program is None:
-            raise DidNotStart("redis-server or valkey-server is needed, and neither was found")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        log = self.folder / "redis.log"
-        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        command += ["--daemonize", "no", "--appendonly", "yes", "--save", "", *self._options]
-        with log.open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                **self._apart,  # type: ignore[arg-type] # one option, where there is one
-            )
-        try:
-            async with asyncio.timeout(WAIT_S):
-                while not await self._answers():
-                    if self._process.returncode is not None:
-                        raise DidNotStart(log.read_text(errors="replace"))
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            await self.kill()
-            raise DidNotStart(f"Redis is not ready:\n{log.read_text(errors='replace')}") from None
-        except asyncio.CancelledError:
-            self._send(signal.SIGKILL)
-            raise
-
-    async def stop(self) -> None:
-        """End it in good order."""
-        self.thaw()
-        await self._end(signal.SIGTERM)
-
-    async def kill(self) -> None:
-        """End it at once, as a crash would; what it acknowledged is in its folder."""
-        await self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Stop it from running: its connections stay, and nothing answers."""
-        self._send(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        self._send(signal.SIGCONT)
-
-    async def _answers(self) -> bool:
-        """Ask with PING; while it reads its files it answers that it is loading."""
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return False
-        try:
-            writer.write(b"PING\r\n")
-            return await reader.readline() == b"+PONG\r\n"
-        except OSError:
-            return False
-        finally:
-            writer.transport.abort()
-
-    async def _end(self, signum: signal.Signals) -> None:
-        self._send(signum)
-        if self._process is not None:
-            try:
-                await asyncio.wait_for(self._process.wait(), WAIT_S)
-            except TimeoutError:
-                self._send(signal.SIGKILL)
-                await asyncio.wait_for(self._process.wait(), WAIT_S)
-
-    def _send(self, signum: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signum)
+def stand_in_settings(base_url: str) -> dict[str, str]:
+    """Give the environment of a server that speaks to a stand-in at ``base_url``, as often as it likes."""
+    return {
+        "ANTHROPIC_API_KEY": "test-key",
+        "ANTHROPIC_BASE_URL": base_url,
+        "SESSION_RATE_LIMIT_PER_MIN": "100000",
+    }

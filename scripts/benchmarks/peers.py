@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from benchmarks.phone import Phone
+from benchmarks.client import Phone
 from benchmarks.stall_inputs import FIXED, PATHS, Scene, frame_text
 
 UPGRADE = (

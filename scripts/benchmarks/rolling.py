@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cluster import Cluster
-from benchmarks.nodes import redis_program
-from benchmarks.process import DidNotStart
+from benchmarks.nodes import DidNotStart, redis_program, stand_in_settings
 from benchmarks.scenarios import percentile
 from conductor.client import Client, Reconnect, ToolRun, connect
 from conductor.client.errors import ClientError
@@ -94,9 +93,7 @@ async def _run(options: argparse.Namespace) -> Tally:
             cluster = Cluster(
                 options.nodes,
                 Path(folder),
-                ANTHROPIC_API_KEY="test-key",
-                ANTHROPIC_BASE_URL=service.base_url,
-                SESSION_RATE_LIMIT_PER_MIN="100000",
+                settings=stand_in_settings(service.base_url),
             )
             async with cluster, asyncio.TaskGroup() as group:
                 for number in range(options.sessions):
@@ -112,7 +109,7 @@ async def _run(options: argparse.Namespace) -> Tally:
                     tally.restarts += 1
                 stop.set()
             for node in cluster.nodes:
-                lines = node.log.read_text(errors="replace").splitlines()
+                lines = node.text().splitlines()
                 print(*(line for line in lines if "turn failed" in line), sep="\n", file=sys.stderr)
             if service.refused:
                 tally.failed["invalid history"] += len(service.refused)

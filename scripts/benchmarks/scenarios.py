@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from benchmarks.phone import Frames, Phone
-from benchmarks.process import Process
+from benchmarks.client import Frames, Phone
+from benchmarks.nodes import Process
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_script import Reply
 from tests.stand_ins.anthropic_service import AnthropicService

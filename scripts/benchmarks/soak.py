@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.phone import Phone
-from benchmarks.process import Process, pin_load
+from benchmarks.client import Phone
+from benchmarks.nodes import Process, pin_load, stand_in_settings
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -71,11 +71,11 @@ def _observed(base_url: str, file: Path, *, pinned: bool) -> Process:
     return Process(
         [sys.executable, "-m", "benchmarks.observed"],
         pinned=pinned,
-        PYTHONPATH=os.pathsep.join(sys.path[:2]),
-        OBSERVE_FILE=str(file),
-        ANTHROPIC_API_KEY="test-key",
-        ANTHROPIC_BASE_URL=base_url,
-        SESSION_RATE_LIMIT_PER_MIN="100000",
+        environment={
+            **stand_in_settings(base_url),
+            "PYTHONPATH": os.pathsep.join(sys.path[:2]),
+            "OBSERVE_FILE": str(file),
+        },
     )
 
 

@@ -18,9 +18,8 @@ from tests.stores.redis_server import missing
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from benchmarks.chaos import Options, run, was_found
-from benchmarks.chaos_controls import CONTROLS, SHOWN_BY
 from benchmarks.chaos_faults import STEPS, Plan
-from benchmarks.chaos_nodes import Parent
+from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, Parent
 from benchmarks.chaos_report import Report, summary
 from benchmarks.nodes import redis_program
 

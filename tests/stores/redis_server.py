@@ -7,6 +7,7 @@ Without one on the machine the tests are skipped and say so. ``.ci/run`` install
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -42,16 +43,27 @@ def missing(what: str) -> NoReturn:
     pytest.skip(reason)
 
 
+_PORTS = range(15_000, 30_000)
+"""Below the ports that outgoing connections are given: nobody takes one while its process is down."""
+
+
 def free_port() -> int:
     """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port of this machine is free")
 
 
 class RedisServer:
-    """A server; ``options`` are its command line's. It may be killed, started again and frozen."""
+    """A server; ``options`` are its command line's. It may be killed, started again and frozen.
+
+    Ctrl-C in a terminal does not reach it: whoever started it ends it.
+    """
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
@@ -69,13 +81,22 @@ class RedisServer:
         """Whether it was started, and not killed since."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it, with what its folder holds, and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [program(), *self._options, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--daemonize", "no", "--logfile", ""]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
         )
         # It says so itself, once it has read its files and listens.
         output = self._process.stdout

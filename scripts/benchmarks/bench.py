@@ -1,0 +1,337 @@
+"""Measures a running server from outside, and prints the figures beside the targets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import pstats
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks import scenarios
+from benchmarks.cluster import DURABLE
+from benchmarks.nodes import Process, conductor, pin_load, redis_program
+from benchmarks.scenarios import ToolMetrics
+from conductor.messages import AssistantMessage, ToolCall
+from conductor.settings import Limits
+from conductor.stores.base import (
+    AppendLog,
+    CallRecord,
+    OpenCall,
+    Operation,
+    OutboundRecord,
+    PutOutbound,
+    SessionKey,
+    SessionStore,
+    SetField,
+)
+from conductor.stores.redis import RedisStore
+from conductor.stores.sqlite import SqliteStore
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.permissions import Gate
+from conductor.tools.redaction import Redactor
+from conductor.tools.rules import Rule, RuleEffect
+from tests.stand_ins.anthropic_persona import BenchPersona
+from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stores.redis_server import RedisServer
+from tests.tools.test_redaction import adversarial_inputs
+
+ECHO = """
+import asyncio, sys, uvloop
+from websockets.asyncio.server import serve
+async def handle(socket):
+    async for message in socket:
+        await socket.send(message)
+async def main():
+    async with serve(handle, "127.0.0.1", 0, compression=None) as server:
+        print("ws://127.0.0.1:%d" % server.sockets[0].getsockname()[1], file=sys.stderr, flush=True)
+        await asyncio.get_running_loop().create_future()
+uvloop.run(main())
+"""
+"""The yardstick: a bare echo on the same WebSocket library and loop."""
+
+TARGETS = {
+    "turns_10.cpu_ms_a_turn": ("6", "4"),
+    "turns_50.cpu_ms_a_turn": ("6", "4"),
+    "turns_200.cpu_ms_a_turn": ("6", "4"),
+    "turns_500.cpu_ms_a_turn": ("6", "4"),
+    "growth.turns_500_over_50": ("1.2", "1.0"),
+    "stream.cpu_us_a_token": ("50", "30"),
+    "round.cpu_ms_a_round": ("1.5", "0.7"),
+    "round.p50_ms": ("1.5", "0.7"),
+    "first.p50_ms": ("3", "1"),
+    "first.p99_ms": ("10", ""),
+    "barge.max_ms": ("100", ""),
+    "memory.base_mb": ("95", "60"),
+    "memory.kb_a_session_at_2000": ("40", "20"),
+    "start.ready_ms": ("1000", "500"),
+    "gate.cpu_us_a_safe_call": ("100", ""),
+    "durable_sqlite.step_p50_ms": ("0.6", ""),
+    "durable_redis.step_p50_ms": ("0.6", ""),
+    "durable_sqlite.cpu_over_memory": ("1.3", ""),
+    "durable_redis.cpu_over_memory": ("1.3", ""),
+}
+"""Figure -> what it must reach, and what it should aim at."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is asked for; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument(
+        "names",
+        nargs="*",
+        help="turns stream round first barge memory start gate redaction durable echo; all if none",
+    )
+    parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
+    parser.add_argument("--seconds", type=float, help="length of a window")
+    parser.add_argument("--sessions", default="10,50,200,500", help="sessions of the standard turns")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument(
+        "--profile", type=Path, help="run the server under cProfile, and write its profile there"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        import uvloop
+
+        results = uvloop.run(_run(options))
+    except KeyboardInterrupt:
+        return 130
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.profile is not None:
+        pstats.Stats(str(options.profile)).sort_stats("tottime").print_stats(40)
+    return _print(results)
+
+
+async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
+    pinned = pin_load()
+    seconds = options.seconds or (3.0 if options.quick else 10.0)
+    results: dict[str, ToolMetrics] = {}
+    wanted = set(options.names)
+    profile = str(options.profile.resolve()) if options.profile is not None else None
+
+    async def with_server(
+        name: str, run: Callable[[Process, AnthropicService], Awaitable[ToolMetrics]]
+    ) -> None:
+        if wanted and name.partition("_")[0] not in wanted:
+            return
+        async with AnthropicService(api_keys=None, keep_requests=0) as service:
+            async with conductor(service.base_url, pinned=pinned, profile=profile) as server:
+                await _warm_up(server, service)
+                results[name] = await run(server, service)
+                results[name]["tracebacks"] = server.tracebacks()
+            if service.refused:
+                results[name]["refused"] = len(service.refused)
+        print(f"  {name}: {results[name]}", file=sys.stderr, flush=True)
+
+    if not wanted or "echo" in wanted:
+        async with Process([sys.executable, "-c", ECHO], pinned=pinned) as server:
+            results["echo"] = await scenarios.echo_messages(server, 50, seconds)
+        print(f"  echo: {results['echo']}", file=sys.stderr, flush=True)
+    if not wanted or "start" in wanted:
+        async with conductor("http://127.0.0.1:9", pinned=pinned) as server:
+            results["start"] = {"ready_ms": round(server.started_in * 1000)}
+    for name, measure in (("gate", gate_costs), ("redaction", redaction_growth)):
+        if not wanted or name in wanted:
+            results[name] = measure()
+    for count in [int(part) for part in options.sessions.split(",")]:
+        await with_server(
+            f"turns_{count}", partial(scenarios.standard_turns, sessions=count, seconds=seconds)
+        )
+    await with_server("stream", partial(scenarios.paced_stream, sessions=100, per_second=50, seconds=seconds))
+    await with_server("round", partial(scenarios.tool_round, turns=200))
+    await with_server("first", partial(scenarios.first_partial, sessions=100, per_second=50, seconds=seconds))
+    await with_server("barge", partial(scenarios.barge_in, times=50))
+    if not wanted or "durable" in wanted:
+        results |= await durable(pinned=pinned, seconds=seconds)
+    await with_server("memory", partial(scenarios.idle_memory, counts=[200, 1000, 2000]))
+    if "turns_50" in results and "turns_500" in results:
+        ratio = results["turns_500"]["cpu_ms_a_turn"] / results["turns_50"]["cpu_ms_a_turn"]
+        results["growth"] = {"turns_500_over_50": round(ratio, 2)}
+    return results
+
+
+async def _warm_up(server: Process, service: AnthropicService) -> None:
+    """Have one turn done, so that imports and pools are not what is measured."""
+    service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
+    (phone,) = await scenarios.connected(server, 1, "warm-up")
+    for _ in range(3):
+        await scenarios.one_turn(phone)
+    phone.abort()
+
+
+def _print(results: dict[str, ToolMetrics]) -> int:
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}\n")
+    print(f"| {'figure':<32} | {'measured':>9} | {'target':>7} | {'stretch':>7} |")
+    print(f"|{'-' * 34}|{'-' * 11}|{'-' * 9}|{'-' * 9}|")
+    missed = 0
+    for name, figures in results.items():
+        for figure, value in figures.items():
+            target, stretch = TARGETS.get(f"{name}.{figure}", ("", ""))
+            over = bool(target) and value > float(target)
+            missed += over
+            row = f"| {name + ' ' + figure:<32} | {value:>9} | {target:>7} | {stretch:>7} |"
+            print(f"{row} missed" if over else row)
+    return 1 if missed else 0
+
+
+# -- what it costs to keep sessions: a commit, and the CPU of a turn beside one in memory
+
+STEPS = 2_000
+SESSIONS = 50
+
+
+async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
+    """Measure a step of each engine, and standard turns with each."""
+    results: dict[str, ToolMetrics] = {}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conductor-bench-")))
+        stores: dict[str, tuple[str, SessionStore | None]] = {
+            "memory": ("memory://", None),
+            "sqlite": (f"sqlite:///{folder}/turns.db", SqliteStore(folder / "steps.db")),
+        }
+        if redis_program() is None:
+            print("  durable: no redis-server here, so Redis is left out", file=sys.stderr)
+        else:
+            redis = RedisServer(folder / "redis", *DURABLE)
+            redis.start()
+            stack.callback(redis.kill)
+            stores["redis"] = (redis.url, RedisStore(redis.url, prefix="steps"))
+        for name, (url, store) in stores.items():
+            figures = await _steps(store) if store is not None else {}
+            figures |= await _turns(url, pinned=pinned, seconds=seconds)
+            if results:
+                memory = results["durable_memory"]["cpu_ms_a_turn"]
+                figures["cpu_over_memory"] = round(figures["cpu_ms_a_turn"] / memory, 2)
+            results[f"durable_{name}"] = figures
+            print(f"  durable_{name}: {figures}", file=sys.stderr, flush=True)
+    return results
+
+
+async def _steps(store: SessionStore) -> ToolMetrics:
+    """Commit what a reply with a call of the device commits, again and again."""
+    await store.open()
+    claim = await store.claim(SessionKey("bench", "s-1"))
+    times = []
+    for number in range(STEPS):
+        began = time.perf_counter()
+        await store.commit(claim, f"commit-{number}", _step(number))
+        times.append(time.perf_counter() - began)
+    await store.aclose()
+    return {f"step_{name}": value for name, value in scenarios.milliseconds(times[STEPS // 10 :]).items()}
+
+
+def _step(number: int) -> list[Operation]:
+    call = ToolCall(f"call-{number}", "agent.status", '{"id":"a-77"}')
+    frame = msgspec.Raw(b'{"id":"evt","type":"tool.call","payload":{"callId":"call","name":"agent.status"}}')
+    return [
+        AppendLog(AssistantMessage("I look.", (call,))),
+        OpenCall(CallRecord(call.call_id, call.name, "turn-1", "device", "read", 0)),
+        PutOutbound(OutboundRecord(f"evt-{number}", "call", call.call_id, "turn-1", 0, frame, "read")),
+        SetField("turn", '{"turn_id":"turn-1","cause":"transcript","rounds":1,"calls":1}'),
+    ]
+
+
+async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:
+    async with AnthropicService(api_keys=None, keep_requests=0) as service:
+        async with conductor(service.base_url, pinned=pinned, SESSION_STORE_URL=url) as server:
+            figures = await scenarios.standard_turns(server, service, SESSIONS, seconds)
+            figures["tracebacks"] = server.tracebacks()
+    return figures
+
+
+# -- what the gate costs a call, and how redaction grows with hostile input; in this process
+
+CALLS = 5_000
+SMALL, LARGE = 65_536, 262_144
+_EFFECTS: tuple[RuleEffect, ...] = ("deny", "ask", "allow")
+RULES = tuple(
+    Rule(effect, f"tool_{number}.*", args={"path": {"under": "/srv"}} if number % 2 else {})
+    for number, effect in enumerate(_EFFECTS * 4)
+)
+SECRETS = ("a-key-that-nobody-should-see-1", "a-token-that-nobody-should-see-2")
+ANSWER = {"time": "2026-03-01T12:00:00+00:00", "weekday": "Sunday", "time_zone": "Europe/Berlin"}
+ARGUMENTS = '{"timezone":"Europe/Berlin"}'
+
+
+class _Clock:
+    """A safe tool that costs nothing itself."""
+
+    spec = ToolSpec(
+        name="clock",
+        description="Tells the time.",
+        input_schema={"type": "object", "properties": {"timezone": {"type": "string", "maxLength": 64}}},
+        source="builtin",
+        risk="safe",
+        effect="read",
+    )
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List it."""
+        return (self.spec,)
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer at once."""
+        return succeeded(ANSWER)
+
+
+def gate_costs() -> ToolMetrics:
+    """Measure a safe call: validated, permitted under rules, redacted and shaped, beyond running it."""
+    clock = _Clock()
+    limits = Limits(calls_per_minute=1e12)
+    executor = ToolExecutor([clock], limits, Gate(RULES), Redactor(SECRETS))
+    call, outcome = ToolCall("call_1", "clock", ARGUMENTS), succeeded(ANSWER)
+
+    def whole() -> None:
+        assert isinstance(executor.prepare(call), PreparedCall)
+        executor.to_result("call_1", outcome)
+
+    def bare() -> None:
+        assert outcome.content
+
+    return {"cpu_us_a_safe_call": round((_cpu(whole) - _cpu(bare)) * 1e6, 1), "rules": len(RULES)}
+
+
+def redaction_growth() -> ToolMetrics:
+    """Measure the worst growth when hostile input is four times as long; linear is 4."""
+    redactor = Redactor(SECRETS, paths=True)
+    small, large = adversarial_inputs(SMALL), adversarial_inputs(LARGE)
+    growth, slowest = {}, {}
+    for name in small:
+        few, many = (min(_once(redactor, text) for _ in range(3)) for text in (small[name], large[name]))
+        growth[name] = many / max(few, 1e-4)
+        slowest[name] = many
+    worst = max(growth, key=lambda name: growth[name])
+    return {
+        "worst_growth_by_4": round(growth[worst], 1),
+        "slowest_ms_a_64_kib": round(max(slowest.values()) * 1000 * SMALL / LARGE, 1),
+        "inputs": len(small),
+    }
+
+
+def _once(redactor: Redactor, text: str) -> float:
+    began = time.process_time()
+    redactor.text(text)
+    return time.process_time() - began
+
+
+def _cpu(work: Callable[[], None]) -> float:
+    """Measure the CPU seconds of one run, the best of five series."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.process_time()
+        for _ in range(CALLS):
+            work()
+        best = min(best, time.process_time() - began)
+    return best / CALLS
