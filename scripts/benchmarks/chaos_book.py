@@ -41,6 +41,7 @@ class Job:
     interrupted: bool = False
     superseded: bool = False
     blamed: bool = False
+    lost: bool = False
     row: Row = NO_FAULT
 
     @property
@@ -168,10 +169,16 @@ class Book:
         if job.blamed or job.ended or job.interrupted or job.superseded:
             return
         if job.acknowledged:
-            job.blamed = True
+            job.blamed = job.lost = True
             self.blame(job.person, "lost", f"job {job.number} {job.plan} was not answered", job.row)
         else:
             self.figures["said again"] += 1
+
+    def answer(self, job: Job) -> None:
+        """Note that a job's answer was shown; one that was given up as lost was late only."""
+        job.answered = True
+        if job.lost:
+            self.figures["lost, and answered later"] += 1
 
     def resumed(self, person: Person, began: float, connections: int) -> None:
         """Note that a connection has brought what was missing, or the next event."""

@@ -8,87 +8,40 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count, repeat
 from typing import TypeAlias
 
-from benchmarks.client import Phone
+from benchmarks.client import CONTINUATION, FIN, PING, TEXT, Phone, frame
 from benchmarks.stall_inputs import FIXED, PATHS, Scene, frame_text
 
-UPGRADE = (
-    "GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
-TEXT, CONTINUATION, PING, PONG, FIN = 0x1, 0x0, 0x9, 0xA, 0x80
-PING_HEAD = bytes((FIN | PING, 4))
-"""How the library's own pings begin: four random bytes follow. No text of the server's has such bytes."""
+RECEIVE_BUFFER = 4_096
+"""Small, so that who does not read is noticed."""
 
 
-def frame(data: bytes, head: int = FIN | TEXT) -> bytes:
-    """Write a WebSocket frame with a mask of zeros."""
-    size = len(data)
-    if size < 126:
-        return bytes((head, 0x80 | size)) + b"\0\0\0\0" + data
-    return bytes((head, 0xFE)) + size.to_bytes(2, "big") + b"\0\0\0\0" + data
+class Peer(Phone):
+    """Reads what comes and forgets it, but answers pings: a peer is to be bad in one way only."""
 
-
-class Peer:
-    """A connection that sends what it likes; ``number`` counts its events."""
-
-    def __init__(self, name: str, connection: socket.socket) -> None:
-        self.name = name
-        self._socket = connection
-        self._number = 0
+    def text(self, data: bytes) -> None:
+        pass
 
     @property
     def port(self) -> int:
         """Its own port, by which the server's side knows it."""
-        return int(self._socket.getsockname()[1])
+        assert self.transport is not None
+        return int(self.transport.get_extra_info("sockname")[1])
 
-    def event(self, event_type: str, payload: str) -> bytes:
-        """Write an event."""
-        self._number += 1
-        return frame(
-            f'{{"id":"{self.name}-{self._number}","type":"{event_type}","timestamp":"t",'
-            f'"sessionId":"{self.name}","protocolVersion":1,"payload":{payload}}}'.encode()
-        )
+    def stop_reading(self) -> None:
+        assert self.transport is not None
+        self.transport.pause_reading()
 
-    async def send(self, data: bytes) -> None:
-        """Send bytes; waits for as long as the server takes none."""
-        await asyncio.get_running_loop().sock_sendall(self._socket, data)
-        await asyncio.sleep(0)  # `sock_sendall` does not let others run if there is room
-
-    async def give_to(self, protocol: asyncio.Protocol) -> None:
-        """Let a protocol have the connection from now on."""
-        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=self._socket)
-
-    async def discard(self) -> None:
-        """Read all that comes and forget it, but answer pings: a peer is to be bad in one way only."""
-        loop = asyncio.get_running_loop()
-        while data := await loop.sock_recv(self._socket, 65_536):
-            at = data.find(PING_HEAD)
-            if at >= 0:
-                await self.send(frame(data[at + 2 : at + 6], FIN | PONG))
-
-
-async def connect(name: str, host: str, port: int) -> Peer:
-    """Connect and upgrade. The receive buffer is small, so that who does not read is noticed."""
-    loop = asyncio.get_running_loop()
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    connection.setblocking(False)
-    await loop.sock_connect(connection, (host, port))
-    await loop.sock_sendall(connection, UPGRADE.encode())
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        more = await loop.sock_recv(connection, 1)  # not a byte of what follows
-        if not more:
-            raise ConnectionError(f"not upgraded: {answer!r}")
-        answer += more
-    if b" 101 " not in answer:
-        raise ConnectionError(f"not upgraded: {answer!r}")
-    return Peer(name, connection)
+    async def flood(self, messages: Iterator[bytes]) -> None:
+        """Start the session and send frames as fast as the server takes them."""
+        self.event("session.start", "{}")
+        for data in messages:
+            self.write(data)
+            await self.drain()
 
 
 # -- the kinds
@@ -96,74 +49,55 @@ async def connect(name: str, host: str, port: int) -> Peer:
 
 async def never_reads(peer: Peer) -> None:
     """Ask for long answers, below the server's rate, and read none of them."""
-    await peer.send(peer.event("session.start", '{"capabilities":["tools"]}'))
+    peer.stop_reading()
+    peer.event("session.start", '{"capabilities":["tools"]}')
     tools = ",".join(f'{{"name":"a tool that is refused {n}"}}' for n in range(200))
     while True:
-        await peer.send(peer.event("session.update", f'{{"tools":[{tools}]}}'))
+        peer.event("session.update", f'{{"tools":[{tools}]}}')
+        await peer.drain()
         await asyncio.sleep(1)
 
 
 async def vanishes(peer: Peer) -> None:
     """Start a turn, then be gone: nothing more is read, sent or closed, and no ping is answered."""
-    await peer.send(
-        peer.event("session.start", "{}") + peer.event("user.audio.transcript.final", '{"text":"go"}')
-    )
+    peer.stop_reading()
+    peer.event("session.start", "{}")
+    peer.say("go")
 
 
 async def floods(peer: Peer) -> None:
-    """Send events as fast as the server takes them, and read what comes."""
-    reading = asyncio.create_task(peer.discard())
-    try:
-        await peer.send(peer.event("session.start", "{}"))
-        while True:
-            events = (peer.event("user.audio.transcript.partial", '{"text":"what is"}') for _ in range(50))
-            await peer.send(b"".join(events))
-    finally:
-        reading.cancel()
+    """Send events as fast as the server takes them."""
+    kind, payload = "user.audio.transcript.partial", '{"text":"what is"}'
+    await peer.flood(b"".join(frame(peer.encoded(kind, payload)) for _ in range(50)) for _ in count())
 
 
 async def dribbles(peer: Peer) -> None:
     """Send one message in fragments of a byte each, fifty a second, and never its end."""
-    reading = asyncio.create_task(peer.discard())
-    try:
-        await peer.send(peer.event("session.start", "{}"))
-        await peer.send(frame(b"{", TEXT))
-        while True:
-            await peer.send(frame(b" ", CONTINUATION))
-            await asyncio.sleep(0.02)
-    finally:
-        reading.cancel()
+    peer.event("session.start", "{}")
+    peer.write(frame(b"{", TEXT))
+    while True:
+        peer.write(frame(b" ", CONTINUATION))
+        await peer.drain()
+        await asyncio.sleep(0.02)
 
 
 async def shreds(peer: Peer) -> None:
     """Send messages in fragments of a byte each, as fast as the server takes them."""
-    reading = asyncio.create_task(peer.discard())
-    try:
-        await peer.send(peer.event("session.start", "{}"))
-        message = b"".join((frame(b"{", TEXT), frame(b" ", CONTINUATION) * 1_000, frame(b"}", FIN)))
-        while True:
-            await peer.send(message)
-    finally:
-        reading.cancel()
+    await peer.flood(
+        repeat(frame(b"{", TEXT) + frame(b" ", CONTINUATION) * 1_000 + frame(b"}", FIN | CONTINUATION))
+    )
 
 
 async def pings(peer: Peer) -> None:
     """Send pings as fast as the server takes them, and read none of the pongs."""
-    await peer.send(peer.event("session.start", "{}"))
-    many = frame(b"x" * 125, FIN | PING) * 100
-    while True:
-        await peer.send(many)
+    peer.stop_reading()
+    await peer.flood(repeat(frame(b"x" * 125, FIN | PING) * 100))
 
 
 async def burdens(peer: Peer) -> None:
     """Send events that are dear to parse (`fuzz.dear_payloads`), as fast as the server takes them."""
-    reading = asyncio.create_task(peer.discard())
-    try:
-        await peer.send(peer.event("session.start", "{}"))
-        while True:
-            await peer.send(peer.event("app.telemetry", '{"x":[' + ",".join(["1e308"] * 10_000) + "]}"))
-    finally:
-        reading.cancel()
+    payload = '{"x":[' + ",".join(["1e308"] * 10_000) + "]}"
+    await peer.flood(frame(peer.encoded("app.telemetry", payload)) for _ in count())
 
 
 SCENES = {
@@ -184,13 +118,13 @@ def scene_of(kind: str) -> Scene:
     return PATHS[path].scene(data)
 
 
-class _Player(Phone):
-    """Declares what its scene does, and answers calls and questions with what the scene has for them."""
+class Player(Peer):
+    """Declares what the scene of its ``kind`` does, and answers calls and questions with what that has."""
 
-    def __init__(self, session_id: str, scene: Scene) -> None:
+    def __init__(self, session_id: str, kind: str) -> None:
         super().__init__(session_id)
-        self.opened.set_result(None)
-        self._scene = scene
+        self.kind = kind
+        self._scene = scene_of(kind)
 
     def start(self) -> None:
         self.event("session.start", frame_text(self._scene.start))
@@ -209,22 +143,19 @@ class _Player(Phone):
             self.event("approval.response", frame_text({**of, "decision": "deny"}))
 
 
-def _playing(kind: str) -> Kind:
-    async def play(peer: Peer) -> None:
-        player = _Player(peer.name, scene_of(kind))
-        await peer.give_to(player)
-        player.start()
-        while not player.closed:
-            player.say(kind)  # which tells the model's stand-in what to call
-            await asyncio.sleep(TURN_EVERY_S)
-
-    return play
+async def plays(peer: Peer) -> None:
+    """Have turns that play the scene of a `Player`."""
+    assert isinstance(peer, Player)
+    peer.start()
+    while not peer.closed:
+        peer.say(peer.kind)  # which tells the model's stand-in what to call
+        await asyncio.sleep(TURN_EVERY_S)
 
 
 Kind: TypeAlias = Callable[[Peer], Awaitable[None]]
 KINDS: dict[str, Kind] = {
     **{kind.__name__: kind for kind in (never_reads, vanishes, floods, dribbles, shreds, pings, burdens)},
-    **{kind: _playing(kind) for kind in SCENES},
+    **dict.fromkeys(SCENES, plays),
 }
 
 
@@ -237,8 +168,12 @@ async def _misbehave(kind: Kind, peer: Peer) -> None:
 
 async def _run(host: str, port: int, seconds: float, counts: dict[str, int]) -> None:
     peers: dict[str, list[Peer]] = {}
-    for name, count in counts.items():
-        peers[name] = [await connect(f"{name}-{number}", host, port) for number in range(count)]
+    for name, wanted in counts.items():
+        peers[name] = those = [
+            Player(f"{name}-{n}", name) if name in SCENES else Peer(f"{name}-{n}") for n in range(wanted)
+        ]
+        for peer in those:
+            await peer.connect(host, port, receive_buffer=RECEIVE_BUFFER)
     print(json.dumps({name: [peer.port for peer in those] for name, those in peers.items()}), flush=True)
     tasks = [
         asyncio.create_task(_misbehave(KINDS[name], peer)) for name, those in peers.items() for peer in those

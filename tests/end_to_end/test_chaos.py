@@ -17,10 +17,9 @@ from tests.stores.redis_server import missing
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from benchmarks.chaos import Options, run, was_found
+from benchmarks.chaos import Options, Report, run, summary, was_found
 from benchmarks.chaos_faults import STEPS, Plan
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, Parent
-from benchmarks.chaos_report import Report, summary
 from benchmarks.nodes import redis_program
 
 pytestmark = pytest.mark.timeout(150)

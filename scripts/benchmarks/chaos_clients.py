@@ -1,0 +1,582 @@
+"""The clients under faults: one as the shipped app is, and one made with the client library."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from benchmarks.chaos_book import CLAIMS, Job, Person
+from benchmarks.chaos_faults import World
+from benchmarks.chaos_jobs import (
+    NOTED,
+    ORDER,
+    READ,
+    WRITE,
+    declarations,
+    done_job_of,
+    draw_plan,
+    is_parallel,
+    job_of,
+    job_of_round,
+    transcript,
+)
+from benchmarks.client import TIMESTAMP, Frames
+from conductor.client import (
+    Approval,
+    Client,
+    ClientError,
+    ClientLimits,
+    Reconnect,
+    WaitTimeout,
+    allow,
+    connect,
+)
+from conductor.conversation.phrases import FAILURES
+from conductor.events.server import ErrorEvent, SessionStarted, SpeechFinal, SpeechPartial, ToolCallEvent
+
+LATE_S = 3.0
+"""So long after ``idle`` a final may still come, before it counts as lost."""
+SEEN = 2_000
+_RELAUNCHED = 0.1
+"""So many of the lost connections are those of an app that was ended."""
+_CONNECT_S = 3.0
+_WAITS_S = (0.02, 0.3)
+_LIMITS = ClientLimits(connect_s=3.0, start_s=5.0, close_s=0.5, resend_s=120.0)
+_APOLOGIES = frozenset(FAILURES.values())
+
+
+class Talker:
+    """What both have in common: a person who asks for jobs, and a device.
+
+    It talks until it is told to be ``over``, in one session (`person`) after the other.
+    """
+
+    def __init__(self, name: str, world: World, seed: str) -> None:
+        self.name = name
+        self.over = False
+        self.person = Person(name, name)
+        self._book, self._switch, self._injector = world.book, world.switch, world.injector
+        self._patience_s = world.patience_s
+        self._chance = random.Random(seed)
+        self._sessions = 0
+        self._connections = 0
+        """Of the present session."""
+        self._job: Job | None = None
+
+    async def run(self) -> None:
+        """Live until the talk is over."""
+        raise NotImplementedError
+
+    def _new_person(self) -> None:
+        self._sessions += 1
+        self._connections = 0
+        self._job = None
+        self.person = Person(self.name, f"{self.name}-{self._sessions}")
+        self._injector.persons[self.name] = self.person
+
+    def _new_job(self) -> Job:
+        plan = draw_plan(self._chance, self._injector.wants())
+        return self._book.say(self._book.next_number(), plan, self.person)
+
+    async def _use_device(self, name: str, number: int) -> None:
+        self._book.run(number, self.person, write=name != READ)
+        job = self._book.jobs.get(number // 100)
+        several = job is not None and number % 10 and is_parallel(job.plan[number // 10 % 10])
+        self._injector.at("one of several answered" if several else "call received", self.name)
+        await asyncio.sleep(self._chance.uniform(0.002, 0.02))
+
+    async def _speak(self) -> None:
+        self._injector.at("speech outstanding", self.name)
+        await asyncio.sleep(self._chance.uniform(0.005, 0.03))
+
+    def _append(self, role: str, text: str) -> bool:
+        """Show a message; False if it is about no job, and no apology."""
+        number = job_of(text) if role == "user" else done_job_of(text)
+        job = self._book.jobs.get(number or 0)
+        if job is not None:
+            self._book.shows(self.person, text)
+            if role == "user":
+                job.acknowledged = True
+            else:
+                self._book.answer(job)
+        elif text in _APOLOGIES and self._job is not None:
+            self._book.apologised(self._job, text)
+        return job is not None or role == "user" or text in _APOLOGIES
+
+    def _take_error(self, code: str, event_id: str | None) -> None:
+        self._book.figures[f"error {code}"] += 1
+        if code == "store_unavailable" and event_id is None and self._job is not None:
+            self._book.store_failed(self._job)
+
+
+# -- the app
+
+
+class _Socket(Frames):
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self.lost = asyncio.Event()
+        self._app = app
+
+    def text(self, data: bytes) -> None:
+        self._app.received(self, msgspec.json.decode(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.lost.set()
+
+
+class App(Talker):
+    """Behaves as the shipped app does: events are read one at a time, and what is lost is opened anew.
+
+    Ids of events are remembered while the app lives; what was sent is not. Sometimes it is relaunched when it
+    has lost its connection, and then has forgotten everything but its session.
+    """
+
+    def __init__(self, name: str, world: World, seed: str) -> None:
+        super().__init__(name, world, seed)
+        self._changed = asyncio.Event()
+        """Set by whatever happens."""
+        self._events = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._resuming: float | None = None
+        self._socket: _Socket | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._new_session()
+
+    async def run(self) -> None:
+        reconnector = asyncio.create_task(self._keep_connected())
+        self._worker = asyncio.create_task(self._work())
+        try:
+            await self._talk()
+        finally:
+            for task in (reconnector, self._worker):
+                task.cancel()
+            await asyncio.wait([reconnector, self._worker], timeout=5)
+            if self._socket is not None:
+                self._socket.abort()
+
+    # -- the connection
+
+    def _send(self, kind: str, payload: dict[str, Any]) -> bool:
+        """Send an event once; False where there is no connection, and it is lost."""
+        if self._socket is None or self._socket.closed:
+            return False
+        self._events += 1
+        event = {
+            "id": f"{self.name}-e{self._events}",
+            "type": kind,
+            "timestamp": TIMESTAMP,
+            "sessionId": self.person.session_id,
+            "protocolVersion": 1,
+            "payload": payload,
+        }
+        self._socket.send(msgspec.json.encode(event))
+        self.person.note(f"-> {kind} {payload.get('text') or payload.get('callId') or ''}")
+        return True
+
+    async def _change(self, until: float) -> None:
+        """Wait until something happens, at most a second and until a time of the loop."""
+        self._changed.clear()
+        left = until - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(0.02, min(left, 1.0))):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _keep_connected(self) -> None:
+        wait = _WAITS_S[0]
+        while True:
+            socket = _Socket(self)
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    await socket.connect("127.0.0.1", self._switch.port, f"/ws?client={self.name}")
+            except (OSError, TimeoutError):
+                socket.abort()
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, _WAITS_S[1])
+                continue
+            wait = _WAITS_S[0]
+            self._begin(socket)
+            await socket.lost.wait()
+            self._lose()
+            await asyncio.sleep(self._chance.uniform(0.01, 0.1))
+
+    def _begin(self, socket: _Socket) -> None:
+        self._socket = socket
+        self._connections += 1
+        node = self._switch.node_of(self.name)
+        self.person.note(f"connected to {node.name if node else 'nobody'}")
+        self._resuming = asyncio.get_running_loop().time()
+        self.person.claims.append(self._resuming)
+        self._send("session.start", {"sessionId": self.person.session_id})
+        self._changed.set()
+
+    def _lose(self) -> None:
+        self._socket = None
+        self.person.note("connection lost")
+        while not self._inbox.empty():
+            self._inbox.get_nowait()
+        if self._chance.random() < _RELAUNCHED:
+            self._relaunch()
+        self._changed.set()
+
+    def _relaunch(self) -> None:
+        self.person.note("relaunched")
+        self._book.relaunched(self.person)
+        self._seen.clear()
+        if self._worker is not None:
+            self._worker.cancel()
+        self._forget()
+        self._worker = asyncio.create_task(self._work())
+
+    def received(self, socket: object, event: dict[str, Any]) -> None:
+        """Take an event from a socket, unless that is an old one."""
+        if socket is not self._socket:
+            return
+        self._ids.add(event["id"])
+        if self._resuming is not None and event["type"] not in ("session.started", "session.ping"):
+            self._book.resumed(self.person, self._resuming, self._connections)
+            self._resuming = None
+        self._inbox.put_nowait(event)
+
+    async def _work(self) -> None:
+        while True:
+            event = await self._inbox.get()
+            if event["id"] in self._seen:
+                self._book.figures["repeats left out"] += 1
+                continue
+            self._seen[event["id"]] = None
+            if len(self._seen) > SEEN:
+                self._seen.popitem(last=False)
+            if event["type"] != "assistant.speech.partial":
+                values = " ".join(str(value)[:70] for value in event["payload"].values())
+                self.person.note(f"<- {event['type']} {values}")
+            await self._handle(event["type"], event["payload"])
+            self._changed.set()
+
+    # -- a session
+
+    def _new_session(self) -> None:
+        """Begin a new session, on a new connection."""
+        if self._socket is not None:
+            self._socket.abort()
+            self._socket = None
+        self._new_person()
+        self._ids = ids = set[str]()
+        self.person.known = lambda: ids
+        self._seen.clear()
+        self._resuming = None
+        self._forget()
+        self._stuck = False
+        self._prompted = False
+        self._said_job = False
+        self._consented_on = 0
+        self._jobs_left = self._chance.randint(3, 10)
+
+    def _forget(self) -> None:
+        """Forget the state of the app; the person remembers."""
+        self._idle = False
+        self._idles = 0
+        self._refused = False
+
+    # -- what comes
+
+    async def _handle(self, kind: str, payload: dict[str, Any]) -> None:
+        if kind == "tool.call":
+            arguments = msgspec.json.decode(payload["arguments"])
+            if payload["name"] == "convo.setState":
+                self._set_state(arguments["state"])
+            elif payload["name"] == "convo.appendMessage":
+                self._show(arguments["role"], arguments["text"])
+            elif payload["name"] == "tts.speak":
+                await self._speak_up()
+            else:
+                await self._run_tool(payload["name"], payload["callId"], arguments["n"])
+                return
+            self._answer(payload["callId"])
+        elif kind == "assistant.speech.partial":
+            self._injector.at("mid model stream", self.name)
+            if self._job is not None and self._injector.wants_barge_in():
+                self._interrupt()
+        elif kind == "assistant.speech.final" and done_job_of(payload["text"]) is not None:
+            self._injector.at("final received", self.name)
+        elif kind == "session.started":
+            self._take_start(payload["resumed"])
+        elif kind == "error":
+            self._refused = True
+            self._take_error(payload["code"], payload.get("eventId"))
+
+    def _take_start(self, resumed: bool) -> None:
+        """See that nobody has recorded what was said: no microphone is opened, so the person says it again.
+
+        It is a known limit, which README names, and is counted.
+        """
+        job = self._job
+        if not resumed and job is not None and not job.acknowledged and self._connections > 1:
+            self._book.figures["new sessions of which nobody knew"] += 1
+            self._idle = True
+            self._idles += 1
+
+    def _answer(self, call_id: str) -> bool:
+        result = {"callId": call_id, "result": '{"done":true}', "error": None}
+        return self._send("tool.result", result)
+
+    def _set_state(self, state: str) -> None:
+        self._idle = state == "idle"
+        self._idles += self._idle
+        if state == "thinking":
+            self._injector.at("transcript committed", self.name)
+
+    def _show(self, role: str, text: str) -> None:
+        if not self._append(role, text) and job_of_round(text) is None and text != NOTED:
+            self._take_prompt(text)
+
+    def _take_prompt(self, text: str) -> None:
+        """Be asked about a call. What was said may have been taken for an unclear answer to it."""
+        if self._job is not None and self._said_job and text.startswith("I did not catch"):
+            self._job.superseded = True
+            self._book.figures["taken for an answer"] += 1
+        self._prompted, self._consented_on = True, 0
+        self._injector.at("approval asked", self.name)
+
+    async def _speak_up(self) -> None:
+        await self._speak()
+        if not self._asks and (self._injector.wants_barge_in() or self._chance.random() < 0.03):
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._job is not None:
+            self._job.interrupted = True
+        self._send("audio.output.interrupted", {"reason": "user"})
+        self._injector.soon("barge-in sent", self.name)
+
+    async def _run_tool(self, name: str, call_id: str, number: int) -> None:
+        await self._use_device(name, number)
+        self._book.sent(number, self._socket if self._answer(call_id) else None)
+        self._injector.soon("result sent", self.name)
+
+    # -- the person
+
+    async def _talk(self) -> None:
+        while not self.over:
+            if self._jobs_left <= 0 or self._stuck or self.person.recent_claims() >= CLAIMS - 2:
+                self._new_session()
+            self._jobs_left -= 1
+            await self._one_job()
+            await asyncio.sleep(self._chance.uniform(0, 0.05))
+        await self._one_job()  # the faults are over: this one must get through
+        self._book.figures["sessions through"] += 1
+
+    async def _one_job(self) -> None:
+        """Ask for jobs until one is taken, and wait for its end."""
+        for _ in range(50):
+            await self._pause(idle=self._connections > 1)
+            self._idles, self._refused, self._prompted, self._said_job = 0, False, False, True
+            before = self._connections
+            job = self._new_job()
+            previous, self._job = self._job, job
+            if previous is not None and not previous.ended:
+                previous.superseded = True
+            if self._send("user.audio.transcript.final", {"text": transcript(job.number, job.plan)}):
+                self._injector.soon("transcript sent", self.name)
+            await self._until_end(job, before)
+            self._book.judge(job)
+            if self._stuck or job.acknowledged:
+                return
+
+    async def _pause(self, *, idle: bool) -> None:
+        """Wait until there is a connection, and the microphone is open if ``idle``."""
+        deadline = _now() + self._patience_s
+        while (self._socket is None or (idle and not self._idle)) and _now() < deadline:
+            await self._change(deadline)
+
+    async def _until_end(self, job: Job, connections: int) -> None:
+        """Wait until a job has ended, or was not taken. Silence for too long is a fault."""
+        late: float | None = None
+        while True:
+            idle = self._idle and self._idles > 0
+            if idle and job.ended:
+                return
+            anew = self._connections > connections or self._refused
+            if idle and not job.acknowledged and anew and self._socket is not None:
+                return
+            if idle and job.acknowledged and self._asks:
+                self._consent()
+            elif idle and job.acknowledged and self._socket is not None:
+                late = late or _now() + LATE_S
+                if job.interrupted or _now() > late:
+                    return
+            else:
+                late = None
+            if self._book.is_silent(job, self._patience_s):
+                self._stuck = True
+                job.blamed = True
+                self._book.blame(self.person, "stuck", f"job {job.number} {job.plan}: silence")
+                return
+            await self._change((late or _now() + self._patience_s) + 0.05)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether there is a question that was not answered, or on another connection only."""
+        return self._prompted and self._consented_on < self._connections
+
+    def _consent(self) -> None:
+        self._idles, self._consented_on, self._said_job = 0, self._connections, False
+        if self._send("user.audio.transcript.final", {"text": "Yes."}):
+            self._injector.soon("approval answered", self.name)
+
+
+# -- the library
+
+
+class LibraryClient(Talker):
+    """Made with the client library, which reconnects and resumes by itself."""
+
+    _resuming = False
+
+    async def run(self) -> None:
+        while not self.over:
+            await self._session()
+
+    async def _session(self) -> None:
+        self._new_person()
+        client = connect(
+            f"ws://127.0.0.1:{self._switch.port}/ws?client={self.name}",
+            self.person.session_id,
+            tools=declarations() if self._chance.random() < 0.5 else (),
+            handlers={name: self._tool(name) for name in (READ, WRITE, ORDER)},
+            speak=lambda text: self._speak(),
+            on_approval=self._approve,
+            serial=self._chance.random() < 0.7,
+            limits=_LIMITS,
+            reconnect=Reconnect(first_s=0.03, most_s=0.3, steady_s=0.0, random=self._chance.random),
+        )
+        self.person.known = lambda: {received.id for received in client.received}
+        client.on("*", self._event)
+        client.on("client.lost", self._lost)
+        try:
+            await self._start(client)
+            jobs = self._chance.randint(3, 10)
+            while jobs and await self._one_job(client):
+                jobs = 0 if self.over and jobs == 1 else jobs - 1
+                if self.person.recent_claims() >= CLAIMS - 2:
+                    jobs = 0
+                if self.over:
+                    jobs = min(jobs, 1)
+            if self.over:
+                self._book.figures["sessions through"] += 1
+        finally:
+            await client.close()
+
+    def _lost(self, _: object) -> None:
+        self.person.note("connection lost")
+
+    async def _start(self, client: Client) -> None:
+        while True:
+            try:
+                await client.start()
+                return
+            except ClientError:
+                await asyncio.sleep(self._chance.uniform(0.05, 0.2))
+
+    # -- the device
+
+    def _tool(self, name: str) -> Any:
+        async def run(arguments: dict[str, Any]) -> dict[str, Any]:
+            number = arguments["n"]
+            await self._use_device(name, number)
+            self._book.sent(number, self)
+            self._injector.soon("result sent", self.name)
+            return {"done": number}
+
+        return run
+
+    def _approve(self, approval: Approval) -> Any:
+        self._injector.at("approval asked", self.name)
+        self._injector.soon("approval answered", self.name)
+        return allow()
+
+    # -- what comes
+
+    def _event(self, event: Any) -> None:
+        """Look at an event before it is handled."""
+        if not isinstance(event, SpeechPartial):
+            self.person.note(f"<- {str(event)[:150]}")
+        match event:
+            case SessionStarted():
+                self._connections += 1
+                self._resuming = True
+                self.person.claims.append(_now())
+                self.person.resumes = "resume" in (event.capabilities or ())
+                return
+            case ToolCallEvent(name="convo.setState") if '"thinking"' in event.arguments:
+                self._injector.at("transcript committed", self.name)
+            case ToolCallEvent(name="convo.appendMessage"):
+                message = msgspec.json.decode(event.arguments)
+                self._append(message["role"], message["text"])
+            case SpeechPartial():
+                self._injector.at("mid model stream", self.name)
+            case SpeechFinal() if done_job_of(event.text) is not None:
+                self._injector.at("final received", self.name)
+            case ErrorEvent():
+                self._take_error(event.code, event.event_id)
+        if self._resuming:
+            self._resuming = False
+            link = self._switch.latest.get(self.name)
+            if link is not None:
+                self._book.resumed(self.person, link.opened_at, self._connections)
+
+    # -- the person
+
+    async def _one_job(self, client: Client) -> bool:
+        """Ask for a job and wait for its end; False if the session is stuck."""
+        self._job = job = self._new_job()
+        said = transcript(job.number, job.plan)
+        try:
+            self.person.note(f"-> {said}")
+            turn = await client.say(said)
+            self._injector.soon("transcript sent", self.name)
+            barges = self._injector.wants_barge_in() or self._chance.random() < 0.03
+            barging = asyncio.create_task(self._barge_in(client, job)) if barges else None
+            while not turn.done:
+                try:
+                    await turn.wait(1.0)
+                except WaitTimeout:
+                    if self._book.is_silent(job, self._patience_s):
+                        raise
+            if barging is not None:
+                barging.cancel()
+                await asyncio.wait([barging])
+        except WaitTimeout:
+            job.blamed = True
+            self._book.blame(self.person, "stuck", f"job {job.number} {job.plan}: no end")
+            return False
+        except ClientError as error:
+            self._book.figures[f"library {type(error).__name__}"] += 1
+            return False
+        if job.acknowledged and not job.ended and not job.interrupted:
+            await asyncio.sleep(LATE_S)
+        self._book.judge(job)
+        await asyncio.sleep(self._chance.uniform(0, 0.05))
+        return True
+
+    async def _barge_in(self, client: Client, job: Job) -> None:
+        while not client.connected or client.state != "speaking":  # noqa: ASYNC110 -- the state has no event
+            await asyncio.sleep(0.005)
+        job.interrupted = True
+        try:
+            await client.interrupt()
+            self._injector.soon("barge-in sent", self.name)
+        except ClientError:
+            pass
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
