@@ -39,7 +39,10 @@ from conductor.conversation.phrases import FAILURES
 from conductor.events.server import ErrorEvent, SessionStarted, SpeechFinal, SpeechPartial, ToolCallEvent
 
 LATE_S = 3.0
-"""So long after ``idle`` a final may still come, before it counts as lost."""
+"""So long after ``idle`` a final may still come, before it counts as lost.
+
+Only time in which the server could have answered counts: a frozen node still holds what it was told.
+"""
 SEEN = 2_000
 _RELAUNCHED = 0.1
 """So many of the lost connections are those of an app that was ended."""
@@ -81,6 +84,11 @@ class Talker:
     def _new_job(self) -> Job:
         plan = draw_plan(self._chance, self._injector.wants())
         return self._book.say(self._book.next_number(), plan, self.person)
+
+    def _is_served(self) -> bool:
+        """Whether it is connected to a node that runs and has its store."""
+        node = self._switch.node_of(self.name)
+        return node is not None and node.state == "up" and not self._injector.store_is_down
 
     async def _use_device(self, name: str, number: int) -> None:
         self._book.run(number, self.person, write=name != READ)
@@ -409,7 +417,7 @@ class App(Talker):
                 return
             if idle and job.acknowledged and self._asks:
                 self._consent()
-            elif idle and job.acknowledged and self._socket is not None:
+            elif idle and job.acknowledged and self._is_served():
                 late = late or _now() + LATE_S
                 if job.interrupted or _now() > late:
                     return
@@ -561,11 +569,18 @@ class LibraryClient(Talker):
         except ClientError as error:
             self._book.figures[f"library {type(error).__name__}"] += 1
             return False
-        if job.acknowledged and not job.ended and not job.interrupted:
-            await asyncio.sleep(LATE_S)
+        if job.acknowledged and not job.interrupted:
+            await self._wait_late(job)
         self._book.judge(job)
         await asyncio.sleep(self._chance.uniform(0, 0.05))
         return True
+
+    async def _wait_late(self, job: Job) -> None:
+        late = _now() + LATE_S
+        while not job.ended and _now() < late and not self._book.is_silent(job, self._patience_s):
+            await asyncio.sleep(0.02)
+            if not self._is_served():
+                late = _now() + LATE_S
 
     async def _barge_in(self, client: Client, job: Job) -> None:
         while not client.connected or client.state != "speaking":  # noqa: ASYNC110 -- the state has no event

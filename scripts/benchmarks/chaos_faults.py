@@ -109,6 +109,11 @@ class Injector:
         self._store_down = asyncio.Lock()
         self.errors: list[BaseException] = []
 
+    @property
+    def store_is_down(self) -> bool:
+        """Whether the store was killed, and has not been back for a second."""
+        return self._store_down.locked()
+
     def lost(self, name: str) -> None:
         """Note that a client's connection has ended."""
         if name in self.persons:
