@@ -491,6 +491,12 @@ def test_hundreds_of_predicates_on_64_kib_take_bounded_time(value: Any) -> None:
     assert least_cpu_s(judge, 0.25) < 0.25  # 0.05 at most; without bounds seconds
 
 
+@pytest.mark.parametrize("wanted", [float("inf"), float("-inf"), float("nan"), "5", True, None])
+def test_a_maximum_is_a_finite_number(wanted: Any) -> None:
+    with pytest.raises(ValueError, match="a number"):
+        PREDICATES["max"](wanted)
+
+
 def test_a_glob_is_no_longer_than_a_path() -> None:
     with pytest.raises(ValueError, match="at most 4096 characters"):
         PREDICATES["glob"]("?" * 4_097)

@@ -300,6 +300,7 @@ def test_a_refusal_refuses_at_any_risk() -> None:
     [
         "No, I still need it.",
         "No, I did not say yes.",
+        "No, do not just do so.",
         "No, send it to Bob instead.",
         "Don't, I'll do it myself.",
         "Who is there? No.",
@@ -503,6 +504,7 @@ def test_what_is_cut_off_leaves_a_foreign_word() -> None:
             "notes.txt and anna@example.com at 19:00, O.K.",
             "notes dot txt and anna at example dot com at 19:00 o k",
         ),
+        ("zero five", "0 5"),
         ("-5 and e-mail 2024-117", "minus 5 and email 2024 117"),
         ("It's what we'll see, Luigi's", "it is what we will see luigi is"),
     ],

@@ -66,8 +66,6 @@ def _parsed(
     things = [*takewhile(lambda word: word not in sets["prepositions"], after)]
     region, rest = [*words[: max(at, 0)], *things], tuple(after[len(things) :])
     nouns = tuple(word for word in region if not word.isdigit() and word not in sets["determiners"])
-    while sets["reserved"] & {*nouns}:
-        nouns = nouns[1:]
     counts = {int(word) for word in region if arguments and word.isdigit() and len(word) < 5}
     lists = {(leaf.label[-1:], leaf.size) for leaf in said if leaf.size}
     for label, size in lists if len(lists) == 1 and nouns else ():
