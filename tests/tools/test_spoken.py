@@ -295,12 +295,15 @@ def test_a_refusal_refuses_at_any_risk() -> None:
                 assert kind(text, question) == "deny", text
 
 
+def test_a_refusal_that_ends_in_what_is_not_to_be_done_is_one() -> None:
+    assert kind("No, do not just do so.") == kind("No, I did not mean to say go ahead.") == "deny"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "No, I still need it.",
         "No, I did not say yes.",
-        "No, do not just do so.",
         "No, send it to Bob instead.",
         "Don't, I'll do it myself.",
         "Who is there? No.",
