@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from benchmarks.nodes import readiness
 
 Address = tuple[str, int]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 EVERY_S = 0.2
 """How often each node is asked ``/readyz``."""
 ANSWER_S = 1.0
 """A node that does not answer that for so long is dead."""
 CONNECT_S = 1.0
+CHUNK = 65_536
 _NAME = re.compile(rb"GET /ws\?client=([\w-]+) ")
 _RESET = struct.pack("ii", 1, 0)
 
@@ -33,56 +36,6 @@ class Target(Protocol):
 N = TypeVar("N", bound=Target)
 
 
-class _End(asyncio.Protocol):
-    """One end of a link; ``other`` is slowed down while this one takes nothing."""
-
-    def __init__(
-        self,
-        received: Callable[[bytes], None],
-        lost: Callable[[], None],
-        made: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _End | None = None
-        self._received = received
-        self._lost = lost
-        self._made = made
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self._made()
-
-    def data_received(self, data: bytes) -> None:
-        self._received(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost()
-
-    def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def write(self, data: bytes) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(data)
-
-    def close(self, *, reset: bool) -> None:
-        """Close, after what is queued or at once."""
-        if self.transport is None:
-            return
-        if not reset:
-            self.transport.close()
-            return
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.transport.abort()
-
-
 class Link(Generic[N]):
     """A client's connection, joined with one to ``node``.
 
@@ -91,31 +44,36 @@ class Link(Generic[N]):
     comes out of it from `listen` on is kept in ``after``. ``opened_at`` is in the loop's time.
     """
 
-    def __init__(self, switch: Switch[N]) -> None:
+    def __init__(self, switch: Switch[N], near: asyncio.StreamWriter) -> None:
         self.name = ""
         self.node: N | None = None
         self.opened_at = asyncio.get_running_loop().time()
         self.ended = False
         self.served = False
         self.after: bytearray | None = None
-        self.near = _End(self._from_client, self._near_lost, lambda: switch.join(self))
-        self._far = _End(self._from_node, self._far_lost)
-        self.near.other, self._far.other = self._far, self.near
         self._switch = switch
+        self._near = near
+        self._far: asyncio.StreamWriter | None = None
         self._orphan = False
-        self._early = bytearray()
         self._budget: int | None = None
 
-    async def join(self, node: N) -> None:
-        """Connect to a node. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(CONNECT_S):
-            await loop.create_connection(lambda: self._far, *node.address)
+    async def serve(self, reader: asyncio.StreamReader, node: N, far: Streams) -> None:
+        """Pass on what comes, until one side ends; that ends both, but for an orphan."""
+        far_reader, self._far = far
         self.node = node
-        if self.ended:
-            self._far.close(reset=True)
-            return
-        self._forward(bytes(self._early), self._far)
+        ups = asyncio.create_task(self._pipe(reader, self._far, self._from_client))
+        downs = asyncio.create_task(self._pipe(far_reader, self._near, self._from_node))
+        try:
+            await asyncio.wait([ups, downs], return_when=asyncio.FIRST_COMPLETED)
+            if self._orphan:
+                await downs
+        finally:
+            self._end()
+            for pipe in (ups, downs):
+                pipe.cancel()
+            for end in (self._near, self._far):
+                end.close()
+            await asyncio.wait([ups, downs], timeout=CONNECT_S)
 
     def cut_after(self, count: int) -> None:
         """Reset both ends after so many more bytes, of both directions together."""
@@ -125,7 +83,7 @@ class Link(Generic[N]):
         """Cut the client's end only: the node shall not notice yet."""
         self._orphan = True
         self._end()
-        self.near.close(reset=True)
+        _reset(self._near)
 
     def listen(self) -> None:
         """Keep what the node says to a client that has left."""
@@ -134,48 +92,49 @@ class Link(Generic[N]):
     def cut(self) -> None:
         """Reset both ends."""
         self._end()
-        self.near.close(reset=True)
-        self._far.close(reset=True)
+        _reset(self._near)
+        if self._far is not None:
+            _reset(self._far)
 
     def _end(self) -> None:
+        self._switch.links.discard(self)
         if not self.ended:
             self.ended = True
             self._switch.on_end(self.name)
 
-    def _from_client(self, data: bytes) -> None:
-        if self.node is not None:
-            self._forward(data, self._far)
-        else:
-            self._early += data
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], bool]
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK):
+                if not look(data):
+                    continue
+                writer.write(data if self._budget is None else data[: self._budget])
+                if self._budget is not None:
+                    self._budget -= len(data)
+                    if self._budget <= 0:
+                        self.cut()
+                await writer.drain()
+
+    def _from_client(self, data: bytes) -> bool:
         if not self.name and (found := _NAME.match(data)):
             self.name = found[1].decode()
             self._switch.latest[self.name] = self
+        return True
 
-    def _from_node(self, data: bytes) -> None:
-        if self._orphan:
-            if self.after is not None:
-                self.after += data
-            return
+    def _from_node(self, data: bytes) -> bool:
+        """Look at what a node says; False if nobody shall have it."""
+        if self._orphan and self.after is not None:
+            self.after += data
         self.served = self.served or b'"session.started"' in data
-        self._forward(data, self.near)
+        return not self._orphan
 
-    def _forward(self, data: bytes, end: _End) -> None:
-        if self._budget is None:
-            end.write(data)
-            return
-        end.write(data[: self._budget])
-        self._budget -= len(data)
-        if self._budget <= 0:
-            self.cut()
 
-    def _near_lost(self) -> None:
-        self._end()
-        self._switch.links.discard(self)
-        if not self._orphan:
-            self._far.close(reset=False)
-
-    def _far_lost(self) -> None:
-        self.near.close(reset=False)
+def _reset(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.fileno() >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
 
 
 class Switch(Generic[N]):
@@ -209,8 +168,7 @@ class Switch(Generic[N]):
 
     async def start(self) -> None:
         """Listen. Raises OSError if the port is taken."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, "127.0.0.1", self.port, backlog=512)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -234,14 +192,10 @@ class Switch(Generic[N]):
         """List the connections of a node that stand."""
         return [link for link in self.links if link.node is node and not link.ended]
 
-    def _accept(self) -> asyncio.Protocol:
-        link = Link(self)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(self, writer)
         self.links.add(link)
-        return link.near
-
-    def join(self, link: Link[N]) -> None:
-        """Connect a link that has been accepted with a node."""
-        self._spawn(self._join(link))
+        self._spawn(self._serve(link, reader))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -249,7 +203,7 @@ class Switch(Generic[N]):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _join(self, link: Link[N]) -> None:
+    async def _serve(self, link: Link[N], reader: asyncio.StreamReader) -> None:
         for _ in self._ready():
             ready = self._ready()
             if not ready:
@@ -257,12 +211,18 @@ class Switch(Generic[N]):
             node = ready[self._turn % len(ready)]
             self._turn += 1
             try:
-                await link.join(node)
-                return
+                async with asyncio.timeout(CONNECT_S):
+                    far = await asyncio.open_connection(*node.address)
             except ConnectionRefusedError:
                 self._found(node, 0)
             except (OSError, TimeoutError):
                 self._found(node, None)
+            else:
+                if link.ended:
+                    _reset(far[1])
+                else:
+                    await link.serve(reader, node, far)
+                return
         link.cut()
 
     def _found(self, node: N, status: int | None) -> None:

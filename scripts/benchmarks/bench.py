@@ -278,11 +278,9 @@ class _Clock:
     )
 
     def specs(self) -> Sequence[ToolSpec]:
-        """List it."""
         return (self.spec,)
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer at once."""
         return succeeded(ANSWER)
 
 

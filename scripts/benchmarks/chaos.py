@@ -72,7 +72,7 @@ async def run(options: Options, parent: Parent) -> Report:
     async with AsyncExitStack() as stack:
         folder = _folder(options, stack)
         service = await stack.enter_async_context(AnthropicService(api_keys=None, keep_requests=0))
-        service.default = JobModel(book, options.seed, options.pause_s)
+        service.default = JobModel(book.asked, options.seed, options.pause_s)
         store = _store(options, folder, stack, chance)
         settings = _settings(service.base_url, folder, store)
         nodes = [
@@ -211,7 +211,6 @@ class Report:
         return rows + sorted(named - set(rows) - {NO_FAULT}) + ([NO_FAULT] if NO_FAULT in named else [])
 
     def figures(self) -> dict[str, Any]:
-        """Give everything as JSON."""
         book = self.book
         resumes = book.resume_times()
         return {

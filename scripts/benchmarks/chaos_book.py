@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from benchmarks.chaos_jobs import ApprovalNeeded
+from benchmarks.chaos_jobs import ModelRequest
 from conductor.conversation.phrases import FAILURES
 
 Column = Literal[
@@ -97,7 +97,7 @@ Resume: TypeAlias = tuple[float, float, Person]
 
 
 class Book:
-    """Keeps the record; it is the `Referee` of what the model is asked.
+    """Keeps the record, and is the referee.
 
     ``bad`` counts by row and column, ``stories`` tell of the first few. ``unknown`` counts write calls that
     the model was told to be unknown, by cause. ``found`` is set by the first finding of ``until``.
@@ -120,20 +120,14 @@ class Book:
         self._seen: set[str] = set()
         self._repeated: set[int] = set()
         self._zombies: list[tuple[Person, Row, str, str]] = []
-        self._last_job = 1000
         self._store_away_at = float("-inf")
 
     # -- jobs
 
-    def next_number(self) -> int:
-        """Make a number for a job."""
-        self._last_job += 1
-        return self._last_job
-
-    def say(self, number: int, plan: tuple[str, ...], person: Person) -> Job:
+    def say(self, plan: tuple[str, ...], person: Person) -> Job:
         """Note that a transcript was sent."""
-        job = Job(number, plan, person, _now())
-        self.jobs[number] = job
+        number = 1001 + len(self.jobs)
+        self.jobs[number] = job = Job(number, plan, person, _now())
         self.figures["transcripts"] += 1
         return job
 
@@ -275,8 +269,8 @@ class Book:
 
     # -- the model's side
 
-    def asked(self, asked: ApprovalNeeded, *, last: bool) -> None:
-        """Look at a request's history."""
+    def asked(self, asked: ModelRequest, last: bool) -> None:
+        """Look at a request's history; ``last``: what the model gives now is the job's final answer."""
         self.figures["model requests"] += 1
         for seen in asked.results:
             if seen.call_id in self._seen:

@@ -71,7 +71,6 @@ class Talker:
         self._job: Job | None = None
 
     async def run(self) -> None:
-        """Live until the talk is over."""
         raise NotImplementedError
 
     def _new_person(self) -> None:
@@ -82,8 +81,7 @@ class Talker:
         self._injector.persons[self.name] = self.person
 
     def _new_job(self) -> Job:
-        plan = draw_plan(self._chance, self._injector.wants())
-        return self._book.say(self._book.next_number(), plan, self.person)
+        return self._book.say(draw_plan(self._chance, self._injector.wants()), self.person)
 
     def _is_served(self) -> bool:
         """Whether it is connected to a node that runs and has its store."""

@@ -127,7 +127,6 @@ class Injector:
         return self._chance.choice(wanted) if wanted and self._chance.random() < 0.7 else None
 
     def wants_barge_in(self) -> bool:
-        """Whether somebody should interrupt."""
         return self._armed["barge-in sent"] > 0 and self._chance.random() < 0.5
 
     def at(self, step: str, name: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -109,7 +109,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class ApprovalNeeded:
+class ModelRequest:
     """A request, read: the jobs in the history with their answers, the results, and what comes next.
 
     ``jobs`` are in order; ``answered`` are those whose final answer follows, ``repeated`` those that were
@@ -126,32 +126,24 @@ class ApprovalNeeded:
     over: bool
 
 
-class Referee(Protocol):
-    """Looks at each request that the model's service has accepted."""
-
-    def asked(self, asked: ApprovalNeeded, *, last: bool) -> None:
-        """Judge it; ``last``: what is given now is the job's final answer."""
-        ...
-
-
 class JobModel:
     """The script of the stand-in: does the last job's rounds, one a request, and says that it is done.
 
-    Its replies are streamed with pauses, so that faults fall into them.
+    Its replies are streamed with pauses, so that faults fall into them. ``judge`` is given each request, and
+    whether what is given now is the job's final answer.
     """
 
-    def __init__(self, referee: Referee, seed: int, pause_s: float) -> None:
-        self._referee = referee
+    def __init__(self, judge: Callable[[ModelRequest, bool], None], seed: int, pause_s: float) -> None:
+        self._judge = judge
         self._chance = random.Random(seed)
         self._pause_s = pause_s
 
     def __call__(self, request: JsonObject) -> Reply:
-        """Answer a request."""
         asked = read_request(request)
         off = request.get("tool_choice", {}).get("type") == "none"
         working = asked.job is not None and not asked.over
         last = working and (off or asked.rounds >= len(asked.plan))
-        self._referee.asked(asked, last=last)
+        self._judge(asked, last)
         first = self._chance.uniform(0.5, 3) * self._pause_s
         if asked.job is None or asked.over:
             return Reply(text=NOTED, first_delay_s=first)
@@ -163,7 +155,7 @@ class JobModel:
         return Reply(words, calls, delay_s=self._pause_s, first_delay_s=first)
 
 
-def read_request(request: JsonObject) -> ApprovalNeeded:
+def read_request(request: JsonObject) -> ModelRequest:
     """Read what the model is asked."""
     messages = request["messages"]
     jobs: list[int] = []
@@ -192,7 +184,7 @@ def read_request(request: JsonObject) -> ApprovalNeeded:
     words = tuple(word for word in plan.split() if word in ROUNDS)
     job = jobs[-1] if jobs else None
     repeated = {number for counts in (answered, Counter(jobs)) for number in counts if counts[number] > 1}
-    return ApprovalNeeded(
+    return ModelRequest(
         tuple(jobs), frozenset(answered), frozenset(repeated), tuple(results), job, words, rounds, over
     )
 

@@ -194,7 +194,6 @@ class _Damaging(Phone):
         self.tally.errors += 1
 
     def text(self, data: bytes) -> None:
-        """Take an event."""
         if self.waiting and self.waiting in data and b'"assistant.speech.final"' in data[:200]:
             self.answered.set()
         super().text(data)

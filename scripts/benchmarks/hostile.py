@@ -217,7 +217,6 @@ class _Lives:
         self._watching = asyncio.create_task(self._watch())
 
     async def end(self) -> None:
-        """Watch no more."""
         assert self._watching is not None
         self._ended = asyncio.get_running_loop().time() - self._began
         self._watching.cancel()

@@ -65,7 +65,6 @@ class Talking:
         await asyncio.wait_for(self._rested.wait(), 60)
 
     def go_on(self) -> None:
-        """Talk again."""
         resting, self._resting = self._resting or [], None
         for phone in resting:
             phone.say("go")

@@ -85,7 +85,6 @@ class _Pinged(Phone):
     pings = 0
 
     def text(self, data: bytes) -> None:
-        """Take an event."""
         if b'"session.ping"' in data[:160]:
             self.pings += 1
         else:
