@@ -119,6 +119,8 @@ class Book:
         self.on_answering: Callable[[Person], None] = lambda person: None
         self._seen: set[str] = set()
         self._repeated: set[int] = set()
+        self._recorded: set[int] = set()
+        """Jobs whose answer was in a history."""
         self._zombies: list[tuple[Person, Row, str, str]] = []
         self._store_away_at = float("-inf")
 
@@ -173,6 +175,16 @@ class Book:
         job.answered = True
         if job.lost:
             self.figures["lost, and answered later"] += 1
+
+    def overruled(self, job: Job) -> None:
+        """Note that the model has answered something else than a job.
+
+        A consent that is said once more, when nothing is asked any more, is a new transcript and interrupts
+        the turn. An answer that stands in the history must still be shown.
+        """
+        if job.acknowledged and not job.ended and job.number not in self._recorded:
+            job.superseded = True
+            self.figures["interrupted by a second yes"] += 1
 
     def resumed(self, person: Person, began: float, connections: int) -> None:
         """Note that a connection has brought what was missing, or the next event."""
@@ -272,6 +284,7 @@ class Book:
     def asked(self, asked: ModelRequest, last: bool) -> None:
         """Look at a request's history; ``last``: what the model gives now is the job's final answer."""
         self.figures["model requests"] += 1
+        self._recorded |= asked.answered
         for seen in asked.results:
             if seen.call_id in self._seen:
                 continue

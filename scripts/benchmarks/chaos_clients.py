@@ -341,7 +341,12 @@ class App(Talker):
             self._injector.at("transcript committed", self.name)
 
     def _show(self, role: str, text: str) -> None:
-        if not self._append(role, text) and job_of_round(text) is None and text != NOTED:
+        if self._append(role, text):
+            return
+        if text == NOTED:
+            if self._job is not None:
+                self._book.overruled(self._job)
+        elif job_of_round(text) is None:
             self._take_prompt(text)
 
     def _take_prompt(self, text: str) -> None:
