@@ -218,7 +218,8 @@ class Switch(Generic[N]):
             except (OSError, TimeoutError):
                 self._found(node, None)
             else:
-                if link.ended:
+                if link.ended or reader.at_eof():
+                    link.cut()
                     _reset(far[1])
                 else:
                     await link.serve(reader, node, far)

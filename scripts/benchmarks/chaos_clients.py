@@ -69,6 +69,8 @@ class Talker:
         self._connections = 0
         """Of the present session."""
         self._job: Job | None = None
+        self._answering: Job | None = None
+        """What an apology is for: a relaunched app may be shown an older job and its apology again."""
 
     async def run(self) -> None:
         raise NotImplementedError
@@ -76,7 +78,7 @@ class Talker:
     def _new_person(self) -> None:
         self._sessions += 1
         self._connections = 0
-        self._job = None
+        self._job = self._answering = None
         self.person = Person(self.name, f"{self.name}-{self._sessions}")
         self._injector.persons[self.name] = self.person
 
@@ -107,10 +109,11 @@ class Talker:
             self._book.shows(self.person, text)
             if role == "user":
                 job.acknowledged = True
+                self._answering = job
             else:
                 self._book.answer(job)
-        elif text in _APOLOGIES and self._job is not None:
-            self._book.apologised(self._job, text)
+        elif text in _APOLOGIES and (answering := self._answering or self._job) is not None:
+            self._book.apologised(answering, text)
         return job is not None or role == "user" or text in _APOLOGIES
 
     def _take_error(self, code: str, event_id: str | None) -> None:
