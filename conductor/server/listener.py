@@ -23,7 +23,7 @@ from conductor.server.access import Access, Authenticator, Refusal, not_bound
 from conductor.server.admission import Slices
 from conductor.server.connection import Connection
 from conductor.server.sessions import SessionRegistry
-from conductor.server.stats import STATS_PATH, Admin, Answer
+from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
 from conductor.server.websocket import Handshakes, Socket, sharing
 
 log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ DRAIN_S = 25.0
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` on one address.
+    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` and ``/metrics``.
 
     ``worker`` is the number of this process if there are several; the figures are each worker's own.
     """
@@ -171,22 +171,20 @@ class Listener:
             await (
                 self.registry.turnstile.enter()
             )  # one handshake a pass, so that a crowd of them does not block the loop
-        return self._answer(socket, request)
-
-    def _answer(self, socket: ServerConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
+        peer = socket.remote_address[0] if socket.remote_address else ""
+        if path in (STATS_PATH, METRICS_PATH) and self._admin is not None:
+            answer = await self._answer_operator(self._admin, path, request, peer)
+            return _text(answer.status, answer.text, answer.headers)
+        return self._answer(socket, path, request, peer)
+
+    def _answer(self, socket: ServerConnection, path: str, request: Request, peer: str) -> Response | None:
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
             if self._ready and self._store_available():
                 return _text(http.HTTPStatus.OK, f"ready{self._policies_note()}\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
-        peer = socket.remote_address[0] if socket.remote_address else ""
-        if path == STATS_PATH and self._admin is not None:
-            answer = self._admin.stats(request.headers, self._facts)
-            if answer.status is not http.HTTPStatus.OK:
-                answer = self._refused_admin(answer, self._access.address(request, peer) or peer)
-            return _text(answer.status, answer.text, answer.headers)
         if path != PATH:
             return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = self._access.decide(request, peer)
@@ -196,8 +194,16 @@ class Listener:
         socket.client = decision
         return None
 
-    def _refused_admin(self, answer: Answer, address: str) -> Answer:
-        count = self._access.refusals.count(f"{STATS_PATH} {answer.status.value}", address)
+    async def _answer_operator(self, admin: Admin, path: str, request: Request, peer: str) -> Answer:
+        refusal = admin.refusal(request.headers)
+        if refusal is not None:
+            return self._refused_admin(refusal, path, self._access.address(request, peer) or peer)
+        answer = admin.stats if path == STATS_PATH else admin.metrics
+        # In a thread: with hundreds of tools in use it would hold the event loop for too long.
+        return await asyncio.to_thread(answer, self._facts(), self.services.metrics)
+
+    def _refused_admin(self, answer: Answer, path: str, address: str) -> Answer:
+        count = self._access.refusals.count(f"{path} {answer.status.value}", address)
         if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
             headers = {"Retry-After": "60"}
             return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
@@ -219,7 +225,6 @@ class Listener:
             "sessions": len(self.registry),
             "connections": self.connections,
             "policies": {"rules": len(self.services.rules), "problem": policies.problem if policies else ""},
-            **self.services.metrics.snapshot(),
         }
 
 

@@ -1,6 +1,6 @@
-"""``GET /admin/stats``: its authentication and its answer.
+"""``GET /admin/stats`` and ``GET /metrics``: their authentication and their answers.
 
-It needs the one ADMIN_TOKEN, which is no client's token, in the ``Authorization`` header and nowhere else.
+They need the one ADMIN_TOKEN, which is no client's token, in the ``Authorization`` header and nowhere else.
 Requests of web pages are refused.
 """
 
@@ -15,12 +15,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
+from conductor.tools.metrics import ToolMetrics
 
 STATS_PATH = "/admin/stats"
+METRICS_PATH = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Admin:
         self._now = now
         self._started = now()
 
-    def stats(self, headers: Headers, facts: Callable[[], Mapping[str, Any]]) -> Answer:
-        """Answer with ``facts`` and ``uptime_s`` as JSON; ``facts`` is called only for a valid token.
+    def refusal(self, headers: Headers) -> Answer | None:
+        """Answer a request that is not the operator's; None if it is.
 
         A valid token always works: wrong guesses from other clients must not lock the operator out.
         """
@@ -50,8 +53,33 @@ class Admin:
         token = _bearer(headers)
         if token is None or not hmac.compare_digest(self._digest, _digest(token)):
             return Answer(http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is needed.\n")
-        text = json.dumps({"uptime_s": round(self._now() - self._started, 1), **facts()})
+        return None
+
+    def stats(self, facts: Mapping[str, Any], metrics: ToolMetrics) -> Answer:
+        """Answer with ``uptime_s``, ``facts`` and the tools' metrics as JSON."""
+        text = json.dumps({"uptime_s": round(self._uptime_s, 1), **facts, **metrics.snapshot()})
         return Answer(http.HTTPStatus.OK, f"{text}\n", {"Content-Type": "application/json"})
+
+    def metrics(self, facts: Mapping[str, Any], metrics: ToolMetrics) -> Answer:
+        """Answer with the same facts and metrics in Prometheus' text format."""
+        process = CollectorRegistry()
+        labels = {name: str(facts[name]) for name in ("version", "worker") if name in facts}
+        Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
+        rules, problem = facts["policies"]["rules"], bool(facts["policies"]["problem"])
+        for name, meaning, value in (
+            ("uptime_seconds", "Seconds since the server started.", self._uptime_s),
+            ("sessions", "Loaded sessions.", facts["sessions"]),
+            ("connections", "Open WebSocket connections.", facts["connections"]),
+            ("policy_rules", "The operator's rules in force.", rules),
+            ("policy_problem", "1 if the rules file is not valid: the earlier rules hold.", problem),
+        ):
+            Gauge(f"conductor_{name}", meaning, registry=process).set(value)
+        text = (generate_latest(process) + generate_latest(metrics.registry)).decode()
+        return Answer(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    @property
+    def _uptime_s(self) -> float:
+        return self._now() - self._started
 
 
 def make_admin(settings: Settings) -> Admin | None:

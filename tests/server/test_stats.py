@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 
@@ -21,6 +22,8 @@ from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.server.stats import Admin, make_admin
 from conductor.settings import Settings, load_settings
+from conductor.tools.base import ErrorType
+from conductor.tools.metrics import ToolMetrics
 from tests.end_to_end.phone import Phone
 from tests.server.wires import get, http, until, upgrade
 
@@ -28,6 +31,7 @@ TOKEN = "the-operators-own-token"
 CLIENT = "a-token-of-a-client"
 WRONG = "hunter2-hunter2"
 PATH = "/admin/stats"
+METRICS = "/metrics"
 BEARER = f"Authorization: Bearer {TOKEN}"
 
 
@@ -56,6 +60,19 @@ class Running:
         found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
         return found
 
+    async def metrics(self) -> Callable[..., float]:
+        """Scrape; give a function that finds the value of a sample by name and labels."""
+        status, answer = await http(self.port, get(METRICS, BEARER))
+        assert status == 200
+        families = text_string_to_metric_families(answer.partition("\r\n\r\n")[2])
+        samples = [(one.name, one.labels, one.value) for family in families for one in family.samples]
+
+        def find(name: str, **labels: str) -> float:
+            (value,) = [value for *key, value in samples if key == [name, labels]]
+            return float(value)
+
+        return find
+
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Running]:
@@ -70,10 +87,11 @@ async def served(**settings: Any) -> AsyncIterator[Running]:
 # -- who may ask
 
 
-async def test_without_an_admin_token_there_is_nothing() -> None:
+@pytest.mark.parametrize("path", [PATH, METRICS])
+async def test_without_an_admin_token_there_is_nothing(path: str) -> None:
     async with served(admin_token=None) as server:
         for headers in ((), (BEARER,), ("Origin: https://evil.example",)):
-            status, answer = await http(server.port, get(PATH, *headers))
+            status, answer = await http(server.port, get(path, *headers))
             assert status == 404 and answer.endswith("Connect a WebSocket to /ws.\n")
 
 
@@ -108,10 +126,11 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("path", [PATH, METRICS])
 @pytest.mark.parametrize("what", REFUSED)
-async def test_refused_with_401_is(what: str) -> None:
+async def test_refused_with_401_is(what: str, path: str) -> None:
     async with served() as server:
-        status, answer = await http(server.port, REFUSED[what])
+        status, answer = await http(server.port, REFUSED[what].replace(PATH, path, 1))
         assert status == 401
         assert "WWW-Authenticate: Bearer" in answer.splitlines()
         assert "sessions" not in answer and TOKEN not in answer
@@ -124,9 +143,10 @@ async def test_the_operators_token_opens_no_conversation() -> None:
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:8080", "null", ""])
 @pytest.mark.parametrize("token", [TOKEN, WRONG])
-async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str) -> None:
+@pytest.mark.parametrize("path", [PATH, METRICS])
+async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str, path: str) -> None:
     async with served(allowed_origins=("https://evil.example",)) as server:
-        request = get(PATH, f"Authorization: Bearer {token}", f"Origin: {origin}")
+        request = get(path, f"Authorization: Bearer {token}", f"Origin: {origin}")
         status, answer = await http(server.port, request)
         assert status == 403 and "sessions" not in answer and "Access-Control" not in answer
 
@@ -142,7 +162,7 @@ def test_tokens_are_compared_as_hashes_in_constant_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(hmac, "compare_digest", compare)
     admin = Admin(TOKEN)
     for token in (TOKEN, WRONG, "x"):
-        admin.stats(Headers({"Authorization": f"Bearer {token}"}), dict)
+        assert (admin.refusal(Headers({"Authorization": f"Bearer {token}"})) is None) is (token == TOKEN)
     assert [(len(one), len(other)) for one, other in compared] == [(32, 32)] * 3
     assert TOKEN not in repr(vars(admin))
 
@@ -164,8 +184,9 @@ def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
 # -- guessing
 
 
-async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_works_all_the_same() -> None:
-    wrong, right = get(PATH, f"Authorization: Bearer {WRONG}"), get(PATH, BEARER)
+@pytest.mark.parametrize("path", [PATH, METRICS])
+async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_works_all_the_same(path: str) -> None:
+    wrong, right = get(path, f"Authorization: Bearer {WRONG}"), get(path, BEARER)
     async with served() as server:
         assert [(await http(server.port, wrong))[0] for _ in range(12)] == [401] * 10 + [429] * 2
         assert "Retry-After: 60" in (await http(server.port, wrong))[1].splitlines()
@@ -216,8 +237,9 @@ def test_the_time_up_is_counted_in_seconds() -> None:
     clock = Clock()
     admin = Admin(TOKEN, clock)
     clock.now += 61.25
-    answer = admin.stats(Headers({"Authorization": f"Bearer {TOKEN}"}), lambda: {"sessions": 1})
-    assert json.loads(answer.text) == {"uptime_s": 61.2, "sessions": 1}
+    metrics = ToolMetrics()
+    answer = admin.stats({"sessions": 1}, metrics)
+    assert json.loads(answer.text) == {"uptime_s": 61.2, "sessions": 1, **metrics.snapshot()}
 
 
 async def test_the_tools_figures_are_those_of_the_services() -> None:
@@ -243,3 +265,84 @@ async def test_a_name_that_is_no_unicode_is_answered_too() -> None:
     async with served() as server:
         server.services.metrics.called("half \ud83d", "device", "none", 0.25)
         assert (await server.stats())["tools"][0]["tool"] == "half ?"
+
+
+# -- for Prometheus
+
+
+async def test_prometheus_finds_calls_times_approvals_and_the_process() -> None:
+    async with served() as server:
+        metrics = server.services.metrics
+        ended: list[tuple[ErrorType, float | None]] = [("none", 0.25), ("none", 0.5), ("unknown", 30.0)]
+        for error_type, seconds in [*ended, ("rate_limited", None)]:
+            metrics.called("agent.spawn", "device", error_type, seconds)
+        metrics.called("calculator", "builtin", "none", 0.001)
+        metrics.asked("agent.spawn", "device")
+        metrics.decided("agent.spawn", "device", "denied", 2.0)
+        metrics.decided("agent.spawn", "device", "expired", 600.0)
+        async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
+            await phone.ask("hello")
+            found = await server.metrics()
+    spawn = {"tool": "agent.spawn", "source": "device"}
+    for kind, count in {"none": 2, "unknown": 1, "rate_limited": 1}.items():
+        assert found("conductor_tool_calls_total", **spawn, error_type=kind) == count
+    calculator = {"tool": "calculator", "source": "builtin", "error_type": "none"}
+    assert found("conductor_tool_calls_total", **calculator) == 1
+    assert found("conductor_tool_run_seconds_count", **spawn) == 3
+    assert found("conductor_tool_run_seconds_sum", **spawn) == 30.75
+    assert found("conductor_tool_run_seconds_bucket", **spawn, le="0.25") == 1
+    assert found("conductor_tool_approvals_asked_total", **spawn) == 1
+    assert found("conductor_tool_approvals_decided_total", **spawn, outcome="denied") == 1
+    assert found("conductor_tool_approvals_decided_total", **spawn, outcome="expired") == 1
+    assert found("conductor_tool_decide_seconds_count", **spawn) == 1
+    assert found("conductor_sessions") == found("conductor_connections") == 1
+    assert found("conductor_uptime_seconds") >= 0
+    assert found("conductor_policy_rules") == found("conductor_policy_problem") == 0
+    assert found("conductor_info", version=__version__) == 1
+
+
+async def test_prometheus_and_the_figures_in_json_agree() -> None:
+    async with served() as server:
+        for number in range(20):
+            server.services.metrics.called(f"tool.{number % 3}", "device", "none", number / 10)
+        found = await server.metrics()
+        for tool in (await server.stats())["tools"]:
+            labels = {"tool": tool["tool"], "source": tool["source"]}
+            assert found("conductor_tool_calls_total", **labels, error_type="none") == tool["calls"]
+            assert found("conductor_tool_run_seconds_count", **labels) == tool["calls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ('a"} 1\nconductor_sessions 99\n', 'a"} 1?conductor_sessions 99?'),
+        ("back\\slash\\", "back\\slash\\"),
+        ("{le=\"0.1\",x='y'} # EOF", "{le=\"0.1\",x='y'} # EOF"),
+        ("half \ud83d", "half ?"),
+        ("schlüssel", "schlüssel"),
+    ],
+)
+async def test_a_tools_name_stays_in_its_label(name: str, label: str) -> None:
+    async with served() as server:
+        server.services.metrics.called(name, "device", "none", 0.1)
+        found = await server.metrics()
+    assert found("conductor_tool_calls_total", tool=label, source="device", error_type="none") == 1
+    assert found("conductor_sessions") == 0
+
+
+async def test_metrics_are_text_that_is_not_stored() -> None:
+    async with served() as server:
+        status, answer = await http(server.port, get(METRICS, BEARER))
+    head = answer.partition("\r\n\r\n")[0].splitlines()
+    assert status == 200 and "Cache-Control: no-store" in head
+    assert [line for line in head if line.startswith("Content-Type")] == [
+        "Content-Type: text/plain; version=0.0.4; charset=utf-8"
+    ]
+
+
+async def test_each_server_counts_for_itself() -> None:
+    async with served() as one, served() as other:
+        one.services.metrics.called("agent.spawn", "device", "none", 0.25)
+        assert (await other.stats())["tools"] == []
+        status, answer = await http(other.port, get(METRICS, BEARER))
+        assert status == 200 and "agent.spawn" not in answer
