@@ -366,7 +366,7 @@ def commit(
 
 
 def _standing(head: Head | None, proposal: Proposal) -> int | StoreError | None:
-    if head is None or not proposal.token or head.token != proposal.token:
+    if head is None or head.token != proposal.token:
         gone = head is None or not head.token
         return Fenced("This session was deleted." if gone else "Another claim owns this session.", gone=gone)
     if head.commit_id == proposal.commit_id:
@@ -445,9 +445,8 @@ def _decide(head: Head, proposal: Proposal, names: _Named, writes: _Writes, now:
         else:
             writes.fields_gone.append((head.id, name))
     revision = head.revision + 1
-    log_start = max(head.log_start, names.trim)
     writes.heads.append(
-        (head.id, revision, proposal.commit_id, log_start, state.log_end, place, remembered, now)
+        (head.id, revision, proposal.commit_id, names.trim, state.log_end, place, remembered, now)
     )
     return revision
 
@@ -463,9 +462,10 @@ def _note_log(head: Head, names: _Named, state: SessionState, writes: _Writes) -
 
 def _note_seen(head: Head, names: _Named, state: SessionState, writes: _Writes) -> int:
     remembered = head.remembered + len(names.remembers)
-    first = remembered - len(state.seen) + 1
-    writes.seen += [(head.id, event_id, place) for place, event_id in enumerate(state.seen, first)]
-    if remembered // _SEEN_SLACK > head.remembered // _SEEN_SLACK and remembered > MAX_SEEN:
+    writes.seen += [
+        (head.id, event_id, place) for place, event_id in enumerate(state.seen, head.remembered + 1)
+    ]
+    if remembered // _SEEN_SLACK > head.remembered // _SEEN_SLACK:
         writes.seen_before.append((head.id, remembered - MAX_SEEN))
     return remembered
 

@@ -42,6 +42,14 @@ def test_every_line_end_is_understood_at_every_cut(end: bytes) -> None:
         assert parse(stream, cut) == EVENTS
 
 
+def test_line_ends_of_different_kinds_are_understood_byte_by_byte() -> None:
+    stream = b"data: one\r\n\ndata: two\n\n"
+    assert parse(stream, *range(1, len(stream))) == [
+        ServerSentEvent(b"", b"one"),
+        ServerSentEvent(b"", b"two"),
+    ]
+
+
 @pytest.mark.parametrize("end", [b"\r\n", b"\r", b"\n"])
 def test_a_stream_may_come_byte_by_byte(end: bytes) -> None:
     stream = STREAM.replace(b"\n", end)

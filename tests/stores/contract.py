@@ -107,6 +107,13 @@ class StoreContract:
 
     ahead: ClassVar[type[StoreError]] = Conflict
 
+    async def test_a_commit_may_acknowledge_more_than_a_thousand_events(self, store: SessionStore) -> None:
+        claim = await filled(store)
+        ids = [f"evt-{number}" for number in range(1_500)]
+        await store.commit(claim, "put", [PutOutbound(outbound(each)) for each in ids])
+        await store.commit(claim, "acknowledge", [AckOutbound(each) for each in ids])
+        assert not (await stored(store)).outbound
+
     # -- claims
 
     async def test_a_new_session_is_empty_and_its_first_claim_is_the_first(self, store: SessionStore) -> None:

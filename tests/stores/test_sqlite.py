@@ -33,6 +33,7 @@ from conductor.errors import (
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.settings import load_settings
 from conductor.stores.base import (
+    MAX_SEEN,
     AckOutbound,
     Amendment,
     AppendLog,
@@ -571,6 +572,40 @@ async def test_what_cannot_be_a_store_is_refused_with_the_reason(tmp_path: Path)
         with pytest.raises(StoreUnavailable):
             await store.claim(KEY)
         await store.aclose()
+
+
+async def test_a_file_that_another_process_keeps_to_itself_may_be_opened_later(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailable):
+            await SqliteStore(path, busy_timeout=0.05).open()
+
+
+async def test_a_conversation_with_a_missing_message_is_not_given_out(path: Path, store: SqliteStore) -> None:
+    await filled(store)
+    _database(path, f"DELETE FROM log WHERE position={len(HISTORY) - 1}")
+    with pytest.raises(StoreUnavailable):
+        await store.claim(KEY)
+
+
+async def test_a_claim_that_was_released_is_gone(store: SqliteStore) -> None:
+    claim = await filled(store)
+    await store.release(claim)
+    with pytest.raises(Fenced) as caught:
+        await store.commit(claim, "late", [SetField("a", "c")])
+    assert caught.value.gone
+
+
+async def test_what_is_trimmed_or_forgotten_leaves_the_file(path: Path, store: SqliteStore) -> None:
+    claim = await filled(store)
+    await store.commit(claim, "trim", [TrimLog(len(HISTORY))])
+    for part in range(2):
+        ids = [RememberInbound(f"in-{part}-{number}") for number in range(MAX_SEEN)]
+        await store.commit(claim, f"seen-{part}", ids)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM log").fetchone() == (0,)
+        (seen,) = connection.execute("SELECT count(*) FROM seen").fetchone()
+    assert seen < 2 * MAX_SEEN
 
 
 async def test_closing_finishes_what_waits_and_takes_no_more(path: Path) -> None:
