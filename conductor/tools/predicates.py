@@ -173,6 +173,8 @@ _UNSEEN = re.compile(
 )
 """Blanks, controls, and what Unicode calls default ignorable."""
 _PILE = 16
+# The only letters of combining class 0 that decompose to marks alone; none is ever composed again.
+_TWO_MARKS = str.maketrans({"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"})
 _LONG_SIGN = "\ufdfa"  # one sign, which NFKC makes 18 of
 _PILED = "text without dozens of marks on one letter"
 
@@ -186,6 +188,7 @@ def fold(text: str) -> str | None:
     text = _UNSEEN.sub("", text)
     if text.isascii():
         return text.casefold()
+    text = text.translate(_TWO_MARKS)
     blocks = range(0, len(text) - _PILE + 1, _PILE)
     if any(all(map(unicodedata.combining, text[start : start + _PILE])) for start in blocks):
         return None

@@ -386,9 +386,13 @@ def _is_user_and_password(value: str) -> bool:
 
 def _assigned(text: str) -> Iterator[_Span]:
     low, marked = _folded(text), "[REDACTED:" in text
-    at = 0
+    at = matches = run_end = stripped_end = 0
     while found := ASSIGNED.search(low, at):
         at = max(found.start("quote"), found.start("value"))
+        matches += 1
+        if matches > _MATCHES:
+            yield at, len(text), "rest"
+            return
         before = max(0, found.start() - _NAME_LENGTH)
         kind = _secret_kind(found["name"])
         if kind is None or kind == "token":  # the words before it decide
@@ -404,9 +408,11 @@ def _assigned(text: str) -> Iterator[_Span]:
         elif colon and text[start:end].isalpha() and not _LINE_START.search(low, before, found.start()):
             continue  # a word as in a sentence: the line is more than a name and a value
         else:
-            end = end if more is None else _end(VALUE_REST, low, end)
-            end = start + len(text[start:end].rstrip(_AFTER))
-        if _is_worth(kind, text[start:end]):
+            if more is not None and start >= run_end:  # values that overlap end at the same place
+                run_end = _end(VALUE_REST, low, end)
+                stripped_end = start + len(text[start:run_end].rstrip(_AFTER))
+            end = start + len(text[start:end].rstrip(_AFTER)) if more is None else max(start, stripped_end)
+        if _is_worth(kind, text[start : min(end, start + _DECISIVE)]):
             at = end
             yield start, end, _shown(kind)
 
@@ -417,6 +423,10 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 
 _AFTER = ".!?:)}*"
+# Characters of a value that decide whether it is secret; a multiple of four, as Base64 has it.
+_DECISIVE = 256
+# Values that are looked at in a text; the rest of a text with more is withheld.
+_MATCHES = 4_000
 _LINE_START = re.compile(r"(?:\A|[\n\\])[ -]*[\w.-]*\Z")
 _IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
 

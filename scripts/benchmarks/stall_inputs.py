@@ -92,6 +92,18 @@ class Path:
 
 _UNITS = (
     *("jwt=:", "secret==", "password=//x", "pwd=aB3dE6 ", "token: abc1def ", "eyJ", "sk-", "://a:b@"),
+    # Names of secrets before values that are none, so that the search goes on within the value.
+    *(
+        "pwd=/a",
+        "auth=AAAAAA",
+        "auth=aaa:aa",
+        "cookie:aaaaaa",
+        "key=",
+        "keypwd=C:/aaaaaa",
+        'auth="',
+        "pass='",
+    ),
+    *("\u0f73", "\u0f81\u0f75", "1e300,", "5e-324,"),
     *(
         "-----BEGIN PRIVATE KEY-----",
         "<password>",
@@ -496,6 +508,10 @@ FIXED: dict[str, tuple[str, Data]] = {
     "jwt=:": ("results", {"result": "jwt=:" * 13_107, "failed": False}),
     "secret==": ("results", {"result": "secret==" * 8_192, "failed": False}),
     "password=//x": ("results", {"result": "password=//x" * 5_461, "failed": False}),
+    "pwd=/a": ("results", {"result": "pwd=/a" * 10_900, "failed": False}),
+    "auth=aaa:aa": ("results", {"result": "auth=aaa:aa" * 5_900, "failed": False}),
+    "cookie:aaaaaa": ("results", {"result": "cookie:aaaaaa" * 5_000, "failed": False}),
+    "marks of class 0": ("rules", {"wanted": {"under": "/etc"}, "arguments": {"path": "\u0f73" * 20_000}}),
     "counted repeats": ("arguments", {"schema": _COUNTED, "arguments": dict.fromkeys("abc", "ab" * 10_600)}),
     "combining marks": ("rules", {"wanted": {"under": "/etc"}, "arguments": {"path": _MARKS}}),
 }

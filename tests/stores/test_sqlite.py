@@ -50,6 +50,7 @@ from conductor.stores.base import (
 )
 from conductor.stores.memory import MemoryStore
 from conductor.stores.sqlite import SqliteStore, from_settings
+from conductor.stores.sqlite_schema import connect
 from tests.stores import sqlite_process
 from tests.stores.contract import (
     HISTORY,
@@ -394,6 +395,27 @@ async def test_a_short_lock_is_only_waited_for(path: Path, store: SqliteStore) -
         done, _ = await asyncio.wait([commit], timeout=0.05)
         assert not done
     await asyncio.wait_for(commit, 2)
+
+
+async def test_work_that_came_later_waits_longer_for_a_lock(path: Path) -> None:
+    async with opened(path, busy_timeout=0.3) as store:
+        one, *others = await claims(store, 3)
+        with locked(path):
+            first = asyncio.ensure_future(store.commit(one, "commit-1", [SetField("a", "b")]))
+            await asyncio.wait([first], timeout=0.05)
+            second = asyncio.ensure_future(store.commit(others[0], "commit-1", [SetField("a", "b")]))
+            await asyncio.wait([first], timeout=0.15)
+            third = asyncio.ensure_future(store.commit(others[1], "commit-1", [SetField("a", "b")]))
+            for refused in (first, second):
+                with pytest.raises(StoreUnavailable, match="locked"):
+                    await asyncio.wait_for(refused, 5)
+        await asyncio.wait_for(third, 5)
+
+
+def test_what_is_no_file_is_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="local disk"):
+        connect(Path(":memory:"))
 
 
 # -- lost replies

@@ -475,9 +475,9 @@ def secret_kind(parts: tuple[str, ...]) -> str | None:
     ``id_rsa (1)``. Case and invisible characters make no difference: there are file systems to which they
     make none.
     """
-    for part in parts:
+    for words in map(_words, parts):
         for name, kind in _SECRET_FOLDERS.items():
-            if f" {name} " in _words(part):
+            if f" {name} " in words:
                 return kind
     file = parts[-1] if parts else ""
     is_code = file.rpartition(".")[2].casefold() in _CODE
