@@ -229,7 +229,10 @@ class Refusals:
 
 
 # Headers that show that a request came through a proxy.
-FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
+FORWARDED = (
+    *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"),
+    *("CF-Connecting-IP", "True-Client-IP"),
+)
 
 
 @dataclass(frozen=True, slots=True)

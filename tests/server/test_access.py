@@ -33,7 +33,14 @@ def request(*headers: tuple[str, str]) -> Request:
 
 @pytest.mark.parametrize(
     "header",
-    [("X-Forwarded-For", "198.51.100.7"), ("Forwarded", "for=198.51.100.7"), ("X-Real-IP", "198.51.100.7")],
+    [
+        ("X-Forwarded-For", "198.51.100.7"),
+        ("Forwarded", "for=198.51.100.7"),
+        ("X-Real-IP", "198.51.100.7"),
+        ("Via", "1.1 proxy"),
+        ("X-Forwarded-Proto", "https"),
+        ("CF-Connecting-IP", "198.51.100.7"),
+    ],
 )
 async def test_a_server_without_tokens_takes_nothing_from_a_proxy_that_it_was_not_told_of(
     header: tuple[str, str],
