@@ -7,6 +7,7 @@ import gc
 import ipaddress
 import os
 import signal
+import sysconfig
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -98,6 +99,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the system prompt", settings.system_prompt_file
     yield "the catalog of tools", settings.device_tools_file
     yield "the server's code", Path(__file__).parent
+    yield "installed packages", Path(sysconfig.get_path("purelib"))
 
 
 def _holds(root: Path, path: Path) -> bool:

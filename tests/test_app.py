@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sqlite3
+import sysconfig
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,7 @@ def test_nor_a_link_to_one(here: Path) -> None:
 def test_nor_the_database_nor_the_code(here: Path) -> None:
     assert "the sessions" in refused(here / "files", session_store_url=f"sqlite:///{here}/files/new/x.db")
     assert "the server's code" in refused(Path(conductor.__file__).parent)
+    assert "installed packages" in refused(Path(sysconfig.get_path("purelib")).parent)
 
 
 @pytest.mark.parametrize("root", ["none", "~nobody-of-that-name/x"])
