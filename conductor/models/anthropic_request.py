@@ -94,7 +94,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 _EMPTY = msgspec.Raw(b"{}")
 
 

@@ -6,6 +6,7 @@ import difflib
 import heapq
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -373,9 +374,20 @@ def _types(views: list[View]) -> set[str]:
 
 def _json(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return _decode(text)
     except (ValueError, RecursionError):
         return _NOTHING
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("a number is out of range")
+    return number
+
+
+# msgspec's own way with floats takes 100 times as long for such as 1e300; Python's does not.
+_decode = msgspec.json.Decoder(float_hook=_finite).decode
 
 
 # Bytes and depth of a call's arguments.
@@ -411,7 +423,7 @@ def validate(
     if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
     try:
-        arguments = msgspec.json.decode(arguments_json) if arguments_json.strip() else {}
+        arguments = _decode(arguments_json) if arguments_json.strip() else {}
     except RecursionError:
         return _invalid(spec, _TOO_DEEP)
     except ValueError as error:  # also half a surrogate pair, which is no Unicode

@@ -21,6 +21,7 @@ from conductor.events.codec import (
     decode_event,
 )
 from conductor.events.envelope import encode_event
+from tests.cpu import least_cpu_s
 from tests.events.events import CLIENT, events_of, json_values, texts
 
 MISSING = object()
@@ -413,6 +414,16 @@ def test_any_writers_frame_is_read_alike(event_type: str, data: st.DataObject) -
         again = decode_event(write(json.loads(original)).encode(), 1_000_000)
         assert again.event == expected.event, writer
         assert (again.id, again.type, again.session_id) == (expected.id, expected.type, expected.session_id)
+
+
+@pytest.mark.parametrize("unit", ["5e-324", '{"k":1.5}', "7"])
+def test_a_large_result_is_not_built(unit: str) -> None:
+    units = ",".join([unit] * (1_000_000 // (len(unit) + 1)))
+    empty = frame(type="tool.result", payload={"callId": "c", "result": "RESULT", "error": None})
+    large = empty.replace(b'"RESULT"', f"[{units}]".encode())
+    decoded = decode_event(large).event
+    assert isinstance(decoded, client.ToolResultEvent) and decoded.result == f"[{units}]"
+    assert least_cpu_s(lambda: decode_event(large), 0.05) < 0.05  # 0.01; built it takes 0.1
 
 
 # -- whatever comes

@@ -241,7 +241,7 @@ def test_at_high_risk_what_does_not_fit_needs_the_screen(arguments: dict[str, An
             {"to": "Ann Lee", "currency": "EUR", "amount": 250},
             "confirm transfer 250 euros to Ann Lee",
         ),
-        ("send", {"token": "rosebud", "to": ["Anna", "Bo"]}, "confirm send to Anna and Bo"),
+        ("send", {"text": "rosebud", "to": ["Anna", "Bo"]}, "confirm send to Anna and Bo"),
         ("x9", {}, "confirm x 9"),
     ],
 )
@@ -321,6 +321,12 @@ def nested(depth: int) -> dict[str, Any]:
     for _ in range(depth):
         value = {"deeper": value, "list": [1] * 30}
     return value
+
+
+def test_a_secret_is_not_said_and_so_not_approved_by_voice_at_high_risk() -> None:
+    question = high({"token": "rosebud", "amount": 5}, "pay")
+    assert not question.by_voice and "rosebud" not in prompt(question)
+    assert prompt(question).endswith("This needs your screen. Or say no.")
 
 
 @pytest.mark.parametrize(

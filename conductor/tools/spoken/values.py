@@ -101,7 +101,7 @@ def said(leaf: Leaf, known: Vocabulary) -> Leaf:
     """Render a value: an opaque id by its end, a long text by its beginning, a secret not at all."""
     ways, value = known.data["said"], leaf.value
     if any(leaf.label[-len(phrase) :] == phrase for phrase in known.secrets):
-        return replace(leaf, text=ways["secret"])
+        return replace(leaf, text=ways["secret"], told=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
