@@ -122,6 +122,13 @@ def test_wishes_to_be_asked_names_times_and_conditions_are_unclear(text: str) ->
 
 
 @pytest.mark.parametrize(
+    "text", ["Go ahead, mate.", "Do it, buddy.", "Feel free.", "Be my guest.", "Fire away.", "Yes, mate."]
+)
+def test_words_to_somebody_in_the_room_are_unclear(text: str) -> None:
+    assert kind(text) == "unclear"
+
+
+@pytest.mark.parametrize(
     "text",
     ["Yes, for this session.", "Yes please, for the rest of this session", "Allow it for this session."],
 )
