@@ -617,6 +617,16 @@ def test_a_document_is_redacted_alike_as_a_text_and_as_a_value(document: dict[st
     assert json.loads(ANY.text(json.dumps(document))) == ANY.value(document)
 
 
+def test_of_a_text_with_too_many_names_the_rest_is_withheld() -> None:
+    assert ANY.text("key=" * 4_000).endswith("key=")
+    assert ANY.text("key=" * 4_100).endswith("[REDACTED:rest]")
+
+
+def test_the_beginning_of_a_value_decides_whether_it_is_a_user_and_a_password() -> None:
+    short, long = (base64.b64encode(b"u" * size + b":password").decode() for size in (9, 300))
+    assert short not in ANY.text(f"auth={short}") and long in ANY.text(f"auth={long}")
+
+
 @pytest.mark.parametrize("name", adversarial_inputs(1))
 def test_an_adversarial_text_is_done_with_in_time(name: str) -> None:
     redactor = Redactor(["known-secret"], paths=True)

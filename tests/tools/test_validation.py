@@ -324,7 +324,7 @@ def test_numbers_with_large_exponents_take_no_longer_than_others() -> None:
 def test_multiples_of_numbers_with_large_exponents_are_charged() -> None:
     spec = one({"type": "array", "items": {"multipleOf": 1e-300}})
     text = json.dumps({"v": [1e300] * 900})
-    assert isinstance(validate(spec, text), ToolOutcome)
+    assert "too large to be checked" in refused(spec, text)
     accepted(one({"type": "array", "items": {"multipleOf": 0.5}}), json.dumps({"v": [2.5] * 900}))
 
 
