@@ -80,6 +80,7 @@ class Limits:
     max_sessions: int = 20_000  # twice the connections; over this, sessions without a connection end early
     max_sessions_per_subject: int = 200  # durability, the same; those without a connection end early
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
+    store_retry: float = 0.5  # a connection tries to bind again this often while the store is unreachable
     approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
     calls_per_minute: float = 60.0  # of one tool in one session: more shows a model in a loop
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size

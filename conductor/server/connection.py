@@ -41,8 +41,6 @@ FIRST_TURN = 8.0
 POLICY_VIOLATION = 1008
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
-# Seconds between two tries to bind to a session again while the store is unreachable.
-REJOIN_S = 0.5
 
 _event_ids = IdGenerator("evt")
 
@@ -62,6 +60,9 @@ class Connection:
         self._former: Session | None = None
         self._bound_to: str | None = None
         self._rejoining: asyncio.Task[None] | None = None
+        self._refused_start: Inbound | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._handling = asyncio.Lock()
         self._stale = False
         self._dispatching = False
         self._heard = False
@@ -89,8 +90,9 @@ class Connection:
                 self._ping.cancel()
             self._pace.close()
             writer.cancel()
-            if self._rejoining is not None:
-                self._rejoining.cancel()
+            for task in (self._rejoining, self._starting):
+                if task is not None:
+                    task.cancel()
             if self._session is not None:
                 self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
@@ -151,7 +153,7 @@ class Connection:
                     self._rejoin_alone(await self._bind(self._session_id))
                     return
                 except StoreError:
-                    await asyncio.sleep(REJOIN_S)
+                    await asyncio.sleep(self._limits.store_retry)
         except Exception:
             log.exception("session not bound again", session=self._session_id)
 
@@ -199,10 +201,32 @@ class Connection:
             return
         self._heard = True
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
+        async with self._handling:
+            refused, self._refused_start = self._refused_start, None
+            if refused is not None and not isinstance(inbound.event, client.SessionStart):
+                await self._handle(refused, again=True)
+            await self._handle(inbound)
+
+    async def _start_again(self) -> None:
+        # Apps wait for `session.started`, and send no second start on the same connection.
+        while self._refused_start is not None and await self.is_alive():
+            await asyncio.sleep(self._limits.store_retry)
+            async with self._handling:
+                refused, self._refused_start = self._refused_start, None
+                if refused is not None:
+                    await self._handle(refused, again=True)
+
+    async def _handle(self, inbound: Inbound, *, again: bool = False) -> None:
         try:
             self._dispatching = True
             await self._dispatch(inbound)
         except StoreError as error:
+            if isinstance(inbound.event, client.SessionStart) and isinstance(error, StoreUnavailable):
+                self._refused_start = inbound
+                if self._starting is None or self._starting.done():
+                    self._starting = asyncio.create_task(self._start_again())
+            if again:
+                return
             message, retry_after_ms = "The session store cannot be reached.", None
             if isinstance(error, TooManySessions):
                 message, retry_after_ms = str(error), ceil(error.RETRY_S * 1000)

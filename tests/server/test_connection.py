@@ -335,6 +335,36 @@ async def test_a_start_while_the_store_is_away_is_an_error_and_may_be_tried_agai
         await phone.close()
 
 
+async def test_a_start_that_the_store_refused_is_tried_until_it_succeeds() -> None:
+    store = WiredStore()
+    store.away = True
+    async with stored(store, store_retry=0.01) as served:
+        phone = served.phone()
+        await phone.open(start=False)
+        await phone.start()
+        await until(lambda: store.claims >= 3)
+        store.away = False
+        await phone.until(lambda e: e["type"] == "session.started")
+        assert len(phone.errors()) == 1
+        await phone.ask("hi")
+        await phone.close()
+
+
+async def test_words_after_a_refused_start_are_answered_with_the_tools_that_it_declared() -> None:
+    store, provider = WiredStore(), ScriptedProvider(lambda _: [TextDelta("Hi.")])
+    store.away = True
+    async with stored(store, provider) as served:
+        tool = {"name": "lamp.on", "description": "x", "inputSchema": {"type": "object", "properties": {}}}
+        phone = served.phone(start_fields={"capabilities": ["tools"], "tools": [tool]})
+        await phone.open(start=False)
+        await phone.start()
+        await phone.until(lambda e: e["type"] == "error")
+        store.away = False
+        await phone.ask("hi")
+        assert "lamp.on" in [one.name for one in provider.requests[-1].tools]
+        await phone.close()
+
+
 async def test_a_store_that_goes_away_later_costs_a_turn_and_no_connection() -> None:
     store = WiredStore()
     async with stored(store) as served, served.phone() as phone:
