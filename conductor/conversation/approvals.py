@@ -290,7 +290,10 @@ class Approvals:
         """Ask about the calls of one reply. Raises `StoreError`."""
         batch, batch_id = ApprovalBatch(len(asked)), _batch_ids()
         by_card = "approval" in self.profile.capabilities
-        asking = [self._make(one, batch, batch_id, turn_id) for one in asked]
+        asking: list[PendingApproval] = []
+        for one in asked:
+            await asyncio.sleep(0)  # others run between two: redacting and reading out 64 KiB takes 40 ms
+            asking.append(self._make(one, batch, batch_id, turn_id))
         for question in asking:
             self.pending[question.approval.approval_id] = question
         try:

@@ -99,6 +99,9 @@ class Rule:
     arguments_digest: _Text | None = None
     comment: str | None = None
 
+    def __post_init__(self) -> None:
+        _ = self.conditions  # compiled with the file and not on the first call: a long `eq` takes 0.1 s
+
     @property
     def unconditional(self) -> bool:
         return not self.args and self.arguments_digest is None
