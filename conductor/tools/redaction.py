@@ -62,7 +62,7 @@ def _marker(missing: int, whole: int) -> str:
     return f"\n[shortened: {missing:,} of {whole:,} bytes are missing]"
 
 
-# Secrets, and names of secrets, in a text: more would take too long, and the rest is withheld.
+# Secrets in a text: more would take too long, and the rest is withheld.
 MOST = 2_000
 # Levels of a nested value; deeper values are withheld.
 MAX_DEPTH = 128
@@ -390,7 +390,7 @@ def _assigned(text: str) -> Iterator[_Span]:
     while found := ASSIGNED.search(low, at):
         at = max(found.start("quote"), found.start("value"))
         matches += 1
-        if matches > MOST:
+        if matches > _MATCHES:
             yield at, len(text), "rest"
             return
         before = max(0, found.start() - _NAME_LENGTH)
@@ -425,6 +425,8 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 _AFTER = ".!?:)}*"
 # Characters of a value that decide whether it is secret; a multiple of four, as Base64 has it.
 _DECISIVE = 256
+# Values that are looked at in a text; the rest of a text with more is withheld.
+_MATCHES = 4_000
 _LINE_START = re.compile(r"(?:\A|[\n\\])[ -]*[\w.-]*\Z")
 _IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
 

@@ -347,7 +347,7 @@ def test_the_texts_of_a_value_do_not_mix() -> None:
 
 def test_of_a_text_with_thousands_of_secrets_the_rest_is_withheld() -> None:
     after = ANY.text("password=hunter22 " * 3 * MOST)
-    assert after.count("password=[REDACTED:password]") == MOST
+    assert after.count("password=[REDACTED:password]") == MOST + 1
     assert after.endswith("[REDACTED:rest]")
     assert ANY.value(["password=hunter22"] * 3 * MOST)[-1] == "[REDACTED:rest]"
 
