@@ -80,7 +80,11 @@ class Limits:
     max_sessions: int = 20_000  # twice the connections; over this, sessions without a connection end early
     max_sessions_per_subject: int = 200  # durability, the same; those without a connection end early
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
-    store_retry: float = 0.5  # a connection tries to bind again this often while the store is unreachable
+    store_retry: float = 0.5  # pause between two tries to bind, or to record an apology, without the store
+    failed_turn_retry: float = 5.0  # after a turn that failed in the store or in the server, notices wait
+    free_takeovers: int = 6  # claims in 30 s before the next one is delayed; a moving phone makes fewer
+    takeover_backoff: float = 0.5  # the first delay; it doubles with each further claim, up to 5 s
+    verify_timeout: float = 3.0  # after a suspend nothing is sent for this long while ownership is unknown
     approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
     calls_per_minute: float = 60.0  # of one tool in one session: more shows a model in a loop
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size

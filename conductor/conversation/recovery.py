@@ -18,6 +18,7 @@ from conductor.conversation.approvals import ApprovalBatch
 from conductor.conversation.snapshot import ClaimsSnapshot, TurnSnapshot, decode, encode
 from conductor.conversation.tool_round import ToolRound
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
+from conductor.settings import Limits
 from conductor.stores.base import CallRecord, SessionState
 from conductor.tools.approvals import DEFINITION_CHANGED, Approval, decode_approvals
 from conductor.tools.base import ToolOutcome, failed
@@ -34,24 +35,21 @@ log = structlog.get_logger(__name__)
 
 
 FIELD = "claims"
-# Takeover backoff: a claim waits if the session was claimed FREE times or more within WINDOW_S seconds (two
-# clients that take it from each other). A phone that changes networks stays below that.
+# Seconds in which claims count for the takeover backoff: two clients may take a session from each other.
 WINDOW_S = 30.0
-FREE = 6
-# Seconds of the first wait, doubled for each further claim, and the most.
-_FIRST_S = 0.5
+# Seconds of the longest backoff.
 _MOST_S = 5.0
 
 
-def delay_s(fields: Mapping[str, str]) -> float:
+def takeover_delay(fields: Mapping[str, str], limits: Limits) -> float:
     """Return the takeover backoff in seconds, from the session's recent claims."""
-    count = len(_recent(fields))
-    return 0.0 if count < FREE else min(_MOST_S, _FIRST_S * 2.0 ** (count - FREE))
+    over = len(_recent(fields)) - limits.free_takeovers
+    return 0.0 if over < 0 else min(_MOST_S, limits.takeover_backoff * 2.0**over)
 
 
-def noted(fields: Mapping[str, str]) -> str:
+def with_claim_of_now(fields: Mapping[str, str], limits: Limits) -> str:
     """Encode the recent claims, with one of now."""
-    return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * FREE :]))
+    return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * limits.free_takeovers :]))
 
 
 def _recent(fields: Mapping[str, str]) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from conductor.conversation.diagnostics import of_start
 from conductor.conversation.inbound import InboundHandler, Reception
 from conductor.conversation.parts import make_parts
 from conductor.conversation.recovery import FIELD as CLAIMS
-from conductor.conversation.recovery import noted
+from conductor.conversation.recovery import with_claim_of_now
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
 from conductor.conversation.transport import Transport
@@ -70,7 +70,7 @@ class Session:
         self._turns = parts.turns
         self._inbound_handler = InboundHandler(services.limits, parts)
         self._reopening: asyncio.Task[None] | None = None
-        claims = noted(claim.state.fields)
+        claims = with_claim_of_now(claim.state.fields, services.limits)
         unsent = former.unsent(claim) if former is not None else set[str]()
         self._committer.register(CLAIMS, lambda: claims)
         self._committer.mark_dirty(CLAIMS)

@@ -141,11 +141,6 @@ class PendingInputs:
                 self._news.remove(news)
 
 
-# Seconds between two tries to record a failed turn while neither store nor client is connected.
-APOLOGY_RETRY_S = 1.0
-# Seconds without turns about notices after a turn failed in the store or in the server.
-NEWS_RETRY_S = 5.0
-
 _new_turn_id = IdGenerator("turn")
 
 
@@ -357,8 +352,8 @@ class TurnQueue:
         else:
             # Without the wait, the client's answer to each failure's "idle" would start the next turn.
             loop = asyncio.get_running_loop()
-            self._no_news_until = loop.time() + NEWS_RETRY_S
-            self._retry = loop.call_later(NEWS_RETRY_S, self._go_on)
+            self._no_news_until = loop.time() + self._limits.failed_turn_retry
+            self._retry = loop.call_later(self._limits.failed_turn_retry, self._go_on)
 
     def _go_on(self) -> None:
         idle = not (self.busy or self._closed or self._lays_down or self._committer.lost)
@@ -493,7 +488,7 @@ class TurnQueue:
             except StoreError:
                 if self._encoder.outbox.transport is not None:
                     break
-                await asyncio.sleep(APOLOGY_RETRY_S)  # no client to send an error to
+                await asyncio.sleep(self._limits.store_retry)  # no client to send an error to
             else:
                 return
         # Durable events need a commit; these two may be lost.

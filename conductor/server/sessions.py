@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from conductor.conversation.client_profile import read_kept
-from conductor.conversation.recovery import delay_s
+from conductor.conversation.recovery import takeover_delay
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.snapshot import PROFILE
@@ -25,21 +25,23 @@ from conductor.stores.base import SessionKey
 log = structlog.get_logger(__name__)
 
 
-# Seconds between two ticks of the suspend detector.
-TICK_S = 0.25
-
-
 class SuspendDetector:
     """Calls ``on_resume`` with the seconds that the process was suspended, as soon as it runs again.
 
-    It runs in the first pass of the event loop, before the tasks that handle what was read in that pass.
+    It looks every ``interval`` seconds, in the first pass of the event loop, before the tasks that handle
+    what was read in that pass.
     """
 
-    def __init__(self, on_resume: Callable[[float], None], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        on_resume: Callable[[float], None],
+        clock: Callable[[], float] = time.time,
+        interval: float = STILL_S / 2,
+    ) -> None:
         self._on_resume = on_resume
         self._clock = clock
-        self._due = clock() + TICK_S
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._interval = interval
+        self._arm(clock())
 
     def close(self) -> None:
         """Stop watching."""
@@ -48,18 +50,19 @@ class SuspendDetector:
     def _tick(self) -> None:
         now = self._clock()
         late = now - self._due
-        self._due = now + TICK_S
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        self._arm(now)
         if late > STILL_S:
             self._on_resume(late)
+
+    def _arm(self, now: float) -> None:
+        self._due = now + self._interval
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
 
 
 # Seconds between two checks whether an expired session's running turn has ended.
 BUSY_RECHECK_S = 1.0
 # Sessions verified in the store at the same time.
 VERIFIED_AT_ONCE = 32
-# Seconds that sending may pause to verify ownership after a suspend: the store may be unreachable.
-VERIFY_S = 3.0
 
 
 class Peer(Transport, Protocol):
@@ -198,7 +201,7 @@ class SessionRegistry:
         sessions = self.sessions
         log.warning("the process stood still", sessions=len(sessions))
         try:
-            async with asyncio.timeout(VERIFY_S):
+            async with asyncio.timeout(self._services.limits.verify_timeout):
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
         except TimeoutError:
             log.warning("sessions not verified in time")
@@ -253,7 +256,7 @@ class SessionRegistry:
         if self._services.lasting_grants is not None:
             await self._services.lasting_grants.load(key.subject)
         claim = await self._services.store.claim(key)
-        wait = delay_s(claim.state.fields)
+        wait = takeover_delay(claim.state.fields, self._services.limits)
         if wait:
             log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation import turn_queue
 from conductor.conversation.grants import LastingGrants
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -204,13 +203,12 @@ async def test_a_turn_that_loses_its_store_says_so_and_shows_nothing_of_its_answ
 
 
 async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
 ) -> None:
-    monkeypatch.setattr(turn_queue, "NEWS_RETRY_S", 0.2)
     hold = asyncio.Event()
     scripts = iter([[hold, TextDelta("Not heard.")]])
     replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
-    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies) as served:
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies, failed_turn_retry=0.2) as served:
         async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
             await phone.say("one")
             await phone.until(is_call("convo.appendMessage"))

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from conductor.app import make_services
-from conductor.conversation import recovery
 from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
@@ -25,6 +24,10 @@ from tests.conversation.helpers import later, run, steps
 from tests.server.wires import WAIT, Wire, WiredStore, until
 
 KEY = SessionKey("subject", "s-1")
+
+
+BACKOFF: dict[str, Any] = {"free_takeovers": 0, "takeover_backoff": 0.001}
+"""Limits with which every claim waits, for a moment."""
 
 
 def make_registry(
@@ -446,12 +449,10 @@ async def test_without_tokens_sessions_are_not_those_of_one_person() -> None:
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_claim_that_had_to_wait_is_made_only_for_a_client_that_is_still_there(
-    monkeypatch: pytest.MonkeyPatch, alive: bool
+    alive: bool,
 ) -> None:
-    monkeypatch.setattr(recovery, "FREE", 0)
-    monkeypatch.setattr(recovery, "_FIRST_S", 0.001)
     store, wire = WiredStore(), Wire()
-    registry = make_registry(store)
+    registry = make_registry(store, **BACKOFF)
     wire.alive = alive
     if alive:
         assert (await bind(registry, wire))[0] in registry.sessions
@@ -462,13 +463,9 @@ async def test_a_claim_that_had_to_wait_is_made_only_for_a_client_that_is_still_
     await registry.close()
 
 
-async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recovery, "FREE", 0)
-    monkeypatch.setattr(recovery, "_FIRST_S", 0.001)
+async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile() -> None:
     store, gone = WiredStore(), Leaving()
-    registry = make_registry(store)
+    registry = make_registry(store, **BACKOFF)
     first = asyncio.create_task(bind(registry, gone))
     await gone.asked.wait()
     second = asyncio.create_task(bind(registry, Wire()))
@@ -478,13 +475,9 @@ async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile(
     await registry.close()
 
 
-async def test_a_claim_that_had_to_wait_while_the_hub_was_closed_is_not_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recovery, "FREE", 0)
-    monkeypatch.setattr(recovery, "_FIRST_S", 0.001)
+async def test_a_claim_that_had_to_wait_while_the_hub_was_closed_is_not_made() -> None:
     store = WiredStore()
-    registry = make_registry(store)
+    registry = make_registry(store, **BACKOFF)
     store.release_gate.clear()
     binding = asyncio.create_task(bind(registry, Wire()))
     await store.releasing.wait()

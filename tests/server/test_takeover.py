@@ -12,7 +12,6 @@ import pytest
 import structlog
 from websockets.protocol import State
 
-from conductor.conversation import recovery
 from conductor.conversation.speech import CUT_HERE
 from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
@@ -435,10 +434,9 @@ async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idl
 
 
 async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: Shelf,
 ) -> None:
-    monkeypatch.setattr(recovery, "_FIRST_S", 0.01)
-    async with two_nodes(shelf) as (a, b):
+    async with two_nodes(shelf, takeover_backoff=0.01) as (a, b):
         phone = a.phone()
         await comes(phone)
         await phone.ask("one")

@@ -9,10 +9,7 @@ import random
 from collections import Counter
 from typing import Any
 
-import pytest
-
 from conductor.client import Client, ClientLimits, ConnectionLost, Reconnect, Turn, connect
-from conductor.conversation import recovery, turn_queue
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.snapshot import TURN
 from conductor.events.server import EventAck, SpeechFinal
@@ -106,11 +103,13 @@ class Walk:
             await turn.wait(LIMIT_S)
 
 
+# A phone that moved so often would be slowed down.
+LIMITS = {"free_takeovers": 1_000, "failed_turn_retry": 0.02}
+
+
 async def test_whatever_happens_each_word_has_one_answer_and_each_write_runs_once(
-    file_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    file_shelf: Shelf,
 ) -> None:
-    monkeypatch.setattr(recovery, "FREE", 1_000)  # a phone does not move so often, and would be slowed down
-    monkeypatch.setattr(turn_queue, "NEWS_RETRY_S", 0.02)
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
     await play(file_shelf, seed)
@@ -121,8 +120,8 @@ async def play(shelf: Shelf, seed: int) -> None:
     stores = [LosesReplies(shelf.make()), LosesReplies(shelf.make())]
     async with (
         asyncio.timeout(LIMIT_S),
-        node(stores[0], note, mode="queue") as a,
-        node(stores[1], note, mode="queue") as b,
+        node(stores[0], note, mode="queue", **LIMITS) as a,
+        node(stores[1], note, mode="queue", **LIMITS) as b,
     ):
         door = Door(a)
         walk = Walk(seed, door, [a, b], stores)
