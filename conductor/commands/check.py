@@ -32,7 +32,7 @@ from conductor.stores.base import SessionKey, SessionStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_schema import existing_folder, why_not_made
+from conductor.stores.sqlite_file import existing_folder, why_not_made
 
 log = structlog.get_logger(__name__)
 

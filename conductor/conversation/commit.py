@@ -17,26 +17,17 @@ from conductor.conversation.transport import Frame
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
 from conductor.events.envelope import IdGenerator, encode_event
 from conductor.events.server import ApprovalRequest, ServerEvent, SpeechFinal, SpeechPartial, ToolCallEvent
-from conductor.messages import AssistantMessage, Message
 from conductor.settings import Limits
 from conductor.stores.base import (
-    MAX_SEEN,
     AckOutbound,
-    Amendment,
-    AppendLog,
-    CallRecord,
     Claim,
-    ForgetCall,
-    OpenCall,
     Operation,
     OutboundRecord,
     PutOutbound,
-    RememberInbound,
-    SessionState,
     SessionStore,
     SetField,
-    TrimLog,
 )
+from conductor.stores.records import with_state
 
 log = structlog.get_logger(__name__)
 
@@ -130,70 +121,13 @@ class EventEncoder:
         return self._limits.speech_timeout + chars * self._limits.speech_seconds_per_char
 
 
-def is_earlier(kept: SessionState, known: SessionState) -> bool:
-    """Tell whether ``kept`` can be an earlier state of ``known``, without a commit of another claim."""
-    forgets = len(known.seen) >= MAX_SEEN  # the oldest ids have been evicted
-    if not forgets and not kept.seen.keys() <= known.seen.keys():
-        return False
-    if kept.log_end > known.log_end or kept.log_start > known.log_start:
-        return False
-    both = range(known.log_start, kept.log_end)
-    pairs = ((kept.log[at - kept.log_start], known.log[at - known.log_start]) for at in both)
-    return all(
-        one == other or (isinstance(one, AssistantMessage) and isinstance(other, AssistantMessage))
-        for one, other in pairs
-    )
-
-
-def missing(kept: SessionState, known: SessionState, outbound: Sequence[OutboundRecord]) -> list[Operation]:
-    """List the operations that turn ``kept``, an earlier state of the session, into ``known``.
-
-    ``outbound`` are the events that are unacknowledged now.
-    """
-    operations: list[Operation] = []
-    if kept.log_start < known.log_start:
-        operations.append(TrimLog(known.log_start))
-    end = max(kept.log_end, known.log_start)
-    for position in range(max(kept.log_start, known.log_start), min(end, known.log_end)):
-        before = kept.log[position - kept.log_start]
-        operations += _amended(position, before, known.log[position - known.log_start])
-    operations += [AppendLog(entry) for entry in known.log[end - known.log_start :]]
-    operations += _calls(kept.calls, known.calls)
-    operations += [RememberInbound(event_id) for event_id in known.seen if event_id not in kept.seen]
-    operations += [SetField(name, "") for name in kept.fields if name not in known.fields]
-    operations += [
-        SetField(name, value) for name, value in known.fields.items() if kept.fields.get(name) != value
-    ]
-    open_ids = {record.event_id for record in outbound}
-    operations += [AckOutbound(event_id) for event_id in kept.outbound if event_id not in open_ids]
-    operations += [PutOutbound(record) for record in outbound if record.event_id not in kept.outbound]
-    return operations
-
-
-def _amended(position: int, before: Message, after: Message) -> list[Operation]:
-    if isinstance(after, AssistantMessage) and before != after:
-        return [AppendLog(Amendment(position, after.text))]
-    return []
-
-
-def _calls(kept: dict[str, CallRecord], known: dict[str, CallRecord]) -> list[Operation]:
-    operations: list[Operation] = [ForgetCall(call_id) for call_id in kept if call_id not in known]
-    for call_id, call in known.items():
-        before = kept.get(call_id)
-        if before is None:
-            operations.append(OpenCall(call))
-        elif before != call:
-            operations += [ForgetCall(call_id), OpenCall(call)]
-    return operations
-
-
 _commit_ids = IdGenerator("commit")
 
 
 class Committer:
     """A session's claim, and its state as of the last commit.
 
-    ``state`` mirrors the store; the outbox holds the outbound events. ``on_lost`` is called once, when
+    ``state`` is the claim's, which mirrors the store. ``on_lost`` is called once, when
     another claim owns the session (``stale`` False), or when the store's state differs from ``state`` or is
     gone (``stale`` True). After that nothing is recorded or sent.
     """
@@ -302,9 +236,9 @@ class Committer:
             gone = self._encoder.outbox.take_gone()
             changed, self._changed = self._changed, set()
             fields = {name: self._snapshots[name] for name in changed} | dict(memos or {})
-            kept: list[Operation] = [*operations]
-            kept += [SetField(name, memo()) for name, memo in fields.items()]
-            recorded: list[Operation] = [*kept, *(AckOutbound(event_id) for event_id in gone)]
+            recorded: list[Operation] = [*operations]
+            recorded += [SetField(name, memo()) for name, memo in fields.items()]
+            recorded += [AckOutbound(event_id) for event_id in gone]
             recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]
             if recorded:
                 try:
@@ -313,8 +247,6 @@ class Committer:
                     self._encoder.outbox.give_back(gone)
                     self._changed |= changed
                     raise
-            for operation in kept:
-                self.state.apply(operation)
             if then is not None:
                 then()
             self._encoder.send(outgoing)
@@ -341,17 +273,13 @@ class Committer:
 
     async def _write(self, operations: Sequence[Operation]) -> None:
         if self._behind:
-            await self._bring_back()
+            # A failover lost the store's last commits: this state, which has them, is written again.
+            claim = await self._store.claim(self.key)
+            if not self.state.continues(claim.state):
+                raise Conflict("Another claim came between.")
+            self._claim = with_state(claim, self.state)
             self._behind = False
         await self._store.commit(self._claim, _commit_ids(), operations)
-
-    # After a failover the store may lack its last commits (durability, "Rollback"): append them again.
-    async def _bring_back(self) -> None:
-        self._claim = claim = await self._store.claim(self.key)
-        if not is_earlier(claim.state, self.state):
-            raise Conflict("Another claim came between.")
-        again = missing(claim.state, self.state, self._encoder.outbox.records())
-        await self._store.commit(claim, _commit_ids(), again)
 
     def _lose(self, *, stale: bool) -> None:
         if not self.lost:

@@ -7,7 +7,6 @@ one that is attached.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,8 +79,8 @@ class Session:
     def _restore(self, unsent: set[str], readings: Sequence[Reading] | None) -> None:
         state = self._committer.state
         self._profile.restore(state.fields.get(PROFILE), readings)
-        outbound, state.outbound = state.outbound, OrderedDict()
-        for record in outbound.values():
+        outbound = list(state.outbound.values())
+        for record in outbound:
             call = state.calls.get(record.call_id)
             if record.kind != "call" or (call is not None and call.result is None):
                 limit = self._encoder.limit(record, call.name if call is not None else None)
@@ -91,7 +90,7 @@ class Session:
         self._parts.speeches.restore(state.fields.get(SPEECH), self._text_at, self._outbox.is_outstanding)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
-        for record in outbound.values():
+        for record in outbound:
             if record.kind == "approval" and record.call_id not in self._approvals.pending:
                 self._outbox.abandon(record.call_id)
 

@@ -7,14 +7,13 @@ act upon is committed before it is sent.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from conductor.errors import StoreUnavailable, TooManySessions
+from conductor.errors import TooManySessions
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.rate_limit import ANONYMOUS
 
@@ -22,6 +21,8 @@ from conductor.rate_limit import ANONYMOUS
 KEPT = 2_000
 # Ids of inbound events remembered for a session. Only transcripts and notices count: hours of talk.
 MAX_SEEN = 512
+# Claims remembered as a state's authors: a failover loses seconds, in which few claims are made.
+_MAX_AUTHORS = 8
 # First character of the server's own ids: no client can use it, and these records never expire.
 LASTING = "$"
 
@@ -76,65 +77,56 @@ class OutboundRecord(msgspec.Struct, frozen=True):
     effect: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendLog:
+class AppendLog(msgspec.Struct, frozen=True, tag_field="op", tag="append"):
     """Append an entry to the log; an amendment takes no position."""
 
     entry: LogEntry
 
 
-@dataclass(frozen=True, slots=True)
-class TrimLog:
+class TrimLog(msgspec.Struct, frozen=True, tag_field="op", tag="trim"):
     """Drop the log's messages before position ``before``."""
 
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
+class OpenCall(msgspec.Struct, frozen=True, tag_field="op", tag="open"):
     """Record a call before it is sent or run. A known call id is a `Duplicate`."""
 
     call: CallRecord
 
 
-@dataclass(frozen=True, slots=True)
-class FinishCall:
+class FinishCall(msgspec.Struct, frozen=True, tag_field="op", tag="finish"):
     """Record an open call's only result. A call that is not open is a `Duplicate`."""
 
     call_id: str
     result: ToolResult
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetCall:
+class ForgetCall(msgspec.Struct, frozen=True, tag_field="op", tag="forget"):
     """Drop a call whose result is in the log."""
 
     call_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RememberInbound:
+class RememberInbound(msgspec.Struct, frozen=True, tag_field="op", tag="remember"):
     """Record that an inbound event was processed. A known id is a `Duplicate`."""
 
     event_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutOutbound:
+class PutOutbound(msgspec.Struct, frozen=True, tag_field="op", tag="put"):
     """Store an event until it is acknowledged."""
 
     event: OutboundRecord
 
 
-@dataclass(frozen=True, slots=True)
-class AckOutbound:
+class AckOutbound(msgspec.Struct, frozen=True, tag_field="op", tag="ack"):
     """Drop an event that was acknowledged or has become obsolete."""
 
     event_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetField:
+class SetField(msgspec.Struct, frozen=True, tag_field="op", tag="set"):
     """Set a named field of the session; an empty value deletes it."""
 
     name: str
@@ -154,19 +146,21 @@ Operation: TypeAlias = (
 )
 
 
-@dataclass(slots=True)
-class SessionState:
-    """Everything that is stored of a session.
+class SessionState(msgspec.Struct):
+    """Everything that is stored of a session; a snapshot is one, encoded.
 
-    ``log`` holds messages only, with amendments applied; the first one has position ``log_start``.
+    ``log`` holds messages only, with amendments applied; the first one has position ``log_start``. ``seen``
+    holds ids of inbound events. ``authors`` are the tokens of the last claims that committed, each with the
+    revision of its last commit.
     """
 
-    log: list[Message] = field(default_factory=list)
+    log: list[Message] = []
     log_start: int = 0
-    calls: dict[str, CallRecord] = field(default_factory=dict)
-    seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    outbound: OrderedDict[str, OutboundRecord] = field(default_factory=OrderedDict)
-    fields: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, CallRecord] = {}
+    seen: dict[str, None] = {}
+    outbound: dict[str, OutboundRecord] = {}
+    fields: dict[str, str] = {}
+    authors: dict[str, int] = {}
 
     @property
     def log_end(self) -> int:
@@ -207,13 +201,44 @@ class SessionState:
     def _remember(self, event_id: str) -> None:
         self.seen[event_id] = None
         if len(self.seen) > MAX_SEEN:
-            self.seen.popitem(last=False)
+            del self.seen[next(iter(self.seen))]
 
     def _set(self, name: str, value: str) -> None:
         if value:
             self.fields[name] = value
         else:
             self.fields.pop(name, None)
+
+    def advance(self, operations: Sequence[Operation], token: str, revision: int) -> None:
+        """Apply the commit that a claim made at ``revision``."""
+        for operation in operations:
+            self.apply(operation)
+        self.authors.pop(token, None)
+        self.authors[token] = revision
+        if len(self.authors) > _MAX_AUTHORS:
+            del self.authors[next(iter(self.authors))]
+
+    def continues(self, earlier: SessionState) -> bool:
+        """Tell whether ``earlier`` is a state that this one has been in: its last commit is in this one too.
+
+        A claim commits one after the other, so its token and a revision name a commit.
+        """
+        if not earlier.authors:
+            return True
+        token, revision = list(earlier.authors.items())[-1]
+        return self.authors.get(token, 0) >= revision
+
+    def copy(self) -> SessionState:
+        """Copy the containers; what they hold is immutable."""
+        return SessionState(
+            self.log.copy(),
+            self.log_start,
+            self.calls.copy(),
+            self.seen.copy(),
+            self.outbound.copy(),
+            self.fields.copy(),
+            self.authors.copy(),
+        )
 
     def duplicate(self, operations: Sequence[Operation]) -> str | None:
         """Name what makes a commit a duplicate, or None. Operations see those before them."""
@@ -267,7 +292,8 @@ class Claim:
     """The right to write to a session, until another claim.
 
     ``epoch`` counts claims: 1 means that the session is new. ``revision`` grows with each commit. ``state``
-    is the stored state at the time of the claim; it belongs to the claimant.
+    is the session as of that revision; it belongs to the claimant. ``commits`` and ``size`` are the number
+    and bytes of the commits since the last snapshot.
     """
 
     key: SessionKey
@@ -275,6 +301,8 @@ class Claim:
     epoch: int
     revision: int
     state: SessionState
+    commits: int = 0
+    size: int = 0
 
 
 def too_many(kept: int) -> TooManySessions:
@@ -309,10 +337,11 @@ class SessionStore(Protocol):
         ...
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all or none; advances ``claim.revision``.
+        """Check all operations, then apply all or none; advances ``claim.revision`` and ``claim.state``.
 
-        Repeating the session's last commit id does nothing. Raises `Fenced`, `Duplicate`, `Conflict`,
-        `Rollback` or `StoreUnavailable`.
+        The commits of a claim follow each other. Repeating the session's last commit id records nothing.
+        Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback` or `StoreUnavailable`; after the last one, only
+        repeating the commit tells whether it was recorded.
         """
         ...
 
@@ -323,72 +352,3 @@ class SessionStore(Protocol):
     async def aclose(self) -> None:
         """Close files and connections."""
         ...
-
-
-_T = TypeVar("_T")
-
-_encode = msgspec.json.Encoder().encode
-_entries: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(LogEntry)
-_calls = msgspec.json.Decoder(CallRecord)
-_outbound = msgspec.json.Decoder(OutboundRecord)
-
-
-def encode_entry(entry: LogEntry) -> str:
-    """Encode an entry of the log; a call's result is encoded in the same way."""
-    return _text(entry)
-
-
-def decode_entry(text: str | bytes) -> LogEntry:
-    """Decode what `encode_entry` wrote."""
-    return _read(_entries, text)
-
-
-def encode_call(call: CallRecord) -> str:
-    """Encode a call, with its result if it has one."""
-    return _text(call)
-
-
-def decode_call(text: str | bytes) -> CallRecord:
-    """Decode what `encode_call` wrote."""
-    return _read(_calls, text)
-
-
-def encode_outbound(record: OutboundRecord) -> str:
-    """Encode an outbound event; its frame is stored byte for byte."""
-    return _text(record)
-
-
-def decode_outbound(text: str | bytes) -> OutboundRecord:
-    """Decode what `encode_outbound` wrote. The frame is a copy, so that no larger buffer stays alive."""
-    record = _read(_outbound, text)
-    return msgspec.structs.replace(record, frame=record.frame.copy())
-
-
-def clean(text: str) -> str:
-    """Replace lone surrogates by ``?``; for ids and values that are stored as they are."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _text(value: LogEntry | CallRecord | OutboundRecord) -> str:
-    try:
-        return _encode(value).decode()
-    except UnicodeEncodeError:
-        plain = msgspec.to_builtins(value, builtin_types=(msgspec.Raw,))
-        return _encode(_cleaned(plain)).decode()
-
-
-def _cleaned(value: object) -> object:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list | tuple):
-        return [_cleaned(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _cleaned(each) for key, each in value.items()}
-    return value
-
-
-def _read(decoder: msgspec.json.Decoder[_T], text: str | bytes) -> _T:
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StoreUnavailable("The store holds something that this version cannot read.") from error

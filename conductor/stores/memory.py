@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conductor.errors import Conflict, Duplicate, Fenced
 from conductor.events.envelope import IdGenerator
 from conductor.settings import Settings
 from conductor.stores.base import KEPT, Claim, Operation, SessionKey, SessionState, too_many
+from conductor.stores.records import SNAPSHOT_COMMITS, Meta, check
 
 
 @dataclass(slots=True)
 class _Row:
-    token: str = ""
-    epoch: int = 0
-    revision: int = 0
-    commit_id: str = ""
+    meta: Meta = field(default_factory=lambda: Meta("", 0, 0, ""))
     state: SessionState = field(default_factory=SessionState)
 
 
@@ -47,33 +43,29 @@ class MemoryStore:
                 raise too_many(self._kept)
             row = self._rows[key] = _Row()
             self._counts[key.subject] += key.counted
-        row.token = self._tokens()
-        row.epoch += 1
-        return Claim(key, row.token, row.epoch, row.revision, _copy(row.state))
+        meta = row.meta
+        meta.token = self._tokens()
+        meta.epoch += 1
+        return Claim(key, meta.token, meta.epoch, meta.revision, row.state.copy())
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all or none."""
-        row = self._rows.get(claim.key)
-        if row is None or row.token != claim.token:
-            raise Fenced("Another claim owns this session.")
-        if row.commit_id == commit_id:
-            claim.revision = row.revision
-            return
-        if row.revision != claim.revision:
-            raise Conflict(f"The session is at revision {row.revision}, not {claim.revision}.")
-        known = row.state.duplicate(operations)
-        if known is not None:
-            raise Duplicate(f"{known} was recorded before.")
-        for operation in operations:
-            row.state.apply(operation)
-        row.revision += 1
-        row.commit_id = commit_id
-        claim.revision = row.revision
+        row = self._rows.get(claim.key, _Row())  # a session that was released is gone
+        meta = row.meta
+        if check(claim, commit_id, claim.state.duplicate(operations), meta):
+            meta.revision += 1
+            meta.commit_id = commit_id
+            if claim.commits >= SNAPSHOT_COMMITS:  # only `with_state` leads to that
+                row.state, claim.commits = claim.state.copy(), 0
+            row.state.advance(operations, meta.token, meta.revision)
+        if claim.revision < meta.revision:
+            claim.revision = meta.revision
+            claim.state.advance(operations, claim.token, claim.revision)
 
     async def release(self, claim: Claim) -> None:
         """Delete the session: its grace is over, and memory keeps nothing longer."""
         row = self._rows.get(claim.key)
-        if row is not None and row.token == claim.token:
+        if row is not None and row.meta.token == claim.token:
             del self._rows[claim.key]
             self._counts[claim.key.subject] -= claim.key.counted
 
@@ -88,14 +80,3 @@ class MemoryStore:
 def from_settings(settings: Settings) -> MemoryStore:
     """Make the store."""
     return MemoryStore(kept=settings.max_kept_sessions_per_subject)
-
-
-def _copy(state: SessionState) -> SessionState:
-    return SessionState(
-        copy.copy(state.log),
-        state.log_start,
-        dict(state.calls),
-        OrderedDict(state.seen),
-        OrderedDict(state.outbound),
-        dict(state.fields),
-    )

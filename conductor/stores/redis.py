@@ -7,36 +7,39 @@ acknowledged (``appendonly yes``) and throw nothing away (``maxmemory-policy noe
 
 from __future__ import annotations
 
+import heapq
 import os
 import platform
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import structlog
-
-from conductor.errors import Conflict, Duplicate, Fenced, Rollback, SettingsError, StoreUnavailable
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, MAX_SEEN, Claim, Operation, SessionKey, too_many
-from conductor.stores.redis_records import (
+from conductor.stores.base import KEPT, Claim, Operation, SessionKey, too_many
+from conductor.stores.records import Draft, Stored
+from conductor.stores.redis_scripts import (
     CLAIM,
     COMMIT,
     COUNT,
+    DELETE,
     RELEASE,
     STRANGE,
-    Reply,
     index_name,
-    key_names,
-    read,
+    read_meta,
+    read_session,
+    session_name,
+    session_of,
+    session_pattern,
     text,
-    written,
 )
 from conductor.stores.redis_url import RedisAddress
 
 if TYPE_CHECKING:
     from conductor.stores.redis_client import Client
 
-log = structlog.get_logger(__name__)
+# Names read at once where all of a subject's sessions are wanted.
+_PAGE = 10_000
 
 
 class RedisStore:
@@ -45,7 +48,7 @@ class RedisStore:
     Lasting ones do not expire.
 
     A commit is tried for ``retry_for`` seconds and then is `StoreUnavailable`; it may have been recorded all
-    the same, and then the next commit is a `Conflict`: claim the session anew. With ``replicas``, each claim
+    the same, and then the next commit is a `Conflict`: claim the session again. With ``replicas``, each claim
     and commit waits up to ``wait_ms`` until so many replicas have it, and counts as not done before.
     ``prefix`` begins the names of all keys. A subject may keep ``kept`` sessions. Raises `SettingsError` for
     a URL that is none.
@@ -69,9 +72,8 @@ class RedisStore:
         )
         self.prefix = prefix
         self._kept = kept
-        self.ttl_ms = str(max(1, round(session_ttl * 1000)))
+        self._ttl_ms = str(max(1, round(session_ttl * 1000)))
         self._node = f"{platform.node() or 'node'}-{os.getpid()}"
-        self._held: dict[str, list[str]] = {}  # token -> its session's keys
 
     async def open(self) -> None:
         """Connect now, so that a mistake is said at the start; without this, the first claim connects.
@@ -85,74 +87,90 @@ class RedisStore:
         if key.counted:
             await self._count(key)
         token = f"{self._node}:{uuid4().hex}"
-        keys = key_names(self.prefix, key)
-        kept = read(await self.client.write(CLAIM, keys, (token, self._ttl(key))))
-        if not kept.whole:
-            log.warning("session incomplete", session=key.session_id)
-        if not key.lasting:  # those are claimed at every turn, and never let go
-            self._held[token] = keys
-        return Claim(key, token, kept.epoch, kept.revision, kept.state)
+        stored = read_session(
+            await self.client.write(CLAIM, session_name(self.prefix, key), (token, self._ttl(key)))
+        )
+        if stored is None:
+            raise StoreUnavailable(STRANGE)
+        return stored.claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all of them, or none; see `SessionStore`."""
-        keys = self._held.get(claim.token)
-        if keys is None and claim.key.lasting:
-            keys = key_names(self.prefix, claim.key)
-        if keys is None:  # released, fenced before, or made up
-            raise Fenced("Another claim owns this session.")
-        arguments = [
+        draft = Draft(claim, commit_id, operations)
+        arguments = (
             claim.token,
-            commit_id,
-            str(claim.revision),
             self._ttl(claim.key),
-            str(MAX_SEEN),
-            *written(operations),
-        ]
-        reply = await self.client.write(COMMIT, keys, arguments)
-        if not isinstance(reply, int):
-            self._refuse(claim, reply)
-        claim.revision = reply
+            str(claim.revision),
+            commit_id,
+            draft.data,
+            "1" if draft.snapshot else "",
+        )
+        reply = await self.client.write(COMMIT, session_name(self.prefix, claim.key), arguments)
+        if reply == 1:
+            draft.accept()
+        else:
+            draft.settle(read_meta(reply))
 
     async def release(self, claim: Claim) -> None:
         """Let go of a session, which stays until it expires; without a server too. Raises nothing."""
-        keys = self._held.pop(claim.token, None)
-        if keys is not None:
-            await self.client.best_effort_write(RELEASE, keys, (claim.token,))
+        await self.client.best_effort_write(RELEASE, session_name(self.prefix, claim.key), (claim.token,))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self.client.aclose()
 
     async def _count(self, key: SessionKey) -> None:
-        """Count a session that is about to be claimed. One that is there already always may be."""
+        # A session that is there already may always be claimed.
         index = index_name(self.prefix, key.subject)
-        arguments = (key.session_id, self.ttl_ms, str(self._kept))
+        arguments = (key.session_id, self._ttl_ms, str(self._kept))
         if await self.client.query(index, "EVAL", COUNT, "1", index, *arguments) == 0:
-            meta = key_names(self.prefix, key)[0]
-            if await self.client.query(meta, "EXISTS", meta) == 0:
+            name = session_name(self.prefix, key)
+            if await self.client.query(name, "HEXISTS", name, "epoch") == 0:
                 raise too_many(self._kept)
 
     def _ttl(self, key: SessionKey) -> str:
-        """Say for how many milliseconds a session is kept; ``0`` is for ever."""
-        return "0" if key.lasting else self.ttl_ms
+        return "0" if key.lasting else self._ttl_ms
 
-    def _refuse(self, claim: Claim, reply: Reply) -> NoReturn:
-        code, detail = reply if isinstance(reply, list) and len(reply) == 2 else (None, None)
-        match code, detail:
-            case b"FENCED", _:
-                self._held.pop(claim.token, None)
-                if detail == b"gone":
-                    raise Fenced("This session was deleted.", gone=True)
-                raise Fenced("Another claim owns this session.")
-            case b"DUPLICATE", bytes():
-                raise Duplicate(f"{text(detail)} was recorded before.")
-            case b"REVISION", int() if detail < claim.revision:
-                raise Rollback(f"The session is back at revision {detail}; it was at {claim.revision}.")
-            case b"REVISION", int():
-                raise Conflict(f"The session is at revision {detail}, not {claim.revision}.")
-            case b"LOST", _:
-                raise Rollback("The store has lost this session, or a part of it.")
-        raise StoreUnavailable(STRANGE)
+    # -- for an operator: sessions are found by SCAN, which holds up no other client
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        """List sessions by subject and id. Raises `StoreUnavailable`.
+
+        Costs a look at the names of all keys, at some 100,000 a second; what is in memory is bounded.
+        """
+        first = ("", "") if after is None else (after.subject, after.session_id)
+        found: set[tuple[str, str]] = set()
+        async for names in self.client.scan(session_pattern(self.prefix, subject, session_id)):
+            keys = [key for key in (session_of(text(name)) for name in names) if key is not None]
+            pairs = {(key.subject, key.session_id) for key in keys}
+            found |= pairs if after is None else {pair for pair in pairs if pair > first}
+            if len(found) > 10 * limit:
+                found = set(heapq.nsmallest(limit, found))
+        return [SessionKey(*pair) for pair in heapq.nsmallest(limit, found)]
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        """Read a session without claiming it; None if there is none. Raises `StoreUnavailable`."""
+        name = session_name(self.prefix, key)
+        return read_session(await self.client.query(name, "HGETALL", name))
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        """Delete a session, or all of a subject's, and fence the owners; return their number."""
+        if session_id is not None:
+            return await self._delete(SessionKey(subject, session_id))
+        deleted = 0
+        after: SessionKey | None = None
+        while page := await self.keys(subject, None, after, _PAGE):
+            for after in page:
+                deleted += await self._delete(after)
+        return deleted
+
+    async def _delete(self, key: SessionKey) -> int:
+        reply = await self.client.write(DELETE, session_name(self.prefix, key), (self._ttl_ms,))
+        index = index_name(self.prefix, key.subject)
+        await self.client.query(index, "ZREM", index, key.session_id)
+        return int(reply == 1)
 
 
 def _client() -> type[Client]:

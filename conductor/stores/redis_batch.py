@@ -12,7 +12,7 @@ import hiredis
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from conductor.stores.redis_records import Reply
+from conductor.stores.redis_scripts import Reply
 
 Answer: TypeAlias = "Reply | exceptions.ResponseError"
 

@@ -18,7 +18,7 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.redis_batch import Answer, Batcher, ConnectionLost, Copies, Refused, checked, pack
 from conductor.stores.redis_cluster import Cluster
 from conductor.stores.redis_nodes import Primary
-from conductor.stores.redis_records import STRANGE, Reply, Script, text
+from conductor.stores.redis_scripts import STRANGE, Reply, Script, text
 from conductor.stores.redis_url import RedisAddress
 
 log = structlog.get_logger(__name__)
@@ -68,18 +68,14 @@ class Client:
         """Close the connections."""
         await self._servers.aclose()
 
-    async def write(self, script: Script, keys: Sequence[str], arguments: Sequence[str] = ()) -> Reply:
+    async def write(self, script: Script, key: str, arguments: Sequence[str | bytes] = ()) -> Reply:
         """Run a script that changes something. Raises `StoreUnavailable`."""
-        return await self._retrying(partial(self._run, script, keys, arguments, writes=True))
+        return await self._retrying(partial(self._run, script, key, arguments, writes=True))
 
-    async def read(self, script: Script, keys: Sequence[str]) -> Reply:
-        """Run a script that changes nothing. Raises `StoreUnavailable`."""
-        return await self._retrying(partial(self._run, script, keys, (), writes=False))
-
-    async def best_effort_write(self, script: Script, keys: Sequence[str], arguments: Sequence[str]) -> None:
+    async def best_effort_write(self, script: Script, key: str, arguments: Sequence[str | bytes]) -> None:
         """Run a script if the server is there."""
         try:
-            await self._run(script, keys, arguments, writes=False)
+            await self._run(script, key, arguments, writes=False)
         except (ConnectionLost, Refused) as error:
             log.debug("not written", why=str(error))
 
@@ -102,13 +98,13 @@ class Client:
                         raise StoreUnavailable(STRANGE)
 
     async def _run(
-        self, script: Script, keys: Sequence[str], arguments: Sequence[str], *, writes: bool
+        self, script: Script, key: str, arguments: Sequence[str | bytes], *, writes: bool
     ) -> Reply:
         """Run a script by its digest, or by its text on a server that has not seen it."""
         answer: Answer = None
         for way in (("EVALSHA", script.digest), ("EVAL", script.text)):
-            command = pack(*way, str(len(keys)), *keys, *arguments)
-            answer = await self._servers.ask(command, keys[0], writes=writes)
+            command = pack(*way, "1", key, *arguments)
+            answer = await self._servers.ask(command, key, writes=writes)
             if not isinstance(answer, exceptions.NoScriptError):
                 break
         return checked(answer)

@@ -11,7 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from conductor.stores.redis_batch import Answer, Batcher, ConnectionLost, Copies, Refused, checked, pack
 from conductor.stores.redis_nodes import connection_to
-from conductor.stores.redis_records import Reply, text
+from conductor.stores.redis_scripts import Reply, text
 from conductor.stores.redis_url import RedisAddress
 
 Node: TypeAlias = tuple[str, int]

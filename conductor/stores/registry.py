@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.stores.admin import SessionAdmin
+from conductor.stores.admin import SessionAdmin, StoredSessions
 from conductor.stores.base import SessionStore
 from conductor.stores.redis_url import RedisAddress
 
@@ -18,12 +17,6 @@ STORES = {
     "redis": "conductor.stores.redis:from_settings",
 }
 """Kind of store -> module and function that makes it from the settings."""
-
-ADMINS = {
-    "sqlite": "conductor.stores.sqlite_admin:SqliteAdmin",
-    "redis": "conductor.stores.redis_admin:RedisAdmin",
-}
-"""Kind of store -> module and class that lets an operator look at it, and delete from it."""
 
 
 def check_shared(settings: Settings) -> None:
@@ -37,7 +30,8 @@ def check_shared(settings: Settings) -> None:
 
 def make_store(settings: Settings) -> SessionStore:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
-    return cast(SessionStore, _find(STORES, settings)(settings))
+    module, _, name = STORES[settings.store_kind].partition(":")
+    return cast(SessionStore, getattr(import_module(module), name)(settings))
 
 
 def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
@@ -45,12 +39,12 @@ def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
 
     Raises `SettingsError` for a store that only its own process can see.
     """
-    if settings.store_kind not in ADMINS:
+    if settings.store_kind == "memory":
         raise SettingsError(
             "Sessions are kept in memory, where only their own server sees them; "
             "DATA_DIR or SESSION_STORE_URL names a store that outlives it."
         )
-    return cast(SessionAdmin, _find(ADMINS, settings)(store))
+    return SessionAdmin(cast(StoredSessions, store))
 
 
 def describe_store(settings: Settings) -> str:
@@ -60,8 +54,3 @@ def describe_store(settings: Settings) -> str:
     if settings.store_kind == "sqlite":
         return str(settings.store_path)
     return str(RedisAddress.parse(settings.store_url))
-
-
-def _find(known: dict[str, str], settings: Settings) -> Callable[[Any], Any]:
-    module, _, name = known[settings.store_kind].partition(":")
-    return cast(Callable[[Any], Any], getattr(import_module(module), name))

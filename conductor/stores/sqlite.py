@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from conductor.errors import StoreUnavailable
+import structlog
+
+from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, Claim, Operation, SessionKey
-from conductor.stores.sqlite_writer import Commit, Delete, LetGo, Limits, Sweep, TakeOver, Work, Writer
+from conductor.stores.base import KEPT, LASTING, Claim, Operation, SessionKey, too_many
+from conductor.stores.records import Draft, Meta, Stored
+from conductor.stores.sqlite_file import SPARE_PAGES, rewrite
+from conductor.stores.sqlite_writer import Writer
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 # Seconds that closing waits for queued work.
 _CLOSE_S = 5.0
 # Seconds between sweeps at most, also when sessions are kept for years.
 _SWEEP_MOST_S = 86_400.0
+# Seconds that a reader waits for another process's lock.
+_LOCK_S = 2.0
+# One step of a deletion or a sweep is bounded, because commits wait for it: sessions scanned, sessions
+# deleted, pages freed, seconds.
+_SCANNED = 1000
+_DELETED = 64
+_FREED = 1_024
+_STEP_S = 0.02
+
+_META = "token, epoch, revision, commit_id, updated"
+_ADVANCE = (
+    "UPDATE session SET revision=revision+1, commit_id=?1, updated=?2"
+    " WHERE id=?3 AND token=?4 AND revision=?5 AND commit_id<>?1"
+)
+_APPEND = "INSERT INTO record SELECT id, revision, ? FROM session WHERE id=?"
+_WHICH = "session WHERE subject=?1 AND (?2 IS NULL OR session_id=?2)"
 
 
 class SqliteStore:
@@ -41,9 +70,14 @@ class SqliteStore:
         kept: int = KEPT,
     ) -> None:
         self.path = Path(path)
-        sweep_every = min(sweep_every, _SWEEP_MOST_S)
-        self._limits = Limits(session_ttl, busy_timeout, sweep_every, look_every, now, kept)
+        self._session_ttl = session_ttl
+        self._busy_timeout = busy_timeout
+        self._sweep_every = min(sweep_every, _SWEEP_MOST_S)
+        self._look_every = look_every
+        self._now = now
+        self._kept = kept
         self._writer: Writer | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def groups(self) -> int:
@@ -58,44 +92,121 @@ class SqliteStore:
         """
         if self._writer is not None:
             return
-        writer = Writer(self.path, self._limits)
+        writer = Writer(self.path, self._busy_timeout, self._look_every)
         await writer.open()
         self._writer = writer
+        self._sweeping = asyncio.create_task(self._sweep_regularly())
 
     async def claim(self, key: SessionKey) -> Claim:
         """Claim a session, creating it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
-        claim: Claim = await self._submit(TakeOver(key))
-        return claim
+        now = self._now()
+        stored = await self._run(partial(_claim, key, now, now - self._session_ttl, self._kept))
+        assert isinstance(stored, Stored)
+        return stored.claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all or none; returns when they are on the disk.
 
         Cancelling the caller does not cancel the commit. Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback`
-        or `StoreUnavailable`; after the last one only a retry with the same id can tell whether it was
-        recorded.
+        or `StoreUnavailable`.
         """
-        await self._submit(Commit(claim, commit_id, operations))
+        draft = Draft(claim, commit_id, operations)
+        found = await self._run(partial(_append, draft, self._now()))
+        if found is None:
+            draft.accept()
+        else:
+            draft.settle(found)
 
     async def release(self, claim: Claim) -> None:
         """End the claim; the session stays for the next one. Raises `StoreUnavailable`."""
-        await self._submit(LetGo(claim.key, claim.token))
+        await self._run(partial(_release, claim.token))
+
+    async def aclose(self) -> None:
+        """Finish queued work, and close the file."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+        if self._writer is not None:
+            await self._writer.close(_CLOSE_S)
+
+    # -- deletion and expiry
 
     async def sweep(self) -> int:
         """Delete all expired sessions now, and return their number; this also happens regularly."""
-        deleted: int = await self._submit(Sweep())
+        before, deleted, after = self._now() - self._session_ttl, 0, 0
+        while True:
+            after, count, more = await self._run(partial(_sweep, after, before))
+            deleted += count
+            if not more:
+                break
+        await self._give_back(erase=False)
         return deleted
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
         """Delete a session, or all of a subject's, and fence the owners; return their number."""
-        deleted: int = await self._submit(Delete(subject, session_id))
+        # Counted once: sessions created after the request are not meant.
+        left = await self._run(partial(_count, subject, session_id))
+        deleted = 0
+        while deleted < left and (count := await self._run(partial(_delete, subject, session_id))):
+            deleted += count
+        await self._give_back(erase=True)
         return deleted
 
-    async def aclose(self) -> None:
-        """Finish queued work, and close the file."""
+    async def _give_back(self, *, erase: bool) -> None:
+        while await self._run(_free_pages):
+            erase = True
         if self._writer is not None:
-            await self._writer.close(_CLOSE_S)
+            await self._writer.submit(partial(_shrink, erase), alone=True)
 
-    async def _submit(self, work: Work) -> Any:
+    async def _sweep_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_every)
+            try:
+                await self.sweep()
+            except StoreUnavailable:
+                log.warning("session store not swept now")
+
+    # -- for an operator
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        """List sessions by subject and id. Raises `StoreUnavailable`."""
+        where = {"subject=?": subject, "session_id=?": session_id}
+        values = [value for value in where.values() if value is not None]
+        sql = " AND ".join(["1", *(part for part, value in where.items() if value is not None)])
+        if after is not None:
+            sql += " AND (subject, session_id) > (?, ?)"
+            values += [after.subject, after.session_id]
+        sql = f"SELECT subject, session_id FROM session WHERE {sql} ORDER BY subject, session_id LIMIT ?"
+        rows = await self._read(lambda connection: connection.execute(sql, (*values, limit)).fetchall())
+        return [SessionKey(*row) for row in rows]
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        """Read a session without claiming it; None if there is none. Raises `StoreUnavailable`."""
+
+        def read(connection: sqlite3.Connection) -> Stored | None:
+            connection.execute("BEGIN")  # so that all rows are of one moment
+            sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
+            row = connection.execute(sql, (key.subject, key.session_id)).fetchone()
+            return None if row is None else Stored(Meta(*row[1:]), _records(connection, row[0]))
+
+        return await self._read(read)
+
+    async def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        # On a connection of its own, so that no commit waits for it.
+        def work() -> _T:
+            uri = f"{self.path.absolute().as_uri()}?mode=ro"
+            connection = sqlite3.connect(uri, uri=True, timeout=_LOCK_S, isolation_level=None)
+            with closing(connection):
+                return read(connection)
+
+        try:
+            return await asyncio.to_thread(work)
+        except sqlite3.Error as error:
+            raise StoreUnavailable("The session store cannot be read now.") from error
+
+    async def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         if self._writer is None:
             raise StoreUnavailable("The session store is not open.")
         return await self._writer.submit(work)
@@ -108,3 +219,119 @@ def from_settings(settings: Settings) -> SqliteStore:
         session_ttl=settings.session_ttl_s,
         kept=settings.max_kept_sessions_per_subject,
     )
+
+
+# -- work for the writer's thread; what may be done twice after a failure
+
+
+def _claim(
+    key: SessionKey, now: float, expired: float, kept: int, connection: sqlite3.Connection
+) -> Stored | TooManySessions:
+    sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
+    found = connection.execute(sql, (key.subject, key.session_id)).fetchone()
+    if found is not None and found[-1] < expired and not key.lasting:
+        _delete_rows(connection, [found[0]])
+        found = None
+    if found is not None:
+        row, meta = found[0], Meta(*found[1:])
+    elif key.counted and _kept(connection, key.subject, kept) >= kept:
+        return too_many(kept)
+    else:
+        meta = Meta("", 0, 0, "", now)
+        sql = f"INSERT INTO session(subject, session_id, {_META}) VALUES(?, ?, '', 0, 0, '', ?)"
+        row = connection.execute(sql, (key.subject, key.session_id, now)).lastrowid
+    meta.token = f"{row}.{secrets.token_hex(16)}"
+    meta.epoch += 1
+    connection.execute(
+        "UPDATE session SET token=?, epoch=?, updated=? WHERE id=?", (meta.token, meta.epoch, now, row)
+    )
+    return Stored(meta, _records(connection, row))
+
+
+def _records(connection: sqlite3.Connection, row: int) -> dict[int, bytes]:
+    return dict(connection.execute("SELECT revision, data FROM record WHERE session=?", (row,)))
+
+
+def _kept(connection: sqlite3.Connection, subject: str, most: int) -> int:
+    (count,) = connection.execute(
+        "SELECT count(*) FROM"
+        " (SELECT 1 FROM session WHERE subject=? AND substr(session_id, 1, 1)<>? LIMIT ?)",
+        (subject, LASTING, most),
+    ).fetchone()
+    return int(count)
+
+
+def _append(draft: Draft, now: float, connection: sqlite3.Connection) -> Meta | None:
+    # None if the record was appended, else what the session is.
+    claim = draft.claim
+    number, _, rest = claim.token.partition(".")
+    row = int(number) if rest and number.isdecimal() else -1  # a made-up token
+    if draft.data:
+        values = (draft.commit_id, now, row, claim.token, claim.revision)
+        if connection.execute(_ADVANCE, values).rowcount:
+            if draft.snapshot:
+                connection.execute("DELETE FROM record WHERE session=?", (row,))
+            connection.execute(_APPEND, (draft.data, row))
+            return None
+    found = connection.execute(f"SELECT {_META} FROM session WHERE id=?", (row,)).fetchone()
+    return Meta("", 0, 0, "") if found is None else Meta(*found)
+
+
+def _release(token: str, connection: sqlite3.Connection) -> None:
+    row = token.partition(".")[0]
+    connection.execute("UPDATE session SET token='' WHERE id=? AND token=?", (row, token))
+
+
+def _count(subject: str, session_id: str | None, connection: sqlite3.Connection) -> int:
+    sql = f"SELECT count(*) FROM {_WHICH}"
+    return int(connection.execute(sql, (subject, session_id)).fetchone()[0])
+
+
+def _delete(subject: str, session_id: str | None, connection: sqlite3.Connection) -> int:
+    sql = f"SELECT id FROM {_WHICH} LIMIT {_DELETED}"
+    return _delete_rows(connection, [row for (row,) in connection.execute(sql, (subject, session_id))])
+
+
+def _sweep(after: int, before: float, connection: sqlite3.Connection) -> tuple[int, int, bool]:
+    # Where to go on, how many were deleted, and whether to go on.
+    sql = "SELECT id, updated<? AND substr(session_id, 1, 1)<>? FROM session WHERE id>? ORDER BY id LIMIT ?"
+    rows = connection.execute(sql, (before, LASTING, after, _SCANNED)).fetchall()
+    expired = [row for row, is_expired in rows if is_expired][:_DELETED]
+    deleted = _delete_rows(connection, expired)
+    if deleted < len(expired) or deleted == _DELETED:
+        return expired[deleted - 1], deleted, True
+    return (rows[-1][0] if rows else after), deleted, len(rows) == _SCANNED
+
+
+def _delete_rows(connection: sqlite3.Connection, rows: Sequence[int]) -> int:
+    # At least one, so that a slow disk makes progress, too.
+    until = time.monotonic() + _STEP_S
+    for count, row in enumerate(rows, 1):
+        connection.execute("DELETE FROM record WHERE session=?", (row,))
+        connection.execute("DELETE FROM session WHERE id=?", (row,))
+        if time.monotonic() > until:
+            return count
+    return len(rows)
+
+
+def _free_pages(connection: sqlite3.Connection) -> bool:
+    until = time.monotonic() + _STEP_S
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    if free <= SPARE_PAGES:
+        return False
+    for _ in range(min(free - SPARE_PAGES, _FREED)):
+        # One page: Python runs only the first step of the statement.
+        connection.execute("PRAGMA incremental_vacuum(1)")
+        if time.monotonic() > until:
+            break
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return bool(SPARE_PAGES < left < free)
+
+
+def _shrink(erase: bool, connection: sqlite3.Connection) -> None:
+    # Only a checkpoint makes the file itself smaller, and the write-ahead log still holds what was deleted.
+    try:
+        if rewrite(connection) or erase:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        log.warning("session store not made smaller now", error=str(error))

@@ -34,10 +34,9 @@ from conductor import cli
 from conductor.conversation.commit import Committer, EncodedEvent, EventEncoder
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
-from conductor.errors import Fenced, StoreError
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ServerEvent
-from conductor.stores import redis, redis_records, sqlite_schema
+from conductor.stores import redis, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
@@ -198,25 +197,18 @@ def _renamed(frame: Frame, old: bytes) -> Frame:
 
 def no_fence() -> None:
     """Accept the commits of an owner whose session was taken over."""
+    _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, "token=?4 AND revision=?5", "?4=?4 AND ?5=?5"))
+    script = redis_scripts.COMMIT.text
+    script = _without(script, "found[1] == ARGV[1] and ARGV[1] ~= ''", "true")
+    script = _without(script, "revision ~= ARGV[3] or", "")
+    digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
+    _patch(redis, "COMMIT", redis_scripts.Script(script, digest))
 
-    def standing(head: Any, proposal: Any) -> int | StoreError | None:
-        if head is None:
-            return Fenced("There is no such session.")
-        found: int = head.revision
-        return found if head.commit_id == proposal.commit_id else None
 
-    _patch(sqlite_schema, "_standing", standing)
-    script = redis_records.COMMIT
-    for check in (
-        "if kept[1] == '' then return {'FENCED', 'gone'} end",
-        "if kept[1] ~= ARGV[1] then return {'FENCED', ''} end",
-        "if revision ~= tonumber(ARGV[3]) then return {'REVISION', revision} end",
-    ):
-        if check not in script.text:
-            raise AttributeError("the script for commits has no such check: this control breaks nothing")
-        text = script.text.replace(check, "")
-        script = replace(script, text=text, digest=sha1(text.encode(), usedforsecurity=False).hexdigest())
-    _patch(redis, "COMMIT", script)
+def _without(text: str, check: str, instead: str) -> str:
+    if check not in text:
+        raise AttributeError(f"there is no such check as {check}: this control breaks nothing")
+    return text.replace(check, instead)
 
 
 CONTROLS: Mapping[str, Callable[[], None]] = {

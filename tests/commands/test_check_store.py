@@ -11,10 +11,10 @@ import pytest
 
 from conductor.commands.check import reported, store_items
 from conductor.settings import load_settings
+from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
-from conductor.stores.sqlite_admin import SqliteAdmin
 from tests.stores.redis_server import RedisServer
 
 PASSWORD = "hunter2-hunter2"
@@ -63,7 +63,7 @@ async def test_a_store_in_use_is_written_to_and_keeps_what_it_had(tmp_path: Path
     (line,) = await found(data_dir=tmp_path)
     assert line.startswith(f"ok    sessions: {tmp_path}/conductor.db; a write took ")
     await store.commit(claim, "commit-1", [SetField("a", "b")])
-    assert [info.session_id for info in await SqliteAdmin(store).sessions()] == ["s-1"]
+    assert [info.session_id for info in await SessionAdmin(store).sessions()] == ["s-1"]
     await store.aclose()
 
 

@@ -186,7 +186,8 @@ class SlowStore:
             error = self.fail(operations)
             if error is not None:
                 raise error
-            await self.inner.commit(claim, commit_id, operations)
+            unanswered = replace(claim, state=claim.state.copy())
+            await self.inner.commit(unanswered, commit_id, operations)
             self.commits.append(list(operations))
             for operation in operations:
                 if isinstance(operation, PutOutbound):
@@ -194,6 +195,8 @@ class SlowStore:
             await steps(self.after())
             if self.hold_answer is not None:
                 await self.hold_answer.wait()
+            claim.revision, claim.commits = unanswered.revision, unanswered.commits
+            claim.state.advance(operations, claim.token, claim.revision)
         finally:
             self.running.discard(claim.token)
 

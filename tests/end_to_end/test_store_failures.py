@@ -23,7 +23,7 @@ from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SessionStore
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.redis import RedisStore
-from conductor.stores.redis_records import key_names
+from conductor.stores.redis_scripts import session_name
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.conftest import Served
 from tests.end_to_end.phone import WAIT, Event, Phone, is_call
@@ -329,12 +329,12 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
 async def test_a_primary_that_dies_and_is_replaced_is_not_noticed(servers: Any, tmp_path: Path) -> None:
     with servers(tmp_path).running() as running:
         store = RedisStore(running.url, retry_for=WAIT)
-        (meta, *_) = key_names(store.prefix, SessionKey("anonymous", "s-1"))
+        name = session_name(store.prefix, SessionKey("anonymous", "s-1"))
         async with serving(store) as served, served.phone() as phone:
             await phone.ask("one")
             await calm(served)
             since = len(phone.log)
-            failing = asyncio.create_task(asyncio.to_thread(running.fail_over, meta))
+            failing = asyncio.create_task(asyncio.to_thread(running.fail_over, name))
             await phone.say("two")
             await phone.idle(since=since)
             await failing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,7 +73,7 @@ class LosesReplies:
         if not self.loses(number):
             await self.inner.commit(claim, commit_id, operations)
             return
-        unanswered = replace(claim)
+        unanswered = deepcopy(claim)
         await self.inner.commit(unanswered, commit_id, operations)
         self.lost += 1
         raise StoreUnavailable("The reply was lost.")

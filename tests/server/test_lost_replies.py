@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import deepcopy
 
 import msgspec
 import pytest
@@ -245,7 +245,7 @@ async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_sh
     session = Session(services, await store.claim(KEY))
     await session._committer.flush()
     record = OutboundRecord("evt-1", "call", "call-1", "turn-1", 0, msgspec.Raw(b"{}"), "write")
-    claim = replace(session._committer._claim)
+    claim = deepcopy(session._committer._claim)
     await store.commit(claim, "unanswered", [PutOutbound(record)])
     own = await store.claim(KEY)
     assert session.unsent(own) == {"evt-1"}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from dataclasses import replace
-from typing import ClassVar
 
 import msgspec
 import pytest
 
-from conductor.errors import Conflict, Duplicate, Fenced, StoreError, TooManySessions
+from conductor.errors import Conflict, Duplicate, Fenced, Rollback, StoreError, TooManySessions
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import (
@@ -36,6 +36,7 @@ from conductor.stores.base import (
     SetField,
     TrimLog,
 )
+from conductor.stores.records import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, with_state
 
 KEY = SessionKey("subject", "s-1")
 HISTORY: list[Message] = [
@@ -99,13 +100,7 @@ async def filled(store: SessionStore) -> Claim:
 
 
 class StoreContract:
-    """The tests; a subclass has a fixture ``store``.
-
-    ``ahead`` is what a claim is told whose revision the store has never reached: an engine that outlives its
-    process knows that it has lost commits.
-    """
-
-    ahead: ClassVar[type[StoreError]] = Conflict
+    """The tests; a subclass has a fixture ``store``."""
 
     async def test_a_commit_may_acknowledge_more_than_a_thousand_events(self, store: SessionStore) -> None:
         claim = await filled(store)
@@ -204,12 +199,12 @@ class StoreContract:
         assert (await store.claim(KEY)).revision == 3
 
     @pytest.mark.parametrize("by", [-1, 1, 5])
-    async def test_another_revision_than_the_sessions_is_a_conflict(
+    async def test_another_revision_than_the_sessions_is_a_conflict_or_a_rollback(
         self, store: SessionStore, by: int
     ) -> None:
         claim = await filled(store)
         wrong = replace(claim, revision=claim.revision + by)
-        with pytest.raises(self.ahead if by > 0 else Conflict):
+        with pytest.raises(Rollback if by > 0 else Conflict):
             await store.commit(wrong, "commit-1", [SetField("a", "changed")])
         assert (await stored(store)).fields == {"a": "b"}
 
@@ -217,7 +212,7 @@ class StoreContract:
         self, store: SessionStore
     ) -> None:
         claim = await filled(store)
-        lost = replace(claim)  # the reply to the commit was lost: the revision is the old one
+        lost = deepcopy(claim)  # the reply to the commit was lost: the revision is the old one
         operations: list[Operation] = [AppendLog(UserMessage("once")), RememberInbound("in-9")]
         await store.commit(claim, "commit-1", operations)
         for _ in range(3):
@@ -375,6 +370,52 @@ class StoreContract:
         state = await stored(store)
         assert state.log == [AssistantMessage("three")] and state.fields == {"a": "2"} and not state.outbound
 
+    # -- snapshots
+
+    async def test_a_long_session_comes_back_as_it_was(self, store: SessionStore) -> None:
+        claim = await filled(store)
+        for number in range(2 * SNAPSHOT_COMMITS + 3):
+            said, heard = AppendLog(UserMessage(str(number))), RememberInbound(f"in-x{number}")
+            await store.commit(claim, f"commit-{number}x", [said, heard, TrimLog(number)])
+        assert claim.commits < SNAPSHOT_COMMITS
+        again = await store.claim(KEY)
+        assert contents(again.state) == contents(claim.state)
+        assert (again.revision, again.commits) == (claim.revision, claim.commits)
+        await store.commit(again, "commit-after", [SetField("a", "c")])
+        assert (await stored(store)).fields == {"a": "c"}
+
+    async def test_large_commits_are_soon_replaced_by_a_snapshot(self, store: SessionStore) -> None:
+        claim = await filled(store)
+        for number in range(12):
+            await store.commit(claim, f"commit-{number}x", [SetField("large", str(number) * 100_000)])
+            assert claim.size < SNAPSHOT_BYTES + 200_000 or claim.size == 0
+        assert claim.commits < 5
+        assert contents(await stored(store)) == contents(claim.state)
+
+    async def test_a_state_that_others_have_changed_is_not_one_that_a_claimant_has_seen(
+        self, store: SessionStore
+    ) -> None:
+        claim = await filled(store)
+        early = claim.state.copy()
+        await store.commit(claim, "commit-1", [SetField("a", "c")])
+        assert claim.state.continues(early) and not early.continues(claim.state)
+        other = await store.claim(KEY)
+        assert claim.state.continues(other.state)
+        await store.commit(other, "commit-2", [])
+        assert not claim.state.continues(other.state) and other.state.continues(claim.state)
+        assert claim.state.continues(SessionState())
+
+    async def test_a_claim_goes_on_from_a_state_that_the_store_has_lost(self, store: SessionStore) -> None:
+        claim = await filled(store)
+        known = SessionState([UserMessage("x"), AssistantMessage("y")], 7, fields={"c": "d"})
+        known.advance([PutOutbound(outbound("evt-9")), OpenCall(call("c-9"))], claim.token, 5)
+        claim = with_state(await store.claim(KEY), known)
+        await store.commit(claim, "commit-1", [SetField("e", "f")])
+        assert claim.revision == 2
+        state = await stored(store)
+        assert (state.log_start, state.fields) == (7, {"c": "d", "e": "f"})
+        assert contents(state) == contents(claim.state)
+
     # -- calls, events, ids, fields
 
     async def test_a_result_is_kept_with_its_call_until_it_is_forgotten(self, store: SessionStore) -> None:
@@ -428,8 +469,9 @@ class StoreContract:
         claim = await filled(store)
         await store.release(claim)
         await store.release(claim)
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced) as caught:
             await store.commit(claim, "commit-1", [SetField("a", "c")])
+        assert caught.value.gone
 
     async def test_a_released_session_may_be_claimed_again(self, store: SessionStore) -> None:
         await store.release(await filled(store))

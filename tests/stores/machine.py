@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from conductor.stores.base import (
     SetField,
     TrimLog,
 )
+from conductor.stores.records import SNAPSHOT_COMMITS
 from tests.stores.contract import KEY, call, outbound
 
 names = st.sampled_from(["a", "b", "c"])
@@ -145,6 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.revision = 0
         self.owned = False
         self.last: tuple[str, Sequence[Operation]] | None = None
+        self.before: Claim | None = None
         self.commits = 0
 
     def teardown(self) -> None:
@@ -188,31 +191,39 @@ class StoreMachine(RuleBasedStateMachine):
         self.commits += 1
         commit_id = f"commit-{self.commits}"
         claim = self.claims[which]
-        used = replace(claim, revision=claim.revision - behind)
+        used = replace(claim, revision=claim.revision - behind) if behind else claim
         wanted = self.model.copy()
         expected: type[StoreError] | None = wanted.commit(batch)
         if which != -1 or not self.owned:
             expected = Fenced
         elif behind:
             expected = Conflict
+        before = deepcopy(claim)
         try:
             self.run(self.store.commit(used, commit_id, batch))
         except StoreError as error:
             assert type(error) is expected
             return
         assert expected is None
-        self.model, self.last = wanted, (commit_id, batch)
+        self.model, self.last, self.before = wanted, (commit_id, batch), before
         self.revision += 1
-        claim.revision = used.revision
-        assert used.revision == self.revision
+        assert claim.revision == self.revision
+        self.agrees(claim)
+
+    @rule()
+    def write_a_snapshot_next(self) -> None:
+        self.claims[-1].commits = SNAPSHOT_COMMITS
 
     @precondition(lambda self: self.owned and self.last is not None)
-    @rule(behind=st.integers(0, 1))
-    def retry(self, behind: int) -> None:
-        assert self.last is not None
-        used = replace(self.claims[-1], revision=self.revision - behind)
+    @rule(behind=st.booleans())
+    def retry(self, behind: bool) -> None:
+        """Repeat the last commit; ``behind``: its reply was lost."""
+        assert self.last is not None and self.before is not None
+        used = deepcopy(self.before) if behind else self.claims[-1]
+        used.token = self.claims[-1].token
         self.run(self.store.commit(used, *self.last))
         assert used.revision == self.revision
+        self.agrees(used)
 
     @precondition(lambda self: len(self.claims) > 1)
     @rule()

@@ -13,7 +13,6 @@ from conductor.errors import Fenced, StoreUnavailable
 from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
-from conductor.stores.redis_admin import RedisAdmin
 from tests.stores.contract import HISTORY, KEY, filled
 from tests.stores.redis_server import RedisServer
 
@@ -38,7 +37,7 @@ async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture
 def admin(store: RedisStore) -> SessionAdmin:
-    return RedisAdmin(store)
+    return SessionAdmin(store)
 
 
 async def fill(store: RedisStore, keys: list[SessionKey]) -> None:
@@ -145,7 +144,7 @@ async def test_what_cannot_be_read_is_unavailable(
     server: RedisServer, store: RedisStore, admin: SessionAdmin
 ) -> None:
     await filled(store)
-    server.ask("RPUSH", f"{store.prefix}:{{subject/s-1}}:log", "no JSON")
+    server.ask("HSET", f"{store.prefix}:{{subject/s-1}}", "2", "no JSON", "revision", "2")
     with pytest.raises(StoreUnavailable):
         await admin.show(KEY)
     assert len(await admin.sessions()) == 1

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
-from conductor.errors import Rollback, SettingsError, StoreUnavailable
+from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
 from tests.stores.contract import HISTORY, KEY, KeptContract, StoreContract, filled, stored
@@ -61,8 +61,6 @@ def store(shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
 
 class TestSentinelStore(StoreContract):
     """The contract, on the primary that a Sentinel names."""
-
-    ahead = Rollback
 
 
 class TestSentinelKept(KeptContract):

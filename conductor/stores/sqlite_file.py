@@ -1,0 +1,177 @@
+"""The SQLite file of the session store: its tables, how it is opened, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Literal
+
+from conductor.errors import SettingsError
+from conductor.stores.migration import migrate_sqlite
+
+SCHEMA_VERSION = 2
+APPLICATION_ID = 0x436F6E64  # "Cond"
+_NO_AUTO_VACUUM = 0
+# Bytes of sessions in a file that may be rewritten: that takes a fraction of a second.
+_MAX_REWRITTEN = 8 << 20
+# Free pages that stay in the file for the next writes.
+SPARE_PAGES = 1_024
+_OLDEST_SQLITE = (3, 35)
+
+_SCHEMA = """
+CREATE TABLE session(
+    id INTEGER PRIMARY KEY,
+    subject TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    token TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    commit_id TEXT NOT NULL,
+    updated REAL NOT NULL, -- epoch seconds
+    UNIQUE(subject, session_id)
+);
+CREATE TABLE record(
+    session INTEGER, revision INTEGER, data BLOB NOT NULL, PRIMARY KEY(session, revision)
+) WITHOUT ROWID;
+"""
+
+Failure = Literal["locked", "full", "away", "refused"]
+
+_FAILURES: dict[int, Failure] = {
+    sqlite3.SQLITE_BUSY: "locked",
+    sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_PROTOCOL: "locked",
+    sqlite3.SQLITE_FULL: "full",
+    sqlite3.SQLITE_READONLY: "away",
+    sqlite3.SQLITE_IOERR: "away",
+    sqlite3.SQLITE_CANTOPEN: "away",
+    sqlite3.SQLITE_CORRUPT: "away",
+    sqlite3.SQLITE_NOTADB: "away",
+    sqlite3.SQLITE_NOMEM: "away",
+    sqlite3.SQLITE_PERM: "away",
+}
+
+
+def failure(error: sqlite3.Error) -> Failure:
+    """Classify an error: another process's lock, a full disk, a failing file, or a bad statement."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return "refused" if code is None else _FAILURES.get(code & 0xFF, "refused")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the store's file; create it, its tables and its folder if they are missing.
+
+    The connection belongs to the calling thread and does not wait for locks. Raises `SettingsError` for what
+    cannot be a store, and `sqlite3.Error` for what may pass, such as a lock.
+    """
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise SettingsError(f"The session store needs SQLite 3.35; this one is {sqlite3.sqlite_version}.")
+    _make_file(path)
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        if failure(error) in ("locked", "full"):
+            raise
+        raise SettingsError(_explain(path, error)) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_file(path: Path) -> None:
+    # Made before SQLite would make it, so that only the owner may read what people said.
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Exclusively: opening and closing a file that is in use would drop its POSIX locks.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        if path.is_dir():
+            raise SettingsError(f"The session store's file {path} is a folder.") from None
+        if not path.parent.is_dir():
+            raise SettingsError(f"The session store's folder {path.parent} is a file.") from None
+    except OSError as error:
+        raise SettingsError(why_not_made(path, error)) from error
+
+
+def why_not_made(path: Path, error: OSError) -> str:
+    """Explain in a sentence why the store's file cannot be created."""
+    reason = (error.strerror or str(error)).lower()
+    return f"The session store's file {path} cannot be made in {existing_folder(path)}: {reason}."
+
+
+def existing_folder(path: Path) -> Path:
+    """Find the deepest existing folder on the way to a file."""
+    return next((each for each in path.absolute().parents if os.path.exists(each)), Path("/"))
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    version = _check(connection, path)
+    if version == 0:
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before anything is written
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise SettingsError(f"The session store's file {path} must be on a local disk that can share memory.")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")  # deleted text is overwritten, in free pages too
+    connection.execute("PRAGMA wal_autocheckpoint=4000")  # in pages; the same few are written often
+    connection.execute(
+        "PRAGMA cache_size=-16000"
+    )  # in KiB; a smaller cache spills a large group before its commit
+    connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
+    if version < SCHEMA_VERSION:
+        connection.execute("BEGIN IMMEDIATE")
+        version = _check(connection, path)  # another process may have been first
+        if version < SCHEMA_VERSION:
+            if version:
+                connection.execute("ALTER TABLE session RENAME TO former")
+            for statement in _SCHEMA.split(";")[:-1]:
+                connection.execute(statement)
+            if version:
+                migrate_sqlite(connection)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
+
+def rewrite(connection: sqlite3.Connection) -> bool:
+    """Rewrite a file of an earlier version that cannot shrink; tells whether it was rewritten.
+
+    Only if there is space to free and little data, so that it takes a moment.
+    """
+    pages, free, size, mode = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size", "auto_vacuum")
+    )
+    if mode != _NO_AUTO_VACUUM or free <= SPARE_PAGES or (pages - free) * size > _MAX_REWRITTEN:
+        return False
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    connection.execute("VACUUM")
+    return True
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    # A file that is not ours is not changed.
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application != APPLICATION_ID and (application or version or tables):
+        raise SettingsError(f"The file {path} is another program's database, not a session store.")
+    if version > SCHEMA_VERSION:
+        raise SettingsError(
+            f"The session store {path} was written by a newer version of the server"
+            f" (format {version}, this one knows {SCHEMA_VERSION})."
+        )
+    return version
+
+
+def _explain(path: Path, error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return f"The session store's file {path} is damaged, or no SQLite database."
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return f"The session store's file {path} cannot be opened for writing."
+    return f"The session store's file {path} cannot be used: {error}."
