@@ -1,4 +1,4 @@
-"""The command line, as a user runs it: real processes, real sockets, one sentence for every mistake."""
+"""The command line, as a user runs it: one sentence for every mistake, real processes and real sockets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+import structlog
 
 from conductor import __version__
+from conductor.cli import main
 from conductor.commands.banner import python_command, server_address
 from conductor.settings import Settings
 from tests.end_to_end.phone import Phone, is_call
@@ -69,6 +72,33 @@ async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str
         out, err = await asyncio.wait_for(started.communicate(), START)
         assert started.returncode is not None
         return started.returncode, out.decode(), err.decode()
+
+
+Main: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def conductor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Main]:
+    """Run a command that ends by itself in this process, which saves a second; gives the same as `run`."""
+
+    def run_here(*arguments: str, **values: str) -> tuple[int, str, str]:
+        for name in os.environ.keys() - environment():
+            monkeypatch.delenv(name)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            code = end.code
+        return code, *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    logging = structlog.get_config()
+    yield run_here
+    structlog.configure(**logging)
 
 
 class Announced:
@@ -141,20 +171,9 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         (["--log-level", "loud"], {}, "LOG_LEVEL is not valid"),
         ([], {"SESSION_STORE_URL": f"mysql://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
         ([], {"SESSION_STORE_URL": f"redis://u:{SECRET}@h:port"}, "SESSION_STORE_URL is no Redis address"),
-        (
-            [],
-            {"SESSION_STORE_URL": f"redis://u:{SECRET}@127.0.0.1:1/0"},
-            "SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used",
-        ),
         ([], {"SESSION_STORE_URL": "sqlite:///../"}, "is a folder"),
         ([], {"HOST": "0.0.0.0"}, "lets everyone on the network in"),
         (["--host", "0.0.0.0"], {}, "AUTH_TOKENS"),
-        (
-            [],
-            {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET},
-            "HOST: 203.0.113.7 is no address of this machine",
-        ),
-        ([], {"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "is no known name or address"),
         ([], {"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
         ([], {"SYSTEM_PROMPT_FILE": "none.md"}, "system prompt file"),
         ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
@@ -165,15 +184,35 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
     ],
 )
-async def test_a_mistake_is_one_sentence(
-    tmp_path: Path, arguments: list[str], values: dict[str, str], says: str
+def test_a_mistake_is_one_sentence(
+    conductor: Main, arguments: list[str], values: dict[str, str], says: str
 ) -> None:
-    assert says in is_one_sentence(*await run(tmp_path, *arguments, **values))
+    assert says in is_one_sentence(*conductor(*arguments, **values))
 
 
-async def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            {"SESSION_STORE_URL": f"redis://u:{SECRET}@127.0.0.1:1/0"},
+            "SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used",
+        ),
+        (
+            {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET},
+            "HOST: 203.0.113.7 is no address of this machine",
+        ),
+        ({"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "is no known name or address"),
+    ],
+)
+async def test_a_mistake_that_the_start_finds_is_one_sentence(
+    tmp_path: Path, values: dict[str, str], says: str
+) -> None:
+    assert says in is_one_sentence(*await run(tmp_path, **values))
+
+
+def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, conductor: Main) -> None:
     (tmp_path / ".env").write_text("MAX_TURNS=many\n")
-    assert "MAX_TURNS is not valid" in is_one_sentence(*await run(tmp_path))
+    assert "MAX_TURNS is not valid" in is_one_sentence(*conductor())
 
 
 @pytest.mark.parametrize(
@@ -187,14 +226,16 @@ async def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path) -> None:
     ],
     ids=lambda command: str(command[0]),
 )
-async def test_no_command_runs_with_a_file_that_it_cannot_read(tmp_path: Path, command: list[str]) -> None:
+def test_no_command_runs_with_a_file_that_it_cannot_read(
+    tmp_path: Path, conductor: Main, command: list[str]
+) -> None:
     (tmp_path / ".env").write_text(f'PORT=0\nAUTH_TOKENS="{SECRET}\n')
-    said = is_one_sentence(*await run(tmp_path, *command))
+    said = is_one_sentence(*conductor(*command))
     assert said.startswith("Line 2 of .env cannot be read: ")
 
 
-async def test_a_misspelt_name_in_the_environment_is_told_at_the_start(tmp_path: Path) -> None:
-    code, _, err = await run(tmp_path, "--provider", "parrot", AUTH_TOKEN=SECRET)
+def test_a_misspelt_name_in_the_environment_is_told_at_the_start(conductor: Main) -> None:
+    code, _, err = conductor("--provider", "parrot", AUTH_TOKEN=SECRET)
     assert code == 2 and SECRET not in err
     assert err.startswith(
         "conductor: AUTH_TOKEN is no setting (in the environment); did you mean AUTH_TOKENS?\n"
@@ -202,8 +243,8 @@ async def test_a_misspelt_name_in_the_environment_is_told_at_the_start(tmp_path:
 
 
 @pytest.mark.parametrize("arguments", [["--port", "eighty"], ["bogus"], ["--bogus"], ["serve", "bogus"]])
-async def test_a_command_that_is_none_is_told_how_to_write_it(tmp_path: Path, arguments: list[str]) -> None:
-    code, out, err = await run(tmp_path, *arguments)
+def test_a_command_that_is_none_is_told_how_to_write_it(conductor: Main, arguments: list[str]) -> None:
+    code, out, err = conductor(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("conductor: ") and err.count("\n") == 1 and "Traceback" not in err
 
@@ -221,11 +262,13 @@ def test_a_reader_that_has_seen_enough_ends_in_no_traceback(tmp_path: Path, comm
 DAMAGED = '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"},]}'
 
 
-async def test_a_damaged_rules_file_ends_the_start_each_time_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_damaged_rules_file_ends_the_start_each_time_and_stays_as_it_is(
+    tmp_path: Path, conductor: Main
+) -> None:
     file = tmp_path / "policies.json"
     file.write_text(DAMAGED)
     for _ in range(2):
-        said = is_one_sentence(*await run(tmp_path, "--port", "0"))
+        said = is_one_sentence(*conductor("--port", "0"))
         assert said == "policies.json is not valid JSON, line 1, column 69: expecting value."
     assert os.listdir(tmp_path) == ["policies.json"] and file.read_text() == DAMAGED
 
@@ -233,15 +276,15 @@ async def test_a_damaged_rules_file_ends_the_start_each_time_and_stays_as_it_is(
 # -- help
 
 
-async def test_help_names_the_commands_and_where_settings_come_from(tmp_path: Path) -> None:
-    code, out, err = await run(tmp_path, "--help")
+def test_help_names_the_commands_and_where_settings_come_from(conductor: Main) -> None:
+    code, out, err = conductor("--help")
     assert code == 0 and err == ""
     for part in ("serve", "talk", ".env.example"):
         assert part in out
 
 
-async def test_help_of_serve_names_its_options(tmp_path: Path) -> None:
-    code, out, _ = await run(tmp_path, "serve", "--help")
+def test_help_of_serve_names_its_options(conductor: Main) -> None:
+    code, out, _ = conductor("serve", "--help")
     assert code == 0
     for option in ("--host", "--port", "--provider", "--model", "--log-level", "--insecure-no-auth"):
         assert option in out
@@ -355,10 +398,10 @@ async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) 
         (["--url", "ws://127.0.0.1:1/ws", "--port", "1"], {}, "--url says all"),
     ],
 )
-async def test_talk_tells_what_it_cannot_connect_to(
-    tmp_path: Path, arguments: list[str], values: dict[str, str], says: str
+def test_talk_tells_what_it_cannot_connect_to(
+    conductor: Main, arguments: list[str], values: dict[str, str], says: str
 ) -> None:
-    assert says in is_one_sentence(*await run(tmp_path, "talk", *arguments, "hello", **values))
+    assert says in is_one_sentence(*conductor("talk", *arguments, "hello", **values))
 
 
 @pytest.mark.parametrize(
@@ -416,7 +459,6 @@ async def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_pa
 async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
     async with server(tmp_path, "--model", "claude-test", ANTHROPIC_API_KEY=SECRET) as served:
         assert served.lines[1] == "  model     Claude (claude-test)"
-        assert await served.end(signal.SIGTERM) == 0
 
 
 # -- where sessions are kept
