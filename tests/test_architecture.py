@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,11 @@ def modules_of(root: Path) -> list[Module]:
     return found
 
 
+@cache
+def code() -> list[Module]:
+    return modules_of(ROOT)
+
+
 def wrong_order(modules: list[Module], package: str) -> Iterator[str]:
     """Name each import that does not go down, and each part that has no place in the order."""
     for module in modules:
@@ -201,23 +207,23 @@ RULES: list[Rule] = [wrong_order, early_heavy_imports, prints, environment_uses,
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_code_keeps_the_rule(rule: Rule) -> None:
-    assert list(rule(modules_of(ROOT), "conductor")) == []
+    assert list(rule(code(), "conductor")) == []
 
 
 def test_all_of_the_code_is_looked_at() -> None:
-    found = {module.part for module in modules_of(ROOT)}
+    found = {module.part for module in code()}
     assert found == set(BELOW), "a part that is gone, or a new one without a place"
 
 
 @pytest.mark.parametrize(("module", "target"), sorted(EXCEPTIONS))
 def test_an_exception_that_is_no_longer_needed_is_taken_off_the_list(module: str, target: str) -> None:
-    found = next(m for m in modules_of(ROOT) if m.name == module)
+    found = next(m for m in code() if m.name == module)
     assert target in {one.target for one in found.imports}
 
 
 @pytest.mark.parametrize("name", sorted(LAZY))
 def test_a_lazy_module_that_is_no_longer_heavy_is_taken_off_the_list(name: str) -> None:
-    found = next(m for m in modules_of(ROOT) if m.name == name)
+    found = next(m for m in code() if m.name == name)
     assert any(one.target.partition(".")[0] in HEAVY for one in found.imports)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 
 import pytest
 
@@ -23,8 +24,9 @@ SEARCH_S = 8.0
 def test_an_input_that_once_held_the_loop_for_seconds_does_not_hold_it(name: str) -> None:
     path, data = FIXED[name]
     play(path, PATHS[path].seeds[0])  # loads what is loaded when it is needed
-    longest = min((play(path, data) for _ in range(RUNS)), key=lambda each: each.seconds)
-    assert longest.seconds < BOUND_S, longest
+    runs = (play(path, data) for _ in range(RUNS))
+    slow = list(takewhile(lambda longest: longest.seconds >= BOUND_S, runs))
+    assert len(slow) < RUNS, slow
 
 
 @pytest.mark.parametrize("seed", [1])
