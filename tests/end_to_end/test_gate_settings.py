@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ async def configured(claude: AnthropicService, folder: Path, **values: Any) -> A
     provider = provider_for(claude)
     await provider.start()  # what takes long is over before anybody waits
     services = make_services(settings, provider)
+    services = replace(services, limits=replace(services.limits, open_microphone=0.0))
     async with running(settings, services) as listener:
         yield Configured(listener, settings, services)
 

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.phone import Phone, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import MOVE
-from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 from tests.test_cli import Announced, server
 
@@ -27,54 +25,66 @@ async def node(folder: Path, claude: AnthropicService) -> AsyncIterator[Announce
         yield running
 
 
-@pytest.fixture
-async def claude() -> AsyncIterator[AnthropicService]:
-    async with AnthropicService(api_keys=None) as service:
-        yield service
+def reply(request: JsonObject) -> Reply:
+    last = request["messages"][-1]["content"]
+    moved = isinstance(last, list) and any(block["type"] == "tool_result" for block in last)
+    return MOVED if moved else Reply(calls=(Call("move_file", {"path": "notes.txt"}),))
 
 
-@pytest.mark.parametrize("when", ["while it is asked", "once it was asked", "once it was answered"])
-async def test_a_spoken_question_survives_kill_9_and_its_answer_runs_the_call_once(
-    tmp_path: Path, claude: AnthropicService, when: str
-) -> None:
-    claude.replies += [Reply(calls=(Call("move_file", {"path": "notes.txt"}),)), MOVED]
-    phone = Phone("", start_fields={"capabilities": ["tools"], "tools": [MOVE]})
-    phone.tools["move_file"] = lambda _: "moved"
-    async with node(tmp_path, claude) as first:
-        phone.url = first.url
-        phone.acknowledge = lambda name: name != "tts.speak" or when != "while it is asked"
-        await phone.open()
-        await phone.say("Move my notes.")
-        question = await phone.until(is_call("tts.speak"))
-        assert "move" in arguments(question)["text"].lower()
-        await phone.until(is_state("idle"))
-        since = len(phone.log)
-        if when != "while it is asked":
-            await phone.start()  # answered once what came before is taken
-            await phone.until(lambda e: e["type"] == "session.started", since=since)
-        if when == "once it was answered":
-            await phone.say("yes")
-            await phone.until(is_call("move_file"), since=since)
-        assert await first.end(signal.SIGKILL) == -signal.SIGKILL
-        await asyncio.wait_for(phone.closed.wait(), 5)
+async def before(phone: Phone, when: str) -> None:
+    """Come as far as the server is killed."""
+    phone.acknowledge = lambda name: name != "tts.speak" or when != "while it is asked"
+    await phone.open()
+    await phone.say("Move my notes.")
+    question = await phone.until(is_call("tts.speak"))
+    assert "move" in arguments(question)["text"].lower()
+    await phone.until(is_state("idle"))
+    since = len(phone.log)
+    if when != "while it is asked":
+        await phone.start()  # answered once what came before is taken
+        await phone.until(lambda e: e["type"] == "session.started", since=since)
+    if when == "once it was answered":
+        await phone.say("yes")
+        await phone.until(is_call("move_file"), since=since)
+
+
+async def after(phone: Phone, when: str) -> None:
+    """Come back to the server that was started again."""
     phone.acknowledge = lambda name: True
-    async with node(tmp_path, claude) as second:
-        phone.url = second.url
+    since = len(phone.log)
+    await phone.open()
+    started = next(e for e in phone.log[since:] if e["type"] == "session.started")
+    assert started["payload"]["resumed"] is True
+    if when == "while it is asked":  # the app has the prompt, and has not said that it was heard
+        await phone.until(is_state("idle"), since=since)
         since = len(phone.log)
-        await phone.open()
-        started = next(e for e in phone.log[since:] if e["type"] == "session.started")
-        assert started["payload"]["resumed"] is True
-        if when == "while it is asked":  # the app has the prompt, and has not said that it was heard
-            await phone.until(is_state("idle"), since=since)
-            since = len(phone.log)
-            await phone.say("yes")
-        if when != "once it was answered":  # nobody knows whether it was heard, so it is asked once more
-            again = await phone.until(is_call("tts.speak"), since=since)
-            await phone.until(is_state("idle"), since=phone.log.index(again))
-            await phone.say("yes")
-        said = await phone.until(lambda e: e["type"] == "assistant.speech.final")
-        assert said["payload"]["text"] == MOVED.text
-        assert phone.runs == [("move_file", {"path": "notes.txt"})]
-        assert not claude.refused
-        assert await second.end(signal.SIGTERM) == 0
+        await phone.say("yes")
+    if when != "once it was answered":  # nobody knows whether it was heard, so it is asked once more
+        again = await phone.until(is_call("tts.speak"), since=since)
+        await phone.until(is_state("idle"), since=phone.log.index(again))
+        await phone.say("yes")
+    said = await phone.until(lambda e: e["type"] == "assistant.speech.final")
+    assert said["payload"]["text"] == MOVED.text
+    assert phone.runs == [("move_file", {"path": "notes.txt"})], when
     await phone.close()
+
+
+async def test_a_spoken_question_survives_kill_9_and_its_answer_runs_the_call_once(tmp_path: Path) -> None:
+    phones = {}
+    for number, when in enumerate(("while it is asked", "once it was asked", "once it was answered")):
+        phone = Phone("", f"s-{number}", start_fields={"capabilities": ["tools"], "tools": [MOVE]})
+        phone.tools["move_file"] = lambda _: "moved"
+        phones[when] = phone
+    async with AnthropicService(api_keys=None, default=reply) as claude:
+        async with node(tmp_path, claude) as first:
+            for when, phone in phones.items():
+                phone.url = first.url
+                await before(phone, when)
+            assert await first.end(signal.SIGKILL) == -signal.SIGKILL
+            await asyncio.gather(*(asyncio.wait_for(phone.closed.wait(), 5) for phone in phones.values()))
+        async with node(tmp_path, claude) as second:
+            for when, phone in phones.items():
+                phone.url = second.url
+                await after(phone, when)
+            assert await second.end(signal.SIGTERM) == 0
+        assert not claude.refused

@@ -126,7 +126,7 @@ async def node(
     """Run a node; ``mode`` says what words do to a running turn, the others are fields of `Limits`."""
     provider = ScriptedProvider(replies)
     services = make_services(load_settings(None, interruption_mode=mode), provider)
-    limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, **limits}
+    limits = {"turns_per_minute": 1e6, "calls_per_minute": 1e6, "open_microphone": 0.0, **limits}
     services = replace(
         services,
         store=store,

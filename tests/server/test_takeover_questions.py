@@ -216,7 +216,7 @@ async def rejoins(phone: Phone, store: LosesReplies, served: Node) -> None:
 async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_yes_counts(
     shelf: Shelf,
 ) -> None:
-    async with two_nodes(shelf, move, move) as (a, b):
+    async with two_nodes(shelf, move, move, speech_timeout=1.0, speech_seconds_per_char=0.0) as (a, b):
         async with phone_at(a) as phone:
             await phone.say("move it")
             await prompted(phone, a)
