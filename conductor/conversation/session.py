@@ -24,7 +24,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
-from conductor.stores.base import Claim
+from conductor.stores.base import Claim, SessionState
 from conductor.tools.declarations import Reading
 
 log = structlog.get_logger(__name__)
@@ -118,6 +118,10 @@ class Session:
     def suspended_for(self, seconds: float) -> None:
         """Extend the clients' time limits: this process was suspended for ``seconds``."""
         self._outbox.suspended_for(seconds)
+
+    @property
+    def state(self) -> SessionState:
+        return self._committer.state
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -607,7 +607,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     counts = {
         "waiting calls": len(session._device._pending) if calls else 0,
         "tasks": len(session._parts.tasks._tasks),
-        "open calls": len(session._committer.state.calls),
+        "open calls": len(session.state.calls),
         "the lane": len(session._outbox._call_queue),
         "held events": len(session._outbox._held),
         "timers": int(session._outbox._call_queue.ticking),

@@ -103,7 +103,7 @@ class Scene:
         await self.one.quiet()
         assert faults(self.one.session.messages) == []
         assert self.app.states()[-1] == "idle"
-        assert self.one.session._committer.state.fields.get("approvals") is None, "nothing stands any more"
+        assert self.one.session.state.fields.get("approvals") is None, "nothing stands any more"
 
 
 def scene(
@@ -540,7 +540,7 @@ def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and
         on.app.say(phrase_of(card["prompt"]))
         await on.over()
         assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
-        assert on.one.session._committer.state.fields.get("grants") is None
+        assert on.one.session.state.fields.get("grants") is None
 
     scene(play, WIPE, capabilities=ALL)
 
@@ -717,13 +717,13 @@ def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -
         on.app.say(f"{phrase}, always")
         await later(1)
         if on.ran:  # the scope is not taken, the words are
-            assert on.one.session._committer.state.fields.get("grants") is None
+            assert on.one.session.state.fields.get("grants") is None
         else:
             await on.prompt(3)
             on.app.say(phrase)
             await later(1)
         assert on.ran == ["device.wipe"]
-        assert on.one.session._committer.state.fields.get("grants") is None
+        assert on.one.session.state.fields.get("grants") is None
 
     scene(play, [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]])
 
@@ -945,7 +945,7 @@ def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
         await (on.seen() if capabilities else on.prompt())
         on.app.say(words)
         await later(1)
-        assert "always" not in str(on.one.session._committer.state.fields.get("grants"))
+        assert "always" not in str(on.one.session.state.fields.get("grants"))
         claim = await on.one.services.store.claim(SessionKey("ann", "$grants"))
         assert not claim.state.fields.get("grants")
 
@@ -960,7 +960,7 @@ def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
     async def high(on: Scene) -> None:
         prompt = (await on.card())["prompt"] if capabilities else await on.prompt()
         await says(on, f"{phrase_of(prompt)}, for this session")
-        assert on.one.session._committer.state.fields.get("grants") is None
+        assert on.one.session.state.fields.get("grants") is None
 
     twice: list[Script] = [MOVE[0], [call("device.move", '{"x":2}')], [TextDelta("Well.")]]
     for play, replies in ((always, MOVE), (for_the_session, twice), (high, WIPE)):
@@ -1179,7 +1179,7 @@ def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() ->
         on.decide(card, "allow", scope="session")
         await on.over()
         assert on.ran == ["device.move"]
-        assert on.one.session._committer.state.fields.get("grants") is None
+        assert on.one.session.state.fields.get("grants") is None
 
     scene(play, capabilities=ALL, rules=[Rule("ask", "device.move")])
 

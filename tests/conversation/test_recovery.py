@@ -151,7 +151,7 @@ async def check(session: Session, phone: Phone, local: LocalTools) -> None:
     else:
         assert write["data"] == "device.do is done" or write["error_type"] == "unknown"
     assert local.ran.count("local.write") <= 1
-    assert not {"turn", "waiting", "approvals"} & session._committer.state.fields.keys()
+    assert not {"turn", "waiting", "approvals"} & session.state.fields.keys()
 
 
 def calls(session: Session) -> list[ToolCall]:

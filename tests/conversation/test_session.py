@@ -460,7 +460,7 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
         await come_to_rest(one)
         check_honest(one)
         check_rest(one)
-        assert one.session._committer.state.fields.keys() <= RESTING
+        assert one.session.state.fields.keys() <= RESTING
         if how == "say":
             assert one.app.finals(since)[-1] == "Second."
         await one.close()
@@ -514,7 +514,7 @@ class Doubts(Chaos):
         opened = {o.call.call_id for c in self.store.commits for o in c if isinstance(o, OpenCall)}
         results = [m.call_id for m in self.one.session.messages if isinstance(m, ToolResult)]
         assert sorted(opened) == sorted(results)
-        assert "approvals" not in self.one.session._committer.state.fields
+        assert "approvals" not in self.one.session.state.fields
         asked = [e["payload"]["approvalId"] for e in self.one.app.log if e["type"] == "approval.request"]
         ended = [
             e["payload"]["approvalId"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from conductor.models.retry import RetryPolicy
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from tests.end_to_end.phone import WAIT, Phone
+from tests.end_to_end.phone import Phone
 from tests.server.wires import until
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -34,9 +33,7 @@ class Served:
 
     async def quiet(self) -> None:
         """Wait until no session has a turn running."""
-        async with asyncio.timeout(WAIT):
-            for session in self.listener.registry.sessions:
-                await session._turns.settled()
+        await until(lambda: not any(session.busy for session in self.listener.registry.sessions))
 
     async def empty(self) -> None:
         """Wait until the server has noticed that every connection is gone."""

@@ -21,7 +21,7 @@ _ids = itertools.count(1)
 
 @dataclass
 class Phone:
-    """One app process: it remembers the event ids it has seen, over all of its connections.
+    """One app process: ``seen`` are the ids of the events that it has had, over all of its connections.
 
     ``tools`` answers the model's calls: name -> function of the arguments giving a result string, None for
     no answer, or an exception for an error. ``acknowledge`` says which UI calls are answered.
@@ -39,7 +39,7 @@ class Phone:
     close_code: int | None = None
 
     def __post_init__(self) -> None:
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
         self._changed = asyncio.Condition()
         self._socket: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -53,6 +53,11 @@ class Phone:
         await self.close()
 
     # -- connection
+
+    @property
+    def socket(self) -> ClientConnection:
+        assert self._socket is not None
+        return self._socket
 
     async def open(self, *, start: bool = True) -> None:
         self._socket = await connect(
@@ -76,8 +81,7 @@ class Phone:
 
     async def cut(self) -> None:
         """Lose the network: no close frame, nothing."""
-        assert self._socket is not None
-        self._socket.transport.abort()
+        self.socket.transport.abort()
         await self._stop_reading()
 
     async def _stop_reading(self) -> None:
@@ -88,10 +92,10 @@ class Phone:
         try:
             async for data in socket:
                 event = json.loads(data)
-                if event["id"] in self._seen:
+                if event["id"] in self.seen:
                     self.duplicates.append(event)
                     continue
-                self._seen.add(event["id"])
+                self.seen.add(event["id"])
                 async with self._changed:
                     self.log.append(event)
                     self._changed.notify_all()
@@ -139,8 +143,7 @@ class Phone:
         return str(event_id)
 
     async def send_raw(self, data: str | bytes, *, text: bool | None = None) -> None:
-        assert self._socket is not None
-        await self._socket.send(data, text=text)
+        await self.socket.send(data, text=text)
 
     async def say(self, text: str, **fields: Any) -> str:
         return await self.send("user.audio.transcript.final", {"text": text}, **fields)

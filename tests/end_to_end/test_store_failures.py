@@ -27,7 +27,8 @@ from conductor.stores.redis_scripts import session_name
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.conftest import Served
 from tests.end_to_end.phone import WAIT, Event, Phone, is_call
-from tests.server.wires import get, http, until
+from tests.server.nodes import calm
+from tests.server.wires import get, http
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_sentinel import SentinelServers
 from tests.stores.redis_server import RedisServer
@@ -100,14 +101,6 @@ def full(size: int) -> Iterator[None]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
-
-
-async def calm(served: Served) -> None:
-    """Wait until every acknowledgement is recorded."""
-    await served.quiet()
-    (session,) = served.listener.registry.sessions
-    committer, outbox = session._committer, session._outbox
-    await until(lambda: not (outbox.outstanding or outbox.gone or committer._lock.locked()))
 
 
 async def refused(phone: Phone, text: str) -> None:

@@ -169,25 +169,21 @@ def echo(request: ModelRequest) -> Script:
     return [TextDelta(f"You said {', '.join(words(request))}.")]
 
 
-async def calm(served: Node) -> None:
+async def calm(served: Served) -> None:
     """Wait until no turn runs and all is recorded, acknowledgements too: nothing is left to be replayed."""
     await served.quiet()
+    await recorded(served)
+
+
+async def recorded(served: Served) -> None:
+    """Wait until every call was answered and all is recorded; a turn may be waiting for a person."""
     session = session_of(served)
-    await until(lambda: _rests(session) and not session._outbox.gone)
+    await session.settled()
+    await session.flush()
+    await session.verify()  # after the commits that are on their way
 
 
-async def recorded(served: Node) -> None:
-    """Wait until every call was answered and no commit is on its way; a turn may be waiting for a person."""
-    session = session_of(served)
-    await until(lambda: _rests(session))
-
-
-def _rests(session: Session) -> bool:
-    committer = session._committer
-    return not (session._outbox.outstanding or committer._changed or committer._lock.locked())
-
-
-def session_of(served: Node) -> Session:
+def session_of(served: Served) -> Session:
     """Give the one session of a node."""
     (session,) = served.listener.registry.sessions
     return session
@@ -218,8 +214,7 @@ async def comes(phone: Phone, *, start: bool = True) -> Event:
 
 async def still_open(phone: Phone) -> bool:
     """Tell whether a client is still connected, after a round trip to the server."""
-    assert phone._socket is not None
-    await asyncio.wait_for(await phone._socket.ping(), WAIT)
+    await asyncio.wait_for(await phone.socket.ping(), WAIT)
     return not phone.closed.is_set()
 
 

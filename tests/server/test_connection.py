@@ -392,8 +392,7 @@ async def test_an_error_before_any_session_names_none() -> None:
 
 async def test_a_fragmented_binary_message_is_refused_like_any_other() -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
-        assert phone._socket is not None
-        await phone._socket.send([b"one", b"two"])
+        await phone.socket.send([b"one", b"two"])
         await phone.until(lambda e: e["type"] == "error")
         assert phone.errors()[0]["message"] == "binary_frame"
 
@@ -402,8 +401,7 @@ async def test_a_fragmented_text_message_is_one_event() -> None:
     provider = ScriptedProvider([[TextDelta("Hi.")]])
     async with serving(provider) as served, served.phone() as phone:
         event = '{"id":"f-1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s-1",'
-        assert phone._socket is not None
-        await phone._socket.send([event, '"payload":{"te', 'xt":"hi"}}'])
+        await phone.socket.send([event, '"payload":{"te', 'xt":"hi"}}'])
         await phone.idle()
         assert phone.finals() == ["Hi."]
 

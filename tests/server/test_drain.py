@@ -37,8 +37,7 @@ async def closed(phone: Phone) -> int | None:
 
 async def still_open(phone: Phone) -> bool:
     """Tell whether a client is still connected, after a round trip to the server."""
-    assert phone._socket is not None
-    await asyncio.wait_for(await phone._socket.ping(), WAIT)
+    await asyncio.wait_for(await phone.socket.ping(), WAIT)
     return not phone.closed.is_set()
 
 

@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 import structlog
-from websockets.asyncio.client import ClientConnection
 
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
@@ -27,19 +26,14 @@ TICK_S = 0.001
 SAID = [[TextDelta("One."), TextDelta(" And two.")], [TextDelta("Three.")]]
 
 
-def socket_of(phone: Phone) -> ClientConnection:
-    assert phone._socket is not None
-    return phone._socket
-
-
 @asynccontextmanager
 async def deaf(phone: Phone) -> AsyncIterator[None]:
     """Let no ping reach a client, as if it were gone and nobody had told its server."""
-    socket_of(phone).transport.pause_reading()
+    phone.socket.transport.pause_reading()
     try:
         yield
     finally:
-        socket_of(phone).transport.abort()
+        phone.socket.transport.abort()
 
 
 @pytest.mark.parametrize(("late", "calls"), [(STILL_S + 0.1, 1), (STILL_S - 0.1, 0), (-3.0, 0)])
@@ -80,7 +74,7 @@ async def _holds_a_speech(a: Node, old: Phone) -> str:
     since = len(old.log)
     await old.say("two")
     await old.until(lambda e: e["type"] == "assistant.speech.final", since=since)
-    await a.listener.registry.sessions[0]._turns.settled()
+    await a.quiet()
     call_id: str = first["payload"]["callId"]
     return call_id
 

@@ -82,7 +82,7 @@ async def test_a_call_of_the_device_is_answered_by_whatever_node(shelf: Shelf) -
             await phone.say("how is it?")
             asked = await phone.until(is_call("agent.status"))
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
-            phone._seen.discard(asked["id"])  # it had not handled it yet
+            phone.seen.discard(asked["id"])  # it had not handled it yet
             await moves(phone, b)
             assert phone.finals() == ["It runs."]
             again = [e for e in phone.log if is_call("agent.status")(e)]
@@ -115,8 +115,8 @@ async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_h
                 since = len(phone.log)
                 await phone.say(words_said)
                 await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
-            await a.listener.registry.sessions[0]._turns.settled()
-            phone._seen.clear()  # it was relaunched
+            await a.quiet()
+            phone.seen.clear()  # it was relaunched
             phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
             since = len(phone.log)
             await phone.cut()
@@ -375,9 +375,8 @@ async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
             await dead.until(lambda e: e["type"] == "assistant.speech.final")
             await calm(a)
             await phone.ask("two")
-            assert dead._socket is not None
             await calm(b)
-            dead._socket.transport.pause_reading()  # no ping reaches it any more
+            dead.socket.transport.pause_reading()  # no ping reaches it any more
             with structlog.testing.capture_logs() as lines:
                 await dead.say("late words")
                 await dead.send("user.audio.transcript.partial", {"text": "more"})
@@ -387,7 +386,7 @@ async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
             await phone.ask("three")
             assert phone.finals(since) == ["You said one, two, three."]
             assert len(a.provider.requests) == 1
-            dead._socket.transport.abort()
+            dead.socket.transport.abort()
 
 
 class Contested(LosesReplies):
@@ -524,7 +523,7 @@ async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_w
             assert await still_open(phone), "it may answer"
             await phone.cut()
             await asyncio.wait_for(stopping, WAIT)
-            phone._seen.discard(asked["id"])
+            phone.seen.discard(asked["id"])
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
             phone.url = b.url
             await comes(phone)

@@ -82,7 +82,7 @@ async def prompted(phone: Phone, served: Node, number: int = 1) -> None:
     prompt = [event for event in phone.log if is_call("tts.speak")(event)][number - 1]
     assert "May I" in prompt["payload"]["arguments"]
     await phone.until(is_state("idle"), since=phone.log.index(prompt))
-    fields = session_of(served)._committer.state.fields
+    fields = session_of(served).state.fields
     await until(lambda: all(one.presented for one in decode_approvals(fields[APPROVALS])))
     await recorded(served)
 
@@ -142,8 +142,7 @@ async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the
         async with phone_at(a, "approval", "resume") as phone:
             card = await asked(phone)
             await recorded(a)
-            assert phone._socket is not None
-            phone._socket.transport.pause_reading()
+            phone.socket.transport.pause_reading()
             await decides(phone, card, "allow")
             session = session_of(a)
             await until(lambda: not session._approvals.open)
@@ -283,7 +282,7 @@ async def test_a_prompt_that_was_interrupted_is_said_again_by_the_other_node_bef
             await phone.until(is_state("idle"), since=phone.log.index(prompt))
             taken = await phone.send("audio.output.interrupted", {"reason": "user"})
             phone.acknowledge = lambda _: True
-            seen = session_of(a)._committer.state.seen
+            seen = session_of(a).state.seen
             await until(lambda: taken in seen)
             await goes(phone, b)
             await prompted(phone, b, 2)
