@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: float = TIMEOUT_S) -> int:
     """Ask and print; returns 0. ``timeout_s`` bounds each step in seconds. Raises `SettingsError`."""
     out = stdout or sys.stdout
-    url = _address(f"http://{server_address(load_settings())}" if options.url is None else options.url)
+    url = address(f"http://{server_address(load_settings())}" if options.url is None else options.url)
     answer = _fetch(url, _token(options.token), timeout_s)
     try:
         stats = msgspec.json.decode(answer, type=_Stats)
@@ -92,7 +92,8 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: fl
     return 0
 
 
-def _address(url: str) -> str:
+def address(url: str) -> str:
+    """Complete a server's address, as a user may write it. Raises `SettingsError`."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
@@ -129,7 +130,7 @@ def _fetch(url: str, token: str, timeout_s: float) -> bytes:
         ):
             if response.status_code != 200:
                 raise _refused(url, response.status_code, response.headers)
-            return _body(response, url, timeout_s)
+            return body(response, url, timeout_s)
     except httpx2.TimeoutException:
         raise _late(url, timeout_s) from None
     except httpx2.ConnectError as error:
@@ -140,7 +141,8 @@ def _fetch(url: str, token: str, timeout_s: float) -> bytes:
         raise _not_conductor(url) from None
 
 
-def _body(response: Any, url: str, timeout_s: float) -> bytes:
+def body(response: Any, url: str, timeout_s: float) -> bytes:
+    """Read a response within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     body = bytearray()
     for chunk in response.iter_raw():
@@ -192,7 +194,7 @@ _HEADINGS = ("tool", "source", *_NUMBERS, "errors")
 
 def _write(stats: _Stats, out: TextIO) -> None:
     out.write(
-        f"Conductor {_plain(stats.version)}, up {_duration(stats.uptime_s)}, "
+        f"Conductor {_plain(stats.version)}, up {duration(stats.uptime_s)}, "
         f"sessions {stats.sessions}, connections {stats.connections}\n"
     )
     if not stats.tools:
@@ -226,7 +228,8 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Word a time with its two largest units."""
     minutes = int(seconds) // 60
     if minutes < 1:
         return f"{int(seconds)} s"

@@ -13,6 +13,9 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task."""
         task = asyncio.create_task(coroutine)
@@ -20,10 +23,14 @@ class Tasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def close(self, seconds: float) -> None:
-        """Cancel the running tasks, and wait at most ``seconds`` for them to end."""
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Cancel the running tasks, but not the caller's own; returns them."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        if tasks:
+        return tasks
+
+    async def close(self, seconds: float) -> None:
+        """Cancel the running tasks, and wait at most ``seconds`` for them to end."""
+        if tasks := self.cancel():
             await asyncio.wait(tasks, timeout=seconds)

@@ -170,7 +170,7 @@ async def test_a_name_that_a_client_made_up_does_not_steer_the_terminal(options:
     ],
 )
 def test_how_long_it_is_up_is_in_words(seconds: float, text: str) -> None:
-    assert stats._duration(seconds) == text
+    assert stats.duration(seconds) == text
 
 
 # -- how it asks
@@ -189,7 +189,7 @@ def test_how_long_it_is_up_is_in_words(seconds: float, text: str) -> None:
     ],
 )
 def test_any_address_of_the_server_does(url: str, asked: str) -> None:
-    assert stats._address(url) == asked
+    assert stats.address(url) == asked
 
 
 async def test_the_address_of_the_websocket_does() -> None:
@@ -278,7 +278,7 @@ def test_an_answer_that_only_trickles_is_not_waited_for() -> None:
                 yield b" "
 
     with pytest.raises(SettingsError, match="did not answer"):
-        stats._body(Trickle(), "http://host", timeout_s=0.001)
+        stats.body(Trickle(), "http://host", timeout_s=0.001)
 
 
 async def test_a_server_that_never_answers_is_not_waited_for() -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from conductor.conversation.phrases import Failure
 from conductor.conversation.services import Services
 from conductor.conversation.session import Known, Session
+from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreError
 from conductor.events import client
@@ -59,7 +60,7 @@ class _Selector(selectors.SelectSelector):
         if timeout is None:
             raise Stuck("nothing will ever happen again")
         self.now += timeout
-        return super().select(0)
+        return super().select(0) if timeout else []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -71,6 +72,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.clock.now
+
+    @property
+    def timers(self) -> int:
+        scheduled = getattr(self, "_scheduled")  # noqa: B009 -- no public way leads to it
+        return sum(not timer.cancelled() for timer in scheduled)
+
+
+def virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
@@ -97,6 +109,15 @@ async def steps(number: int) -> None:
 async def later(seconds: float) -> None:
     """Let virtual time pass."""
     await asyncio.sleep(seconds)
+
+
+TURN_S = 1.0
+"""A turn's time limit where it is to run out."""
+
+
+def jump(seconds: float) -> None:
+    """Let virtual time pass before anything else takes a step."""
+    virtual_loop().clock.now += seconds
 
 
 def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> None:
@@ -599,6 +620,10 @@ async def stage(
     return Stage(session, app, services)
 
 
+def tasks_of(session: Session) -> Tasks:
+    return session._parts.tasks
+
+
 def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     """Count what a session that rests must not hold on to; the one place that looks inside.
 
@@ -606,11 +631,9 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
     """
     counts = {
         "waiting calls": len(session._device._pending) if calls else 0,
-        "tasks": len(session._parts.tasks._tasks),
+        "tasks": len(tasks_of(session)),
         "open calls": len(session.state.calls),
-        "the lane": len(session._outbox._call_queue),
-        "held events": len(session._outbox._held),
-        "timers": int(session._outbox._call_queue.ticking),
+        "events that wait": int(session._outbox.outstanding),
         "transcripts": session._turns.waiting.transcripts,
     }
     return {name: number for name, number in counts.items() if number}
@@ -623,8 +646,7 @@ def die(session: Session, app: App) -> None:
     session._outbox.close()
     session._spoken_approvals.close()
     session._approvals.close()
-    for task in list(session._parts.tasks._tasks):
-        task.cancel()
+    tasks_of(session).cancel()
 
 
 async def at_rest(session: Session) -> None:

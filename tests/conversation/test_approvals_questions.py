@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conductor.conversation.approvals import FIELD
 from conductor.conversation.grants import LastingGrants
 from conductor.conversation.services import Services
 from conductor.events import client
@@ -18,6 +19,7 @@ from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script
 from conductor.stores.base import SessionKey
+from conductor.tools.approvals import decode_approvals
 from conductor.tools.base import ToolSpec
 from conductor.tools.rules import Rule
 from tests.conversation.helpers import (
@@ -483,10 +485,9 @@ def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
     async def unsent(on: Scene) -> None:
         assert on.app.line is not None
         on.app.line.slow = True
-        while not on.one.session._approvals.open:
+        while not (asked := decode_approvals(on.one.session.state.fields.get(FIELD, ""))):
             await later(0.1)
-        (approval_id,) = on.one.session._approvals.pending
-        on.app.line.say(client.ApprovalShown(approval_id))
+        on.app.line.say(client.ApprovalShown(asked[0].approval_id))
         await later(1)
         on.app.line.slow = False
         on.app.line.flush()

@@ -22,10 +22,13 @@ from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
     PLAIN_TURN,
     SPOKEN,
+    TURN_S,
     SlowStore,
     Stage,
+    at_rest,
     call,
     faults,
+    jump,
     later,
     loose_ends,
     make_services,
@@ -237,15 +240,14 @@ def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -
 def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
     async def scenario() -> None:
         store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
         one.app.say("go")
         call_id = await device_call(one)
         await steps(20)
         store.hold = asyncio.Event()
         one.app.result(call_id, "heron")
         await steps(5)
-        assert one.session._turns._turn is not None
-        one.session._turns._turn.stop("timed_out")  # as the turn's clock does
+        jump(TURN_S)
         await steps(5)
         store.hold.set()
         await one.quiet()
@@ -261,13 +263,12 @@ def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
 def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
     async def scenario() -> None:
         store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
         one.app.say("go")
         call_id = await device_call(one)
         await steps(20)
-        assert one.session._turns._turn is not None
         store.hold = asyncio.Event()
-        one.session._turns._turn.stop("timed_out")
+        jump(TURN_S)
         await steps(5)
         one.app.result(call_id, "heron")
         await steps(5)
@@ -284,15 +285,14 @@ def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
 def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
     async def scenario() -> None:
         store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
         one.app.say("go")
         call_id = await device_call(one)
         await steps(20)
-        assert one.session._turns._turn is not None
         store.hold = asyncio.Event()
-        one.session._turns._turn.stop("timed_out")
+        jump(TURN_S)
         await steps(5)  # the turn's end is being committed, without a result of the call
-        one.session._parts.tasks.spawn(one.session._device.time_out(call_id))  # as the call's limit does
+        jump(make_services().limits.tool_timeout)
         await steps(5)
         store.hold.set()
         await one.quiet()
@@ -416,7 +416,8 @@ def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() ->
         await steps(5)
         hold.set()
         await steps(5)
-        one.session._profile.declare([])  # as session.update does, which waits for no commit
+        say(one, client.SessionUpdate([]))
+        await steps(5)
         store.hold.set()
         await one.app.until("assistant.speech.final")
         assert one.app.errors() == []
@@ -428,19 +429,19 @@ def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() ->
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
 def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
     async def scenario() -> None:
-        store = SlowStore()
+        store = SlowStore(lambda: 5, lambda: 5)
         one = await stage(make_services(ONE_CALL, store=store), silent_tools)
 
         def fail(operations: Sequence[Operation]) -> StoreError | None:
             opens = any(isinstance(o, OpenCall) for o in operations)
-            if opens and how == "stopped" and one.session._turns._turn is not None:
-                one.session._turns._turn.stop("interrupted")
+            if opens and how == "stopped":
+                one.app.interrupt()
             return StoreUnavailable("away") if opens and how == "not recorded" else None
 
         store.fail = fail
         one.app.say("go")
-        await one.settled()
-        assert len(one.session._device._pending) == 0
+        await at_rest(one.session)
+        assert loose_ends(one.session) == {}
         await one.close()
 
     run(scenario())
@@ -821,10 +822,8 @@ def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknow
         call_id = await device_call(one)
         one.app.interrupt()
         await one.settled()
-        assert len(one.session._device.unknowns._calls) == 1
         say(one, client.ToolCancelled(call_id, effect, "two of three"))
         await one.quiet()
-        assert len(one.session._device.unknowns._calls) == 0
         assert told_late(one) == (effect != "none")
         await one.close()
 

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from conductor.conversation.commit import CallLimits, EventEncoder
 from conductor.conversation.outbox import Outbox
-from conductor.conversation.serial_calls import UnackedEvent
 from conductor.conversation.transport import Frame
 from conductor.events.server import append_message, set_state, speak
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
-from tests.conversation.helpers import later, limits, run
+from tests.conversation.helpers import later, limits, run, virtual_loop
 
 Kind = Literal["call", "final", "message", "state", "speak", "approval"]
 CALL_LIMIT, UI_LIMIT, SPEECH_LIMIT = 30.0, 5.0, 20.0
@@ -110,13 +109,9 @@ class Bench:
     def rests(self) -> bool:
         """Whether nothing is kept, nothing held, and no clock running."""
         outbox = self.outbox
-        kept = (outbox._entries, outbox._by_call, outbox._call_queue, outbox._held)
-        return (
-            not any(kept)
-            and outbox._call_queue._head is None
-            and not outbox._call_queue.ticking
-            and not outbox.speaking
-        )
+        waited_for = any(outbox.is_outstanding(f"c{number}") for number in range(1, self.numbers + 1))
+        kept = len(outbox) or outbox.outstanding or outbox.speaking or waited_for
+        return not kept and not virtual_loop().timers
 
 
 def test_events_are_sent_in_order_and_acknowledged_one_by_one() -> None:
@@ -429,7 +424,7 @@ def test_closing_stops_the_clock() -> None:
         bench.outbox.close()
         await later(100)
         assert bench.expired == []
-        assert not bench.outbox._call_queue.ticking
+        assert not virtual_loop().timers
 
     run(scenario())
 
@@ -836,20 +831,20 @@ class Walk:
     def check(self) -> None:
         outbox, wire = self.bench.outbox, self.phone.wire
         assert len(outbox) <= 40 + len(self.calls)
-        assert outbox._call_queue.ticking == bool(outbox._call_queue)
+        assert bool(virtual_loop().timers) == outbox.outstanding
         assert len({call_id for call_id, _ in self.bench.expired}) == len(self.bench.expired)
         if wire is None:
-            assert not outbox._held
             return
         sent = [json.loads(f.data) for f in [*wire.frames, *wire.queue]]
         numbers = [event["n"] for event in sent]
         assert numbers == sorted(set(numbers)), f"out of order, or twice: {numbers}"
         expired = {call_id for call_id, _ in self.bench.expired}
+        kept = {record.event_id for record in outbox.records()}
         speaking = [
             event["id"]
             for event in sent
             if event["kind"] == "speak"
-            and event["id"] in outbox._entries
+            and event["id"] in kept
             and event["id"] not in self.over
             and event["callId"] not in expired
         ]
@@ -896,21 +891,16 @@ class ApprovalPrompt(Walk):
     def check(self) -> None:
         super().check()
         outbox = self.bench.outbox
-        waiting = [entry.record.kind for entry in outbox._call_queue.entries]
-        assert "approval" not in waiting, "a question stands in the lane"
         assert not {call_id for call_id, _ in self.bench.expired} & self.questions(), "a question expired"
-        if self.phone.wire is not None:
-            queued = [*self.phone.wire.frames, *self.phone.wire.queue, *(e.frame for e in self.held())]
+        if self.phone.wire is not None and not outbox.speaking:  # a speech holds what is behind it
+            queued = [*self.phone.wire.frames, *self.phone.wire.queue]
             shown = {json.loads(frame.data)["callId"] for frame in queued if not frame.withdrawn}
             assert self.questions() <= shown, "a question is not shown"
 
-    def held(self) -> list[UnackedEvent]:
-        return [one for one in self.bench.outbox._held if isinstance(one, UnackedEvent)]
-
     def questions(self) -> set[str]:
         """Name the questions that stand."""
-        entries = self.bench.outbox._entries.values()
-        return {entry.record.call_id for entry in entries if entry.record.kind == "approval"}
+        records = self.bench.outbox.records()
+        return {record.call_id for record in records if record.kind == "approval"}
 
     async def settle(self) -> None:
         for call_id in self.questions():

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from conductor.conversation.approvals import FIELD
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.tools.approvals import Approval
+from conductor.tools.approvals import Approval, decode_approvals
 from tests.conversation.helpers import (
     SPOKEN,
     App,
@@ -37,6 +38,7 @@ from tests.conversation.helpers import (
     run,
     shape_of,
     steps,
+    tasks_of,
     tool,
 )
 
@@ -536,8 +538,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
         session = await phone.connect()
         phone.app.say("go", "words-1")
         await steps(after)
-        over = session._approvals.open and session._parts.tasks._tasks == {session._turns._runner}
-        over = over and not session._outbox.outstanding
+        over = bool(asked(session)) and loose_ends(session) == WAITS_FOR_A_PERSON
         die(session, phone.app)
         session = await phone.connect()
         if "append user" not in phone.app.shapes():
@@ -550,7 +551,7 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
             )
         else:
             await later(1)
-            while not session._approvals.pending or not prompt(session).presented:
+            while not any(question.presented for question in asked(session)):
                 await later(1)
             phone.app.say("yes")
         await at_rest(session)
@@ -564,10 +565,11 @@ def test_a_question_stands_in_the_next_process_and_its_answer_counts(
     at_every_step(scenario)
 
 
-def prompt(session: Session) -> Approval:
-    focus = session._approvals.focus
-    assert focus is not None
-    return focus.approval
+WAITS_FOR_A_PERSON = {"tasks": 1, "open calls": 1}
+
+
+def asked(session: Session) -> Sequence[Approval]:
+    return decode_approvals(session.state.fields.get(FIELD, ""))
 
 
 @pytest.mark.parametrize("delay", [0, 2])
@@ -602,7 +604,7 @@ async def at_calm(session: Session) -> None:
     """Wait until everything that was begun is recorded."""
     for _ in range(1_000):
         await steps(5)
-        if session._parts.tasks._tasks == {session._turns._runner}:
+        if len(tasks_of(session)) == 1:  # the turn's
             return
     raise AssertionError("it does not come to rest")
 

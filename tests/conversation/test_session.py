@@ -18,11 +18,13 @@ from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
+from conductor.settings import Limits
 from conductor.stores.base import AppendLog, FinishCall, OpenCall
 from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import (
     PLAIN_TURN,
     SPOKEN,
+    TURN_S,
     Event,
     LocalTools,
     SlowStore,
@@ -30,6 +32,7 @@ from tests.conversation.helpers import (
     at_every_step,
     call,
     faults,
+    jump,
     later,
     loose_ends,
     make_services,
@@ -251,7 +254,10 @@ def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
             AssistantMessage("Hello there.", provider="scripted"),
         ]
         check_rest(one)
-        assert len(one.session._outbox) == 0
+        since = len(one.app.log)
+        one.app.connect(one.session)
+        await one.quiet()
+        assert one.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
         await one.close()
 
     run(scenario())
@@ -307,6 +313,10 @@ def long_answer(request: ModelRequest) -> Script:
     return LONG[sum(isinstance(m, AssistantMessage) for m in request.messages)]
 
 
+def turn_timeout(how: str) -> float:
+    return TURN_S if how == "time out" else Limits().turn_timeout
+
+
 async def end_it(one: Stage, how: str) -> None:
     if how == "interrupt":
         one.app.interrupt()
@@ -317,8 +327,8 @@ async def end_it(one: Stage, how: str) -> None:
         one.app.line.hang_up()
         await steps(5)
         one.app.connect(one.session)
-    elif one.session._turns._turn is not None:
-        one.session._turns._turn.stop("timed_out")  # as the turn's clock does
+    else:
+        jump(TURN_S)
     if one.app.line is not None:
         await one.app.line.drained()
 
@@ -344,7 +354,10 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
         store = SlowStore(lambda: delay, lambda: delay)
         local = LocalTools()
         local.go.set()
-        one = await stage(make_services(long_answer, store=store, toolsets=[local], partial_interval=0.0))
+        services = make_services(
+            long_answer, store=store, toolsets=[local], partial_interval=0.0, turn_timeout=turn_timeout(how)
+        )
+        one = await stage(services)
         since = len(one.app.log)
         one.app.say("go")
         await steps(after)
@@ -447,7 +460,8 @@ def test_a_turn_may_be_stopped_at_any_step_of_a_decision(
 ) -> None:
     async def scenario(after: int) -> bool:
         store = SlowStore(lambda: delay, lambda: delay)
-        one = await stage(asking_services(make_services(move_and_look, store=store)))
+        services = make_services(move_and_look, store=store, turn_timeout=turn_timeout(how))
+        one = await stage(asking_services(services))
         open_with(one, ALL)
         one.app.say("go")
         card = await next_card(one)

@@ -12,10 +12,10 @@ def test_a_task_is_let_go_of_when_it_is_done() -> None:
     async def scenario() -> None:
         tasks = Tasks()
         done = tasks.spawn(steps(3))
-        assert len(tasks._tasks) == 1
+        assert len(tasks) == 1
         await done
         await steps(1)
-        assert len(tasks._tasks) == 0
+        assert len(tasks) == 0
         await tasks.close(5.0)
 
     run(scenario())
@@ -37,7 +37,7 @@ def test_closing_cancels_what_runs_and_waits_for_its_end() -> None:
         await tasks.close(5.0)
         assert ended == [True]
         await steps(1)
-        assert len(tasks._tasks) == 0
+        assert len(tasks) == 0
 
     run(scenario())
 
