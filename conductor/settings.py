@@ -37,6 +37,7 @@ class Limits:
     max_turns: int = 20
     history_tokens: int = 60_000  # leaves most of a 200k window to one turn's tool results
     max_tool_rounds: int = 8
+    max_refused_rounds: int = 2  # in a row with all calls denied; then the model answers without tools
     max_calls_per_round: int = 15
     max_calls_per_turn: int = 40  # of 16 KiB each: what a turn can add stays within the model's window
     tool_timeout: float = 30.0
@@ -47,11 +48,14 @@ class Limits:
     model_silence: float = 30.0
     model_retry: float = 0.5  # models, "The seam": longest pause before the retry of a reply that broke off
     turn_timeout: float = 120.0
+    max_attempts: int = 2  # for one transcript, where the process ended in each; then the turn fails
     close_timeout: float = 5.0  # a turn's end: one commit
     partial_interval: float = 0.05
     session_grace: float = 120.0
     max_arguments_bytes: int = 65_536
     max_observation_bytes: int = 16_384
+    ack_delay: float = 0.1  # one event.ack, and one commit, for all events of a burst
+    retry_after: float = 2.0  # what a client is told that came when the queue was full, or at a restart
     max_queued_transcripts: int = 3  # protocol, "How the shipped client behaves"
     max_queued_notes: int = 16  # the same
     note_expiry: float = 600.0  # an older notice starts no turn of its own; it joins the next one
@@ -80,12 +84,20 @@ class Limits:
     max_sessions: int = 20_000  # twice the connections; over this, sessions without a connection end early
     max_sessions_per_subject: int = 200  # durability, the same; those without a connection end early
     ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
+    pong_timeout: float = 20.0  # a client that answers no WebSocket ping for this long is gone
+    drain_timeout: float = 25.0  # for turns that run at SIGTERM; orchestrators kill after 30 s
+    busy_recheck: float = 1.0  # between two checks whether an expired session's running turn has ended
+    wrong_tokens_per_minute: int = 10  # wrong ADMIN_TOKENs from one address that are answered with 401
     store_retry: float = 0.5  # pause between two tries to bind, or to record an apology, without the store
     failed_turn_retry: float = 5.0  # after a turn that failed in the store or in the server, notices wait
-    free_takeovers: int = 6  # claims in 30 s before the next one is delayed; a moving phone makes fewer
-    takeover_backoff: float = 0.5  # the first delay; it doubles with each further claim, up to 5 s
+    takeover_window: float = 30.0  # two clients that take a session from each other claim often in it
+    free_takeovers: int = 6  # claims in the window before the next one is delayed; a moving phone makes fewer
+    takeover_backoff: float = 0.5  # the first delay; it doubles with each further claim
+    max_takeover_backoff: float = 5.0
     verify_timeout: float = 3.0  # after a suspend nothing is sent for this long while ownership is unknown
     approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
+    max_unclear: int = 2  # tools, "Spoken approvals": in answer to one prompt, before it expires
+    max_presentations: int = 5  # times that one approval is spoken, unheard prompts too
     calls_per_minute: float = 60.0  # of one tool in one session: more shows a model in a loop
     hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size
 

@@ -11,13 +11,11 @@ from typing import ClassVar, Protocol
 
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
 from conductor.client.tasks import where
+from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
 
-
-# Close code of a connection whose session another client took over (protocol, "Base"). It is not retried.
-SUPERSEDED = 4409
 
 # Together these keep ``factor ** n`` a finite float (1e128 seconds), far above any delay.
 MAX_FACTOR = 100.0

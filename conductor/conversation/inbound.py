@@ -46,16 +46,8 @@ _RECORDED = (
     client.AgentCompleted,
     client.ApprovalResponse,
 )
-# Seconds in ``retryAfterMs`` when the queue of transcripts is full.
-_QUEUE_RETRY_S = 2.0
-# Seconds that acknowledgements wait for a commit to join, before they get one of their own.
-_FLUSH_S = 0.1
-# Seconds between two ``event.ack``, so that one names all events of a burst.
-_ACK_S = 0.1
 # Diagnostics a session sends; a client could cause any number of different ones.
 _MAX_DIAGNOSTICS = 64
-# Seconds in ``retryAfterMs`` while the server drains.
-_DRAIN_RETRY_S = 2.0
 
 
 class InboundHandler:
@@ -159,7 +151,7 @@ class InboundHandler:
         transport = self._outbox.transport
         if taken and transport is not None and transport.resumes:
             transport.send(self._encoder.frame(EventAck(taken)))
-            self._acking = asyncio.get_running_loop().call_later(_ACK_S, self._send_acks)
+            self._acking = asyncio.get_running_loop().call_later(self._limits.ack_delay, self._send_acks)
 
     async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
         spoken = self._profile.capabilities
@@ -244,7 +236,7 @@ class InboundHandler:
         if event_id in self._committer.state.seen:
             raise Duplicate(event_id)  # the same transcript was recorded as an answer first
         refused = self._parts.draining and not self._committer.durable
-        wait = _DRAIN_RETRY_S if refused else self._parts.bucket.take(self._now())
+        wait = self._limits.retry_after if refused else self._parts.bucket.take(self._now())
         if wait:
             message = "The server restarts." if refused else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
@@ -256,7 +248,7 @@ class InboundHandler:
             return True
         self._parts.bucket.give_back()
         message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
-        await self.refuse("rate_limited", message, event_id, transport, retry_after=_QUEUE_RETRY_S)
+        await self.refuse("rate_limited", message, event_id, transport, retry_after=self._limits.retry_after)
         return False
 
     async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
@@ -320,7 +312,7 @@ class InboundHandler:
     def _flush_soon(self) -> None:
         if self._committer.durable and self._flushing is None:
             loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(_FLUSH_S, self._flush_now)
+            self._flushing = loop.call_later(self._limits.ack_delay, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flushing = None

@@ -35,31 +35,25 @@ log = structlog.get_logger(__name__)
 
 
 FIELD = "claims"
-# Seconds in which claims count for the takeover backoff: two clients may take a session from each other.
-WINDOW_S = 30.0
-# Seconds of the longest backoff.
-_MOST_S = 5.0
 
 
 def takeover_delay(fields: Mapping[str, str], limits: Limits) -> float:
     """Return the takeover backoff in seconds, from the session's recent claims."""
-    over = len(_recent(fields)) - limits.free_takeovers
-    return 0.0 if over < 0 else min(_MOST_S, limits.takeover_backoff * 2.0**over)
+    over = len(_recent(fields, limits)) - limits.free_takeovers
+    return 0.0 if over < 0 else min(limits.max_takeover_backoff, limits.takeover_backoff * 2.0**over)
 
 
 def with_claim_of_now(fields: Mapping[str, str], limits: Limits) -> str:
     """Encode the recent claims, with one of now."""
-    return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * limits.free_takeovers :]))
+    return encode(ClaimsSnapshot((*_recent(fields, limits), time.time())[-2 * limits.free_takeovers :]))
 
 
-def _recent(fields: Mapping[str, str]) -> tuple[float, ...]:
+def _recent(fields: Mapping[str, str], limits: Limits) -> tuple[float, ...]:
     memo = decode(fields.get(FIELD), ClaimsSnapshot)
-    now = time.time()
-    return tuple(at for at in memo.times if abs(now - at) < WINDOW_S) if memo is not None else ()
+    now, window = time.time(), limits.takeover_window
+    return tuple(at for at in memo.times if abs(now - at) < window) if memo is not None else ()
 
 
-# Requests to the model for one transcript that kills its process each time; then the turn fails.
-MAX_ATTEMPTS = 2
 _LOST = "connection_lost"
 
 

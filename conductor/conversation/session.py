@@ -22,6 +22,7 @@ from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
 from conductor.conversation.transport import Transport
 from conductor.events import client
 from conductor.events.codec import Inbound
+from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
 from conductor.stores.base import Claim, SessionState
@@ -29,8 +30,6 @@ from conductor.tools.declarations import Reading
 
 log = structlog.get_logger(__name__)
 
-# The WebSocket close code of the older of two connections (protocol, "Base: client to server").
-SUPERSEDED = 4409
 # Seconds between two checks of a draining session whether its client is still connected.
 _LOOK_S = 0.1
 

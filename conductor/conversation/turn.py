@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from conductor.conversation.history import repair
-from conductor.conversation.recovery import MAX_ATTEMPTS, Recovered
+from conductor.conversation.recovery import Recovered
 from conductor.conversation.snapshot import TurnSnapshot
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, ReplyBuffer, marked
 from conductor.conversation.tool_round import ToolCallRunner, ToolRound, TurnHost, TurnStats, prepare_round
@@ -84,8 +84,6 @@ class TurnClock:
 
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 
-# Rounds in a row with all calls denied before the model must answer without tools (tools, "Approvals").
-_MAX_REFUSED_ROUNDS = 2
 _NO_ANSWER = "I have nothing to say to that."
 
 
@@ -199,7 +197,7 @@ class Turn:
         if self._recovered is not None:
             await self._recover(self._recovered)
         while True:
-            if self._refused_rounds >= _MAX_REFUSED_ROUNDS:
+            if self._refused_rounds >= limits.max_refused_rounds:
                 spent = True
             if not spent and (
                 self.stats.rounds >= limits.max_tool_rounds or self._calls_made >= limits.max_calls_per_turn
@@ -340,7 +338,7 @@ class Turn:
     async def _recover(self, recovered: Recovered) -> None:
         prepared = recovered.round
         if prepared is None:
-            if self._attempts > MAX_ATTEMPTS:
+            if self._attempts > self._host.limits.max_attempts:
                 raise ModelError("protocol", "The process ended in every attempt to answer this transcript.")
             await self._host.note_attempt()
             return

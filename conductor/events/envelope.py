@@ -13,6 +13,8 @@ PROTOCOL_VERSION = 1
 PATH = "/ws"
 SUBPROTOCOL = "conductor.v1"
 """What a browser names beside ``bearer.TOKEN``; the token itself is never echoed."""
+SUPERSEDED = 4409
+"""The WebSocket close code of a connection whose session another client took over (protocol, "Base")."""
 
 
 class Payload(Protocol):

@@ -10,12 +10,12 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from conductor.conversation.session import SUPERSEDED, Session
+from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
-from conductor.events.envelope import IdGenerator, encode_event, new_call_id
+from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.admission import Pace
 from conductor.server.sessions import SessionRegistry

@@ -28,14 +28,8 @@ from conductor.server.websocket import Handshakes, Socket, sharing
 
 log = structlog.get_logger(__name__)
 
-# Seconds between WebSocket pings (protocol, "Transport": every 15-20 s).
-WS_PING_S = 20.0
 # WebSocket close code of a server that drains.
 SERVICE_RESTART = 1012
-# Wrong ADMIN_TOKENs a minute from one address that are answered with 401; more get 429.
-WRONG_TOKENS_PER_MINUTE = 10
-# Seconds that running turns may take to end after SIGTERM; orchestrators kill after 30 s.
-DRAIN_S = 25.0
 
 
 class Listener:
@@ -100,21 +94,21 @@ class Listener:
             select_subprotocol=_select_subprotocol,
             compression=None,
             open_timeout=self.services.limits.handshake_timeout,
-            ping_interval=WS_PING_S,
-            ping_timeout=WS_PING_S,
+            ping_interval=self.services.limits.ping_interval,
+            ping_timeout=self.services.limits.pong_timeout,
             close_timeout=self.services.limits.close_timeout,
             max_size=self.services.limits.hard_event_bytes,
             server_header="conductor",
         )
 
-    async def stop(self, drain_s: float = DRAIN_S) -> None:
+    async def stop(self, drain_s: float | None = None) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""
         self._ready = False
         if not self._servers:
             return
         for server in self._servers:
             server.close(close_connections=False)
-        await self._drain(drain_s)
+        await self._drain(self.services.limits.drain_timeout if drain_s is None else drain_s)
         await self.registry.close()
         for connection in list(self._connections):
             connection.close(SERVICE_RESTART, "service restart")
@@ -204,7 +198,8 @@ class Listener:
 
     def _refused_admin(self, answer: Answer, path: str, address: str) -> Answer:
         count = self._access.refusals.count(f"{path} {answer.status.value}", address)
-        if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
+        allowed = self.services.limits.wrong_tokens_per_minute
+        if answer.status is http.HTTPStatus.UNAUTHORIZED and count > allowed:
             headers = {"Retry-After": "60"}
             return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
         return answer

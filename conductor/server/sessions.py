@@ -59,8 +59,6 @@ class SuspendDetector:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
 
 
-# Seconds between two checks whether an expired session's running turn has ended.
-BUSY_RECHECK_S = 1.0
 # Sessions verified in the store at the same time.
 VERIFIED_AT_ONCE = 32
 
@@ -299,7 +297,7 @@ class SessionRegistry:
         if place.connections or self._places.get(key) is not place:
             return
         if place.session.result().busy:
-            self._arm(key, place, BUSY_RECHECK_S)
+            self._arm(key, place, self._services.limits.busy_recheck)
             return
         self._end(key, place)
 

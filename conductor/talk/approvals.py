@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from conductor.client.approvals import Approval, ApprovalDecision, Scope, allow, deny, edit
+from conductor.client.options import ClientLimits
 from conductor.talk.screen import Screen, StdinReader
 
 # Seconds that a request waits at the terminal: as long as the library waits for a handler.
-ANSWER_S = 900.0
+ANSWER_S = ClientLimits().approval_s
 PROMPT = "1-5> "
 # Characters of the arguments that are shown; the rest is counted in a warning.
 MAX_SHOWN = 16_384

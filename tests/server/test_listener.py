@@ -17,10 +17,9 @@ from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.server import listener as listener_module
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
-from conductor.settings import load_settings
+from conductor.settings import Limits, load_settings
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
@@ -98,7 +97,7 @@ async def test_nothing_is_compressed() -> None:
 
 
 def test_pings_are_as_often_as_the_shipped_client_needs_them() -> None:
-    assert 15 <= listener_module.WS_PING_S <= 20
+    assert 15 <= Limits().ping_interval <= 20
 
 
 # -- where it listens
