@@ -183,12 +183,12 @@ class SpokenPrompts:
             return ""
         return encode(PromptSnapshot(self._append_id, self._speak_id, self._approval_id))
 
-    def restore(self, kept: str | None) -> None:
+    def restore(self, stored: str | None) -> None:
         """Restore the last prompt from a snapshot."""
-        memo = decode(kept, PromptSnapshot)
-        if memo is not None:
-            self._append_id, self._speak_id = memo.append_id, memo.speak_id
-            self._approval_id = memo.approval_id
+        snapshot = decode(stored, PromptSnapshot)
+        if snapshot is not None:
+            self._append_id, self._speak_id = snapshot.append_id, snapshot.speak_id
+            self._approval_id = snapshot.approval_id
             if self.speaking:
                 self._speeches.add(Speech(self._speak_id, "", -1, "", ""))
 
@@ -220,7 +220,7 @@ FIELD = "approvals"
 MAX_CLOSED = 64
 
 # Closed approvals written to the snapshot. Each decision writes them, so fewer than MAX_CLOSED.
-MAX_KEPT = 8
+MAX_STORED = 8
 _OUTCOMES: Mapping[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _NONE: Mapping[str, Outcome] = {}
 
@@ -317,13 +317,13 @@ class Approvals:
 
     def _dump_outcomes(self, decided: Mapping[str, Outcome]) -> str:
         closed = [(key, one.outcome) for key, one in self._closed.items()]
-        return encode(DecidedSnapshot(dict([*closed, *decided.items()][-MAX_KEPT:])))
+        return encode(DecidedSnapshot(dict([*closed, *decided.items()][-MAX_STORED:])))
 
     def restore_outcomes(self) -> None:
         """Restore the outcomes of closed approvals, to answer decisions that a client repeats."""
-        memo = decode(self.committer.state.fields.get(DECIDED), DecidedSnapshot)
-        if memo is not None:
-            known = [(key, cast(Outcome, outcome)) for key, outcome in memo.outcomes.items()]
+        snapshot = decode(self.committer.state.fields.get(DECIDED), DecidedSnapshot)
+        if snapshot is not None:
+            known = [(key, cast(Outcome, outcome)) for key, outcome in snapshot.outcomes.items()]
             self._closed.update((key, _Closed(outcome)) for key, outcome in known)
             self.undelivered = known  # the previous process may have died before its event arrived
 
@@ -589,7 +589,7 @@ class Approvals:
         approval_id = question.approval.approval_id
         events = [*said.events, *self._resolved(question, outcome)]
         following = next((one for key, one in self.pending.items() if key != approval_id), None)
-        # The microphone stays open for the answer to a card, and nobody has spoken where a question expires.
+        # The microphone stays open for the answer to a card, and no one has spoken where a question expires.
         if outcome != "expired" and (following is None or not following.by_card):
             events.append(set_state(new_call_id(), "thinking"))
         events += calls
@@ -611,10 +611,10 @@ class Approvals:
         turn_id = next((one.approval.turn_id for one in self.pending.values()), "")
         prompt_id = self.prompts.unsent
         try:
-            memos = {PROMPT: self.prompts.dump if standing else str}
+            snapshots = {PROMPT: self.prompts.dump if standing else str}
             if decided:
-                memos[DECIDED] = lambda: self._dump_outcomes(decided)
-            await self.committer.commit([*operations, field_now], events, turn_id, memos=memos)
+                snapshots[DECIDED] = lambda: self._dump_outcomes(decided)
+            await self.committer.commit([*operations, field_now], events, turn_id, snapshots=snapshots)
         except StoreError:
             self.prompts.forget(prompt_id)
             raise

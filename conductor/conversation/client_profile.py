@@ -69,16 +69,16 @@ class ClientProfile:
             ProfileSnapshot(self.capabilities, self._locale, self._time_zone, self._instructions, self._tools)
         )
 
-    def restore(self, kept: str | None, readings: Sequence[Reading] | None = None) -> None:
+    def restore(self, stored: str | None, readings: Sequence[Reading] | None = None) -> None:
         """Restore the profile from a snapshot."""
-        memo = decode(kept, ProfileSnapshot)
-        if memo is None:
+        snapshot = decode(stored, ProfileSnapshot)
+        if snapshot is None:
             return
-        self._locale, self._time_zone = memo.locale, memo.time_zone
-        self._instructions = memo.instructions
-        self.capabilities = tuple(name for name in CAPABILITIES if name in memo.capabilities)
-        if memo.tools is not None:
-            self.declare(memo.tools, readings)
+        self._locale, self._time_zone = snapshot.locale, snapshot.time_zone
+        self._instructions = snapshot.instructions
+        self.capabilities = tuple(name for name in CAPABILITIES if name in snapshot.capabilities)
+        if snapshot.tools is not None:
+            self.declare(snapshot.tools, readings)
 
     def reload(self, services: Services) -> None:
         """Use another system prompt and catalog from now on."""

@@ -155,9 +155,9 @@ class Committer:
         self._snapshots: dict[str, Callable[[], str]] = {}
         self._changed: set[str] = set()
 
-    def register(self, name: str, memo: Callable[[], str]) -> None:
-        """Write what ``memo`` returns to a session field, with the next commit after `mark_dirty`."""
-        self._snapshots[name] = memo
+    def register(self, name: str, snapshot: Callable[[], str]) -> None:
+        """Write what ``snapshot`` returns to a session field, with the next commit after `mark_dirty`."""
+        self._snapshots[name] = snapshot
 
     def mark_dirty(self, name: str) -> None:
         """Mark a snapshot as changed: the next commit writes it."""
@@ -170,18 +170,18 @@ class Committer:
         events: Sequence[ServerEvent] = (),
         turn_id: str = "",
         *,
-        memos: Mapping[str, Callable[[], str]] | None = None,
+        snapshots: Mapping[str, Callable[[], str]] | None = None,
         then: Callable[[], None] | None = None,
     ) -> None:
         """Record the operations and the durable ones of the events, then send the events.
 
-        ``memos`` are fields that change with this commit, read when it holds the lock; ``then`` is called
+        ``snapshots`` are fields that change with this commit, read when it holds the lock; ``then`` is called
         when it is recorded, before the next commit starts. The commits of one session run one at a time, so
         events leave in their order. Raises `StoreError`: then nothing is sent, and probably nothing was
         recorded (the store's answer may have been lost).
         """
         outgoing = self._encoder.make_ready(events, turn_id)
-        commit = self._commit(operations, outgoing, memos if self.durable else None, then)
+        commit = self._commit(operations, outgoing, snapshots if self.durable else None, then)
         if not self.durable:
             await commit
             return
@@ -229,15 +229,15 @@ class Committer:
         self,
         operations: Sequence[Operation],
         outgoing: Sequence[EncodedEvent],
-        memos: Mapping[str, Callable[[], str]] | None,
+        snapshots: Mapping[str, Callable[[], str]] | None,
         then: Callable[[], None] | None,
     ) -> None:
         async with self._lock:
             gone = self._encoder.outbox.take_gone()
             changed, self._changed = self._changed, set()
-            fields = {name: self._snapshots[name] for name in changed} | dict(memos or {})
+            fields = {name: self._snapshots[name] for name in changed} | dict(snapshots or {})
             recorded: list[Operation] = [*operations]
-            recorded += [SetField(name, memo()) for name, memo in fields.items()]
+            recorded += [SetField(name, snapshot()) for name, snapshot in fields.items()]
             recorded += [AckOutbound(event_id) for event_id in gone]
             recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]
             if recorded:

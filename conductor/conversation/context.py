@@ -146,16 +146,16 @@ class Host:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         turn.stats.answered = message.text or turn.stats.answered
-        memos = (
+        snapshots = (
             {TURN: lambda: turn_snapshot(turn)} if prepared is not None else {**ENDED}
-        ) | self.spoken_memo(speech)
+        ) | self.spoken_snapshot(speech)
 
         def said() -> None:
             self.speeches.add(speech)
             if prepared is None:
                 turn.end()
 
-        await self.committer.commit(operations, events, turn.id, memos=memos, then=said)
+        await self.committer.commit(operations, events, turn.id, snapshots=snapshots, then=said)
 
     def speech(self, turn: RunningTurn, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``; None if it has no speakable text.
@@ -168,7 +168,7 @@ class Host:
         position = self.committer.state.log_end
         return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
 
-    def spoken_memo(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
+    def spoken_snapshot(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
         """Make the snapshot of the speeches with this one; empty without one."""
         return {} if speech is None else {SPEECH: lambda: self.speeches.dump(speech)}
 

@@ -77,9 +77,9 @@ class LateCalls:
             for one in self._calls.values()
         )
 
-    def restore(self, kept: Sequence[LateCallsSnapshot]) -> None:
+    def restore(self, stored: Sequence[LateCallsSnapshot]) -> None:
         """Restore from a snapshot."""
-        for one in kept:
+        for one in stored:
             call = LateCall(one.call, one.wanted, loop_time(one.expires_ms), one.job)
             self._calls[one.call.call_id] = call
 
@@ -123,9 +123,9 @@ class Unknowns:
             for call_id, (digest, expires) in self._calls.items()
         )
 
-    def restore(self, kept: Sequence[UnknownCallsSnapshot]) -> None:
+    def restore(self, stored: Sequence[UnknownCallsSnapshot]) -> None:
         """Restore from a snapshot."""
-        for one in kept:
+        for one in stored:
             self._calls[one.call_id] = (one.digest, loop_time(one.expires_ms))
 
     def settle(self, call_id: str) -> None:
@@ -143,7 +143,7 @@ CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
 class DeviceCalls:
     """Records exactly one result for each device call: the device's, a time-out's, or a cancellation's.
 
-    ``news`` collects the notes that the model reads before the next turn; ``wants_turn``: they start a turn
+    ``notes`` collects the notes that the model reads before the next turn; ``wants_turn``: they start a turn
     of their own. ``is_busy`` tells whether a turn is running.
     """
 
@@ -165,7 +165,7 @@ class DeviceCalls:
         self._is_busy = is_busy
         self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
         self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
-        self.news: list[Note] = []
+        self.notes: list[Note] = []
         self.wants_turn = False
         committer.register(LATE, self.dump)
 
@@ -266,18 +266,20 @@ class DeviceCalls:
 
     def dump(self, told: int = 0) -> str:
         """Encode the snapshot, without the first ``told`` notes."""
-        news = tuple(self.news[told:])
-        memo = DeviceSnapshot(self._late.dump(), self.unknowns.dump(), news, self.wants_turn and bool(news))
-        return encode(memo) if memo != DeviceSnapshot() else ""
+        notes = tuple(self.notes[told:])
+        snapshot = DeviceSnapshot(
+            self._late.dump(), self.unknowns.dump(), notes, self.wants_turn and bool(notes)
+        )
+        return encode(snapshot) if snapshot != DeviceSnapshot() else ""
 
-    def restore(self, kept: str | None) -> None:
+    def restore(self, stored: str | None) -> None:
         """Restore from a snapshot."""
-        memo = decode(kept, DeviceSnapshot)
-        if memo is not None:
-            self._late.restore(memo.late)
-            self.unknowns.restore(memo.unknown)
-            self.news += memo.news
-            self.wants_turn = memo.wants_turn
+        snapshot = decode(stored, DeviceSnapshot)
+        if snapshot is not None:
+            self._late.restore(snapshot.late)
+            self.unknowns.restore(snapshot.unknown)
+            self.notes += snapshot.notes
+            self.wants_turn = snapshot.wants_turn
 
     def unknown(self, call_id: str, digest: str) -> None:
         """Remember a call that may have run: an identical one needs an approval."""
@@ -323,7 +325,7 @@ class DeviceCalls:
         self.unknowns.settle(call_id)
         executor, record = self._profile.executor, late.record
         result = executor.to_result(call_id, outcome(record), untrusted=record.untrusted)
-        self.news.append(Note(late_result(record.name, result.content), record.untrusted))
+        self.notes.append(Note(late_result(record.name, result.content), record.untrusted))
         own_turn = late.job or (late.wanted and not self._is_busy())
         self.wants_turn = self.wants_turn or own_turn
         if "late" in self._profile.capabilities:

@@ -11,7 +11,7 @@ import structlog
 
 from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
 from conductor.conversation.parts import Parts
-from conductor.conversation.phrases import MESSAGES, agent_news
+from conductor.conversation.phrases import MESSAGES, agent_notice
 from conductor.conversation.snapshot import PROFILE, WAITING, PendingInputsSnapshot, decode
 from conductor.conversation.transport import Transport
 from conductor.conversation.turn_queue import ServerNotice
@@ -118,7 +118,7 @@ class InboundHandler:
             case client.OutputInterrupted():
                 await self._take_interruption(inbound.id, event)
             case client.AgentCompleted():
-                await self._take_news(inbound.id, agent_news(event))
+                await self._take_notice(inbound.id, agent_notice(event))
             case client.SessionUpdate() if "tools" in self._profile.capabilities:
                 readings = await read_declarations(event.tools)
                 rejected = self._profile.declare(event.tools, readings)
@@ -296,13 +296,13 @@ class InboundHandler:
                 await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
             decided.add(approval_id)
 
-    async def _take_news(self, event_id: str, text: str) -> None:
-        waiting, news = self._turns.waiting, ServerNotice(text, self._now() + self._limits.note_expiry)
-        waiting.add_news(news)
+    async def _take_notice(self, event_id: str, text: str) -> None:
+        waiting, notice = self._turns.waiting, ServerNotice(text, self._now() + self._limits.note_expiry)
+        waiting.add_notice(notice)
         try:
-            await self._committer.commit([RememberInbound(event_id)], memos={WAITING: waiting.dump})
+            await self._committer.commit([RememberInbound(event_id)], snapshots={WAITING: waiting.dump})
         except StoreError:
-            waiting.drop_news([news])
+            waiting.drop_notices([notice])
             raise
         self._outbox.expect_no_acknowledgements()
         self._turns.deliver_notices()

@@ -46,7 +46,7 @@ class Parts:
         """Whether a turn about notices may start: not draining, and the person is not speaking."""
         return not self.draining and self.floor.is_free()
 
-    def count_news(self) -> None:
+    def count_notices(self) -> None:
         """Count a turn about notices against the session's rate."""
         self.bucket.take(asyncio.get_running_loop().time())
 
@@ -91,7 +91,9 @@ def make_parts(services: Services, claim: Claim, on_lost: Callable[[bool], None]
         speeches,
         lambda: parts.turns.follow(),
     )
-    turns = TurnQueue(services, host, tasks, lambda: parts.may_deliver_notices(), lambda: parts.count_news())
+    turns = TurnQueue(
+        services, host, tasks, lambda: parts.may_deliver_notices(), lambda: parts.count_notices()
+    )
     bucket = services.turn_rate(claim.key.subject, asyncio.get_running_loop().time())
     floor = FloorControl(limits, outbox, bucket, turns.deliver_notices)
     parts = Parts(

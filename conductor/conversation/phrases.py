@@ -38,17 +38,17 @@ MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
 )
 
 # Bytes of each text about an agent that the model reads: notices must not fill its context window.
-MAX_NEWS_BYTES = 4_096
+MAX_NOTICE_BYTES = 4_096
 
 CUT_OFF = "[The reply broke off here.]"
 
 
-def agent_news(event: AgentCompleted) -> str:
+def agent_notice(event: AgentCompleted) -> str:
     """Word the notice that an agent has ended; the agent's text is untrusted data."""
     parts = [f"The coding agent {event.agent_id} has ended with status {event.status!r}."]
     for label, value in (("Name", event.name), ("Task", event.prompt), ("Summary", event.summary)):
         if value:
-            parts.append(f"{label}: {truncate(value, MAX_NEWS_BYTES)}")
+            parts.append(f"{label}: {truncate(value, MAX_NOTICE_BYTES)}")
     return "\n".join(parts)
 
 

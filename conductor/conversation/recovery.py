@@ -49,9 +49,9 @@ def with_claim_of_now(fields: Mapping[str, str], limits: Limits) -> str:
 
 
 def _recent(fields: Mapping[str, str], limits: Limits) -> tuple[float, ...]:
-    memo = decode(fields.get(FIELD), ClaimsSnapshot)
+    snapshot = decode(fields.get(FIELD), ClaimsSnapshot)
     now, window = time.time(), limits.takeover_window
-    return tuple(at for at in memo.times if abs(now - at) < window) if memo is not None else ()
+    return tuple(at for at in snapshot.times if abs(now - at) < window) if snapshot is not None else ()
 
 
 _LOST = "connection_lost"

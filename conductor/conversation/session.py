@@ -98,8 +98,8 @@ class Session:
 
         ``claim`` is the one after this session's. Empty, if another process may have sent them.
         """
-        kept = claim.state.fields.get(CLAIMS)
-        if claim.epoch != self._committer.epoch + 1 or kept != self._committer.state.fields.get(CLAIMS):
+        claims = claim.state.fields.get(CLAIMS)
+        if claim.epoch != self._committer.epoch + 1 or claims != self._committer.state.fields.get(CLAIMS):
             return set()
         return {event_id for event_id in claim.state.outbound if not self._outbox.has_had(event_id)}
 

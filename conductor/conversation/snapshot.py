@@ -63,7 +63,7 @@ class PendingInputsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The transcripts and notices that wait for a turn."""
 
     transcripts: tuple[TranscriptSnapshot, ...] = ()
-    news: tuple[NoticeSnapshot, ...] = ()
+    notices: tuple[NoticeSnapshot, ...] = msgspec.field(default=(), name="news")
 
 
 class LateCallsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,7 +88,7 @@ class DeviceSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     late: tuple[LateCallsSnapshot, ...] = ()
     unknown: tuple[UnknownCallsSnapshot, ...] = ()
-    news: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = msgspec.field(default=(), name="news")
     wants_turn: bool = False
 
 
@@ -138,9 +138,9 @@ class ClaimsSnapshot(msgspec.Struct, frozen=True):
     times: tuple[float, ...] = ()
 
 
-def encode(memo: msgspec.Struct) -> str:
+def encode(snapshot: msgspec.Struct) -> str:
     """Encode a snapshot as text."""
-    return msgspec.json.encode(memo).decode()
+    return msgspec.json.encode(snapshot).decode()
 
 
 def decode(text: str | None, kind: type[_T]) -> _T | None:

@@ -72,7 +72,7 @@ def _prefix(text: str, length: int) -> str:
 # Speeches tracked a session; older ones were interrupted and never acknowledged.
 _MAX_SPEECHES = 64
 # Speeches in the snapshot: rarely more are outstanding, and each change writes all of them.
-_MAX_KEPT = 4
+_MAX_STORED = 4
 
 
 class SpeechTracker:
@@ -98,23 +98,23 @@ class SpeechTracker:
     def dump(self, last: Speech) -> str:
         """Encode the outstanding speeches, and ``last``, which is about to be added."""
         under_way = [one for one in self._speeches.values() if one.over_at is None and one.position >= 0]
-        return encode(SpeechesSnapshot(tuple(_memo_of(one) for one in [*under_way, last][-_MAX_KEPT:])))
+        return encode(SpeechesSnapshot(tuple(_snapshot_of(one) for one in [*under_way, last][-_MAX_STORED:])))
 
     def restore(
-        self, kept: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
+        self, stored: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
     ) -> None:
         """Restore from a snapshot; ``text_at`` returns the log's text at a position.
 
         The last speech may just have ended; those before it count only while they are outstanding.
         """
-        memos = decode(kept, SpeechesSnapshot)
-        speeches = memos.speeches if memos is not None else ()
-        for memo in speeches:
-            if memo is not speeches[-1] and not is_outstanding(memo.call_id):
+        snapshots = decode(stored, SpeechesSnapshot)
+        speeches = snapshots.speeches if snapshots is not None else ()
+        for snapshot in speeches:
+            if snapshot is not speeches[-1] and not is_outstanding(snapshot.call_id):
                 continue
-            text = text_at(memo.position)
-            self._speeches[memo.call_id] = Speech(
-                memo.call_id, memo.turn_id, memo.position, text, memo.spoken, memo.actions
+            text = text_at(snapshot.position)
+            self._speeches[snapshot.call_id] = Speech(
+                snapshot.call_id, snapshot.turn_id, snapshot.position, text, snapshot.spoken, snapshot.actions
             )
 
     def over(self, call_id: str, now: float) -> None:
@@ -146,7 +146,7 @@ class SpeechTracker:
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
 
 
-def _memo_of(speech: Speech) -> SpeechSnapshot:
+def _snapshot_of(speech: Speech) -> SpeechSnapshot:
     return SpeechSnapshot(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions)
 
 

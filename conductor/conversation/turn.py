@@ -326,13 +326,13 @@ class Turn:
 
     def _restore(self, recovered: Recovered) -> None:
         # An unfinished round was recorded after the model's reply: its request did not fail.
-        memo = recovered.snapshot
-        self.stats.rounds = memo.rounds
+        snapshot = recovered.snapshot
+        self.stats.rounds = snapshot.rounds
         self.stats.trace.append("recovered")
-        self.actions = list(memo.actions)
-        self._calls_made, self._refused_rounds = memo.calls, memo.refused_rounds
-        self._attempts = memo.attempts if recovered.round is not None else memo.attempts + 1
-        self._stop = memo.stop
+        self.actions = list(snapshot.actions)
+        self._calls_made, self._refused_rounds = snapshot.calls, snapshot.refused_rounds
+        self._attempts = snapshot.attempts if recovered.round is not None else snapshot.attempts + 1
+        self._stop = snapshot.stop
         self._round = recovered.round
 
     async def _recover(self, recovered: Recovered) -> None:

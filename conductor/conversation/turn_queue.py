@@ -61,11 +61,11 @@ class ServerNotice:
 class PendingInputs:
     """Bounded queues of transcripts and notices. Transcripts go first."""
 
-    def __init__(self, max_transcripts: int, max_news: int) -> None:
+    def __init__(self, max_transcripts: int, max_notices: int) -> None:
         self._max_transcripts = max_transcripts
-        self._max_news = max_news
+        self._max_notices = max_notices
         self._transcripts: list[Transcript] = []
-        self._news: list[ServerNotice] = []
+        self._notices: list[ServerNotice] = []
 
     def add_transcript(self, transcript: Transcript) -> bool:
         """Queue a transcript; False if the queue is full."""
@@ -78,19 +78,19 @@ class PendingInputs:
         """Tell whether this transcript is queued."""
         return any(transcript.event_id == event_id for transcript in self._transcripts)
 
-    def add_news(self, news: ServerNotice) -> None:
+    def add_notice(self, notice: ServerNotice) -> None:
         """Queue a notice, and drop the oldest over the limit."""
-        if all(news.text != other.text for other in self._news):
-            self._news.append(news)
-            del self._news[: max(0, len(self._news) - self._max_news)]
+        if all(notice.text != other.text for other in self._notices):
+            self._notices.append(notice)
+            del self._notices[: max(0, len(self._notices) - self._max_notices)]
 
     @property
     def transcripts(self) -> int:
         return len(self._transcripts)
 
-    def has_news(self, now: float) -> bool:
+    def has_notices(self, now: float) -> bool:
         """Tell whether a notice may start a turn: one that has not expired."""
-        return any(news.expires > now for news in self._news)
+        return any(notice.expires > now for notice in self._notices)
 
     @property
     def next_transcript(self) -> Transcript | None:
@@ -107,38 +107,38 @@ class PendingInputs:
         """Remove all transcripts."""
         self._transcripts.clear()
 
-    def news(self, before: float = math.inf) -> list[ServerNotice]:
+    def notices(self, before: float = math.inf) -> list[ServerNotice]:
         """List the notices, or only those expired ``before``: they join the next turn of any cause."""
-        return [news for news in self._news if news.expires <= before]
+        return [notice for notice in self._notices if notice.expires <= before]
 
     def dump(self, without: str | None = None, told: Sequence[ServerNotice] = ()) -> str:
         """Encode the queues, without the transcript and the notices that a turn is about to take."""
         transcripts = [one for one in self._transcripts if one.event_id != without]
-        news = [one for one in self._news if one not in told]
-        if not transcripts and not news:
+        notices = [one for one in self._notices if one not in told]
+        if not transcripts and not notices:
             return ""
         return encode(
             PendingInputsSnapshot(
                 tuple(TranscriptSnapshot(one.text, one.event_id) for one in transcripts),
-                tuple(NoticeSnapshot(one.text, epoch_ms(one.expires)) for one in news),
+                tuple(NoticeSnapshot(one.text, epoch_ms(one.expires)) for one in notices),
             )
         )
 
-    def restore(self, kept: str | None, started: Container[str]) -> None:
+    def restore(self, stored: str | None, started: Container[str]) -> None:
         """Restore from a snapshot, without the transcripts whose turn has ``started``."""
-        memo = decode(kept, PendingInputsSnapshot)
-        if memo is None:
+        snapshot = decode(stored, PendingInputsSnapshot)
+        if snapshot is None:
             return
-        transcripts = [Transcript(one.text, one.event_id) for one in memo.transcripts]
+        transcripts = [Transcript(one.text, one.event_id) for one in snapshot.transcripts]
         self._transcripts.extend(one for one in transcripts if one.event_id not in started)
-        self._news.extend(ServerNotice(one.text, loop_time(one.expires_ms)) for one in memo.news)
-        del self._news[: max(0, len(self._news) - self._max_news)]
+        self._notices.extend(ServerNotice(one.text, loop_time(one.expires_ms)) for one in snapshot.notices)
+        del self._notices[: max(0, len(self._notices) - self._max_notices)]
 
-    def drop_news(self, told: Sequence[ServerNotice]) -> None:
+    def drop_notices(self, told: Sequence[ServerNotice]) -> None:
         """Remove notices: a turn tells them."""
-        for news in told:
-            if news in self._news:
-                self._news.remove(news)
+        for notice in told:
+            if notice in self._notices:
+                self._notices.remove(notice)
 
 
 _new_turn_id = IdGenerator("turn")
@@ -172,15 +172,15 @@ class TurnQueue:
         self._device = host.device
         self._approvals = host.approvals
         self._tasks = tasks
-        self._may_tell_news = may_deliver_notices
-        self._on_news = on_notices
+        self._may_deliver_notices = may_deliver_notices
+        self._on_notices = on_notices
         self._runner: asyncio.Task[None] | None = None
         self._beginning: str | None = None
         self._started: asyncio.Event | None = None
         self._refused = False
         self._closed = False
         self._lays_down = False
-        self._no_news_until = 0.0
+        self._no_notices_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._committer.register(WAITING, self.waiting.dump)
 
@@ -189,23 +189,23 @@ class TurnQueue:
         state = self._committer.state
         self.waiting.restore(state.fields.get(WAITING), state.seen)
         self._approvals.restore_outcomes()
-        memo = decode(state.fields.get(TURN), TurnSnapshot)
-        if memo is None:
+        snapshot = decode(state.fields.get(TURN), TurnSnapshot)
+        if snapshot is None:
             if self.waiting.transcripts:
                 self._runner = self._tasks.spawn(self._run_turns(None))
             return
         was_sent = self._encoder.outbox.is_outstanding
         approvals = state.fields.get(APPROVALS, "")
         found = unfinished(state, self._host.executor, was_sent, approvals)
-        recovered = Recovered(memo, None)
+        recovered = Recovered(snapshot, None)
         if found is not None:
             for ready in found.round.device_calls:
                 self._pending.expect(ready.call.call_id)
             for ready, outcome in found.unknown:
                 self._host.ends(ready, outcome)
-            memo = msgspec.structs.replace(memo, actions=(*memo.actions, *found.changes))
-            recovered = Recovered(memo, found.round, self._approvals.restore(found.standing))
-        turn = Turn(self._host, memo.turn_id, memo.cause, recovered)
+            snapshot = msgspec.structs.replace(snapshot, actions=(*snapshot.actions, *found.changes))
+            recovered = Recovered(snapshot, found.round, self._approvals.restore(found.standing))
+        turn = Turn(self._host, snapshot.turn_id, snapshot.cause, recovered)
         self._turn = turn
         self._runner = self._tasks.spawn(self._run_turns(turn))
 
@@ -246,7 +246,7 @@ class TurnQueue:
         running = self._turn
         if self._committer.durable:
             try:
-                await self._committer.commit([], memos={WAITING: self.waiting.dump})
+                await self._committer.commit([], snapshots={WAITING: self.waiting.dump})
             except StoreError:
                 self.waiting.drop_transcript(event_id)
                 raise
@@ -281,13 +281,13 @@ class TurnQueue:
     def deliver_notices(self) -> None:
         """Start a turn about notices, if there are any and the session is idle."""
         now = asyncio.get_running_loop().time()
-        if self.busy or self._closed or now < self._no_news_until or not self._has_news(now):
+        if self.busy or self._closed or now < self._no_notices_until or not self._has_notices(now):
             return
-        if self._may_tell_news():
+        if self._may_deliver_notices():
             self._runner = self._tasks.spawn(self._run_turns(None))
 
-    def _has_news(self, now: float) -> bool:
-        return self._device.wants_turn or self.waiting.has_news(now)
+    def _has_notices(self, now: float) -> bool:
+        return self._device.wants_turn or self.waiting.has_notices(now)
 
     async def _first_step(self) -> None:
         if self._started is not None:
@@ -352,7 +352,7 @@ class TurnQueue:
         else:
             # Without the wait, the client's answer to each failure's "idle" would start the next turn.
             loop = asyncio.get_running_loop()
-            self._no_news_until = loop.time() + self._limits.failed_turn_retry
+            self._no_notices_until = loop.time() + self._limits.failed_turn_retry
             self._retry = loop.call_later(self._limits.failed_turn_retry, self._go_on)
 
     def _go_on(self) -> None:
@@ -385,9 +385,9 @@ class TurnQueue:
             await self._apologise(Turn(self._host, _new_turn_id(), "refused"), "rate_limited")
             return await self._next()
         now = asyncio.get_running_loop().time()
-        if not self._has_news(now) or not self._may_tell_news():
+        if not self._has_notices(now) or not self._may_deliver_notices():
             return None
-        self._on_news()
+        self._on_notices()
         return await self._begin("news", None)
 
     async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
@@ -396,15 +396,15 @@ class TurnQueue:
         turn = Turn(self._host, _new_turn_id(), cause)
         state = self._committer.state
         now = asyncio.get_running_loop().time()
-        told = list(self._device.news)
-        news = self.waiting.news() if message is None else self.waiting.news(before=now)
+        told = list(self._device.notes)
+        notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
         cut = cut_point(state.log, self._limits.max_turns - 1, self._limits.history_tokens)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))
         operations += [AppendLog(note) for note in told]
-        if news:
-            text = truncate("\n\n".join(one.text for one in news), self._limits.max_observation_bytes)
+        if notices:
+            text = truncate("\n\n".join(one.text for one in notices), self._limits.max_observation_bytes)
             operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
@@ -415,18 +415,18 @@ class TurnQueue:
             events.append(append_message(new_call_id(), "user", message.text))
 
         def recorded() -> None:
-            del self._device.news[: len(told)]
-            self._device.wants_turn = self._device.wants_turn and bool(self._device.news)
-            self.waiting.drop_news(news)
+            del self._device.notes[: len(told)]
+            self._device.wants_turn = self._device.wants_turn and bool(self._device.notes)
+            self.waiting.drop_notices(notices)
             self.waiting.drop_transcript(event_id)
             self._turn = turn
 
-        memos = {TURN: lambda: turn_snapshot(turn)}
+        snapshots = {TURN: lambda: turn_snapshot(turn)}
         if told:
-            memos[LATE] = lambda: self._device.dump(len(told))
-        if news or self.waiting.transcripts:
-            memos[WAITING] = lambda: self.waiting.dump(event_id, news)
-        await self._committer.commit(operations, events, turn.id, memos=memos, then=recorded)
+            snapshots[LATE] = lambda: self._device.dump(len(told))
+        if notices or self.waiting.transcripts:
+            snapshots[WAITING] = lambda: self.waiting.dump(event_id, notices)
+        await self._committer.commit(operations, events, turn.id, snapshots=snapshots, then=recorded)
         return turn
 
     async def _run(self, turn: Turn) -> None:
@@ -441,7 +441,7 @@ class TurnQueue:
             await self._apologise(turn, "budget_spent" if code == "rate_limited" else code, error)
         elif reason != "answered" and not self.follow():
             idle = set_state(new_call_id(), "idle")
-            await self._committer.commit([], [idle], turn.id, memos=ENDED, then=turn.end)
+            await self._committer.commit([], [idle], turn.id, snapshots=ENDED, then=turn.end)
         self._turn = None
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
@@ -474,7 +474,7 @@ class TurnQueue:
         events += speech_events(speech)
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
-        memos = {**ENDED, **self._host.spoken_memo(speech)}
+        snapshots = {**ENDED, **self._host.spoken_snapshot(speech)}
 
         def said() -> None:
             self.speeches.add(speech)
@@ -482,7 +482,7 @@ class TurnQueue:
 
         while True:
             try:
-                await self._committer.commit(operations, events, turn.id, memos=memos, then=said)
+                await self._committer.commit(operations, events, turn.id, snapshots=snapshots, then=said)
             except Fenced:
                 raise
             except StoreError:

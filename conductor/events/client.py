@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 MAX_RESUMED = 256
-"""Of the calls that a client names and nobody waits for, so many are answered for when it comes back."""
+"""Of the calls that a client names and no one waits for, this many are answered for when it comes back."""
 MAX_INSTRUCTIONS_BYTES = 4096
 """Protocol, "Base: client to server": ``instructions`` are at most 4 KiB."""
 
@@ -250,7 +250,7 @@ class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
-    """The device has begun with a call: its time limit starts again."""
+    """The device has started a call: its time limit starts again."""
 
     TYPE: ClassVar[str] = "tool.started"
     CAPABILITY: ClassVar[str] = "lease"

@@ -70,7 +70,7 @@ _second_text = ""
 
 def timestamp() -> str:
     """Say the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
-    # The text of the second is kept: formatting it anew costs five times as much.
+    # The text of the second is cached: formatting it costs five times as much.
     global _second, _second_text
     milliseconds = time.time_ns() // 1_000_000
     second, rest = divmod(milliseconds, 1000)

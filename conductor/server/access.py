@@ -39,14 +39,14 @@ class SharedAddress:
 
     def __init__(self, host: str, port: int) -> None:
         self.port = port
-        self._kept: list[socket.socket] = []
+        self._bound: list[socket.socket] = []
         self._infos: list[_Info] = []
         if not hasattr(socket, "SO_REUSEPORT"):
             raise SettingsError("WORKERS needs SO_REUSEPORT, which this system does not have.")
         try:
             for info in _resolve(host):
                 self._keep(info)
-            if not self._kept:
+            if not self._bound:
                 raise OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
         except (OSError, UnicodeError) as error:
             self.close()
@@ -65,8 +65,8 @@ class SharedAddress:
 
     def close(self) -> None:
         """Release the address."""
-        close(self._kept)
-        self._kept.clear()
+        close(self._bound)
+        self._bound.clear()
 
     def _keep(self, info: _Info) -> None:
         if self.port:
@@ -82,7 +82,7 @@ class SharedAddress:
                 raise
             # Connections of a former server are still in TIME_WAIT.
             kept = _bind(info, self.port, (socket.SO_REUSEADDR, socket.SO_REUSEPORT))
-        self._kept.append(kept)
+        self._bound.append(kept)
         self._infos.append(info)
         self.port = int(kept.getsockname()[1])
 

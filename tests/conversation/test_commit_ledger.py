@@ -157,7 +157,7 @@ def test_a_commit_whose_caller_gives_up_forgets_no_acknowledgement() -> None:
     run(scenario())
 
 
-# -- memos
+# -- snapshots
 
 
 def test_a_memo_is_recorded_with_the_commit_that_changes_it_and_read_when_its_turn_has_come() -> None:
@@ -168,7 +168,7 @@ def test_a_memo_is_recorded_with_the_commit_that_changes_it_and_read_when_its_tu
         text = "early"
         first = asyncio.ensure_future(committer.commit([AppendLog(UserMessage("one"))]))
         second = asyncio.ensure_future(
-            committer.commit([AppendLog(UserMessage("two"))], memos={"turn": lambda: text})
+            committer.commit([AppendLog(UserMessage("two"))], snapshots={"turn": lambda: text})
         )
         await steps(20)
         text = "late"
@@ -195,8 +195,8 @@ def test_what_follows_a_commit_is_done_before_the_next_one_is_made_ready() -> No
             sent.append(len(wire.frames))
 
         await asyncio.gather(
-            committer.commit([], [set_state("c1", "idle")], memos={"turn": lambda: turn}, then=end),
-            committer.commit([], [set_state("c2", "idle")], memos={"turn": lambda: turn}),
+            committer.commit([], [set_state("c1", "idle")], snapshots={"turn": lambda: turn}, then=end),
+            committer.commit([], [set_state("c2", "idle")], snapshots={"turn": lambda: turn}),
         )
         first, second = store.commits
         assert SetField("turn", "running") in first and SetField("turn", "") in second

@@ -29,23 +29,23 @@ def test_transcripts_that_cannot_be_answered_are_dropped() -> None:
 def test_news_is_coalesced_and_the_oldest_gives_way() -> None:
     waiting = PendingInputs(2, 3)
     for text in ("a", "b", "a", "c", "d"):
-        waiting.add_news(ServerNotice(text, 100.0))
-    assert waiting.has_news(0.0)
-    assert [news.text for news in waiting.news()] == ["b", "c", "d"]
+        waiting.add_notice(ServerNotice(text, 100.0))
+    assert waiting.has_notices(0.0)
+    assert [notice.text for notice in waiting.notices()] == ["b", "c", "d"]
 
 
 def test_news_that_was_told_is_gone_and_newer_news_is_not() -> None:
     waiting = PendingInputs(2, 3)
-    waiting.add_news(ServerNotice("a", 100.0))
-    waiting.add_news(ServerNotice("b", 100.0))
-    waiting.drop_news(waiting.news()[:1])
-    assert [news.text for news in waiting.news()] == ["b"]
+    waiting.add_notice(ServerNotice("a", 100.0))
+    waiting.add_notice(ServerNotice("b", 100.0))
+    waiting.drop_notices(waiting.notices()[:1])
+    assert [notice.text for notice in waiting.notices()] == ["b"]
 
 
 def test_expired_news_asks_for_no_turn_of_its_own_and_is_still_told() -> None:
     waiting = PendingInputs(2, 3)
-    waiting.add_news(ServerNotice("old", 10.0))
-    assert not waiting.has_news(10.0)
-    waiting.add_news(ServerNotice("new", 10.1))
-    assert waiting.has_news(10.0)
-    assert [news.text for news in waiting.news(before=10.0)] == ["old"]
+    waiting.add_notice(ServerNotice("old", 10.0))
+    assert not waiting.has_notices(10.0)
+    waiting.add_notice(ServerNotice("new", 10.1))
+    assert waiting.has_notices(10.0)
+    assert [notice.text for notice in waiting.notices(before=10.0)] == ["old"]

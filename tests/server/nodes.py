@@ -95,7 +95,7 @@ async def stored(shelf: Shelf) -> SessionState:
         await store.aclose()
 
 
-async def kept(shelf: Shelf) -> list[Any]:
+async def stored_log(shelf: Shelf) -> list[Any]:
     """Read what is kept of the log, as `stored` does."""
     return list((await stored(shelf)).log)
 

@@ -29,11 +29,11 @@ from tests.server.nodes import (
     calm,
     comes,
     echo,
-    kept,
     moves,
     node,
     session_of,
     still_open,
+    stored_log,
     told,
     two_nodes,
     words,
@@ -72,7 +72,7 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
                 assert told(old, since) == [] and await still_open(old)
                 assert (await new.ask("and now?"))[-1]
         assert [shape for shape in new.shape() if shape == "append user"] == ["append user"] * 2
-    log = await kept(shelf)
+    log = await stored_log(shelf)
     assert [one.text for one in log if isinstance(one, AssistantMessage)][0] == "One, two."
 
 
@@ -413,7 +413,7 @@ async def test_words_are_recorded_however_often_a_rival_takes_the_session_meanwh
         assert phone.finals() == ["You said tea."]
         await calm(a)
     await store.rival.aclose()
-    assert [one.text for one in await kept(shelf) if isinstance(one, UserMessage)] == ["tea"]
+    assert [one.text for one in await stored_log(shelf) if isinstance(one, UserMessage)] == ["tea"]
 
 
 async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idle(shelf: Shelf) -> None:
@@ -462,7 +462,7 @@ async def test_two_clients_that_take_the_session_from_each_other_lose_no_words(s
                     return any(f"one-{number}" in f and f"two-{number}" in f for f in finals)
 
                 await until(answered)
-    log = await kept(shelf)
+    log = await stored_log(shelf)
     assert sorted(m.text for m in log if isinstance(m, UserMessage)) == [
         "one-0",
         "one-1",
@@ -499,7 +499,7 @@ async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
         await phone.ask("three")
         assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
         assert "append user" in phone.shape(since)
-    said = [m.text for m in await kept(file_shelf) if isinstance(m, UserMessage)]
+    said = [m.text for m in await stored_log(file_shelf) if isinstance(m, UserMessage)]
     assert said == ["one", "two", "three"]
 
 

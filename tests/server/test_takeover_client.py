@@ -18,7 +18,7 @@ from conductor.models.scripted import Script
 from tests.conversation.helpers import faults
 from tests.end_to_end.phone import WAIT
 from tests.server.door import Door
-from tests.server.nodes import KEY, Node, Shelf, calm, kept, two_nodes, words
+from tests.server.nodes import KEY, Node, Shelf, calm, stored_log, two_nodes, words
 
 ADD = {"name": "notes.add", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 TOOLS = [{**ADD, "_meta": {"conductor": {"approval": "never"}}}]
@@ -147,7 +147,7 @@ async def test_a_reply_that_was_cut_in_the_middle_is_given_once_by_the_other_nod
 
 async def no_fault_in(shelf: Shelf, said: list[str]) -> None:
     """Check what is kept: it is valid, has each word once, and no result that is unknown."""
-    log = await kept(shelf)
+    log = await stored_log(shelf)
     assert faults(log) == []
     assert [one.text for one in log if isinstance(one, UserMessage)] == said
     results = [json.loads(one.content) for one in log if isinstance(one, ToolResult)]

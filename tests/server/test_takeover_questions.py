@@ -14,7 +14,17 @@ from conductor.models.scripted import Script
 from conductor.tools.approvals import decode_approvals
 from tests.conversation.helpers import faults
 from tests.end_to_end.phone import Event, Phone, is_call, is_state
-from tests.server.nodes import LosesReplies, Node, Shelf, calm, kept, node, recorded, session_of, two_nodes
+from tests.server.nodes import (
+    LosesReplies,
+    Node,
+    Shelf,
+    calm,
+    node,
+    recorded,
+    session_of,
+    stored_log,
+    two_nodes,
+)
 from tests.server.wires import until
 
 MOVE = {
@@ -96,7 +106,7 @@ async def answered(phone: Phone, since: int = 0) -> str:
 
 async def is_fine(shelf: Shelf, results: int = 1) -> None:
     """Check that what is kept is valid, and that nothing stands."""
-    log = await kept(shelf)
+    log = await stored_log(shelf)
     assert faults(log) == [] and len([one for one in log if isinstance(one, ToolResult)]) == results
 
 
@@ -170,7 +180,7 @@ async def test_a_card_stands_when_its_session_is_taken_from_the_store_anew(
             await is_told(phone, card, decision, "refused")  # it has been told already
             assert len(phone.runs) == (1 if decision == "allow" else 0)
             await calm(served)
-    log = await kept(file_shelf)
+    log = await stored_log(file_shelf)
     assert faults(log) == []
 
 
@@ -310,7 +320,7 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
             assert len(phone.runs) == (1 if answer == "yes" else 0)
             assert len(phone.finals()) == 1 and len([t for t in phone.spoken() if "May I" in t]) == 1
             await calm(served)
-    log = await kept(file_shelf)
+    log = await stored_log(file_shelf)
     assert faults(log) == []
 
 
