@@ -294,7 +294,7 @@ class Book:
                 continue
             device = self.devices.get(seen.number)
             if seen.error_type == "unknown":
-                self._take_unknown(seen.number, device)
+                self._take_unknown(seen.number, device, interrupted=asked.consent_last)
             elif seen.success and device is None:
                 owner = self.jobs[seen.number // 100].person
                 self.blame(owner, "untrue", f"call {seen.number} succeeded, and never ran")
@@ -311,10 +311,11 @@ class Book:
                 job.blamed = True
                 self.blame(job.person, "history", f"the answer of job {earlier} is not there", job.row)
 
-    def _take_unknown(self, number: int, device: Device | None) -> None:
+    def _take_unknown(self, number: int, device: Device | None, *, interrupted: bool) -> None:
+        """Count an unknown call by its cause; ``interrupted`` by a consent that was said a second time."""
         person = device.person if device is not None else self.jobs[number // 100].person
         job = self.jobs.get(number // 100)
-        barged = job is not None and job.interrupted
+        barged = interrupted or (job is not None and job.interrupted)
         cause = "barge-in" if barged else self._cause(person, device)
         self.unknown[cause] += 1
         person.unknowns.append(_now())

@@ -12,6 +12,7 @@ import msgspec
 from benchmarks.chaos_book import CLAIMS, Job, Person
 from benchmarks.chaos_faults import World
 from benchmarks.chaos_jobs import (
+    CONSENT,
     NOTED,
     ORDER,
     READ,
@@ -443,7 +444,7 @@ class App(Talker):
 
     def _consent(self) -> None:
         self._idles, self._consented_on, self._said_job = 0, self._connections, False
-        if self._send("user.audio.transcript.final", {"text": "Yes."}):
+        if self._send("user.audio.transcript.final", {"text": CONSENT}):
             self._injector.soon("approval answered", self.name)
 
 

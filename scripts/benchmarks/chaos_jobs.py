@@ -22,6 +22,7 @@ _DONE = re.compile(r"\bJob (\d+) is done\b")
 _ROUND = re.compile(r"\bJob (\d+) goes on with round\b")
 NOTED = "Noted."
 """What the model says to anything but a job."""
+CONSENT = "Yes."
 _NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -113,7 +114,7 @@ class ModelRequest:
     """A request, read: the jobs in the history with their answers, the results, and what comes next.
 
     ``jobs`` are in order; ``answered`` are those whose final answer follows, ``repeated`` those that were
-    said or answered twice.
+    said or answered twice. ``consent_last``: a consent was said after the last job, when none was asked for.
     """
 
     jobs: tuple[int, ...]
@@ -124,6 +125,7 @@ class ModelRequest:
     plan: tuple[str, ...]
     rounds: int
     over: bool
+    consent_last: bool
 
 
 class JobModel:
@@ -162,7 +164,7 @@ def read_request(request: JsonObject) -> ModelRequest:
     answered: Counter[int] = Counter()
     uses: dict[str, JsonObject] = {}
     results: list[Seen] = []
-    plan, rounds, over = "", 0, False
+    plan, rounds, over, consent_last = "", 0, False, False
     for message in messages:
         calls = False
         for block in _blocks(message):
@@ -173,6 +175,7 @@ def read_request(request: JsonObject) -> ModelRequest:
                 results.append(_result(block, uses))
             elif message["role"] == "user":
                 found = _JOB.search(block["text"])
+                consent_last = found is None and CONSENT in block["text"]
                 if found:
                     jobs.append(int(found[1]))
                     plan, rounds, over = found[2], 0, False
@@ -185,7 +188,15 @@ def read_request(request: JsonObject) -> ModelRequest:
     job = jobs[-1] if jobs else None
     repeated = {number for counts in (answered, Counter(jobs)) for number in counts if counts[number] > 1}
     return ModelRequest(
-        tuple(jobs), frozenset(answered), frozenset(repeated), tuple(results), job, words, rounds, over
+        tuple(jobs),
+        frozenset(answered),
+        frozenset(repeated),
+        tuple(results),
+        job,
+        words,
+        rounds,
+        over,
+        consent_last,
     )
 
 
