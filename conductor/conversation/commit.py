@@ -90,7 +90,7 @@ class EventEncoder:
     def limit(self, record: OutboundRecord, tool: str | None = None) -> float:
         """Return the time limit of an event restored from the store; ``tool`` is the tool of a call."""
         if record.kind == "speak":
-            return self._speech_limit(len(bytes(record.frame)))
+            return self._speech_limit(len(msgspec.json.decode(record.frame)["payload"]["arguments"]))
         if record.kind == "call" and tool is not None:
             return self._terms(tool).limit
         return self._limits.ui_timeout if record.kind != "call" else self._limits.tool_timeout

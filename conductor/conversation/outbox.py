@@ -67,6 +67,10 @@ class Outbox:
         return self._speaking is not None
 
     @property
+    def held(self) -> bool:
+        return bool(self._held)
+
+    @property
     def outstanding(self) -> bool:
         return bool(self._call_queue or self._held)
 

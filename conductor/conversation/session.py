@@ -149,7 +149,8 @@ class Session:
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
             self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
-            if self._outbox.unsure and self.busy and not transport.resumes:
+            # Without a turn the fresh ``idle`` serves as the probe, unless it waits behind a speech itself.
+            if self._outbox.unsure and (self.busy or self._outbox.held) and not transport.resumes:
                 self._parts.tasks.spawn(self._inbound_handler.probe())
         self._spoken_approvals.attached(new=previous is not transport, same_process=same_process)
         if reopens:

@@ -260,7 +260,13 @@ class World:
         chosen = rng.sample(list(cards), rng.randint(1, len(cards)))
         decisions = [self.decision(card) for card in chosen for _ in range(rng.choice((1, 1, 1, 2)))]
         self.note(f"tap: {[(d.approval_id, d.decision) for d in decisions]}")
-        if len(decisions) > 1 and rng.random() < 0.7:
+        framed = len(decisions) > 1 and rng.random() < 0.7
+        firsts = {one.approval_id: one for one in reversed(decisions)}  # the others of a frame are refused
+        for one in firsts.values() if framed else decisions:
+            card = next(card for card in chosen if card.approval_id == one.approval_id)
+            valid = one.arguments_digest == card.digest and one.edited_arguments != {"x": "many"}
+            card.tapped = card.tapped or valid
+        if framed:
             self.phone.say(client.ApprovalResponse(decisions=decisions))
             return
         for one in decisions:
@@ -282,10 +288,8 @@ class World:
         self.book.tally[f"decision {how}"] += 1
         if how == "edit":
             edited = rng.choice(({"x": 4}, {"x": 5}, {}, {"x": "many"}))
-            card.tapped = card.tapped or (digest == card.digest and edited != {"x": "many"})
             return client.Decision(card.approval_id, digest, "edit", edited_arguments=edited)
         scope: Any = rng.choices(("once", "session", "always"), (6, 1, 1))[0] if how == "allow" else "once"
-        card.tapped = card.tapped or digest == card.digest
         message = rng.choice((None, "as I said"))
         return client.Decision(card.approval_id, digest, how, scope, message=message)
 

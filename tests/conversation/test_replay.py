@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from conductor.events import client
@@ -49,6 +51,55 @@ def test_a_relaunched_app_is_told_that_it_speaks_before_it_does(moves: bool) -> 
         assert one.app.shapes(since)[-3:] == ["state speaking", "tts.speak", "state idle"]
         assert [e["id"] for e in one.app.log][-3:-1] == ids
         await before.close()
+        await one.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_speech_whose_answer_was_lost_does_not_hold_up_an_idle_session(moves: bool) -> None:
+    async def scenario() -> None:
+        script = [[TextDelta("One.")], [TextDelta("Two.")]]
+        one = await stage(make_services(script, store=SlowStore()), deaf_to_speech)
+        one.app.say("hi")
+        await one.settled()
+        one.app.answer = lambda name, call_id: None
+        one.app.say("and?")
+        await one.settled()
+        assert one.app.line is not None
+        one.app.line.hang_up()  # all its answers are lost, and an app does not answer an event again
+        before = one.session
+        if moves:  # to another process
+            one.session = await open_session(one.services)
+        since, at = len(one.app.log), asyncio.get_running_loop().time()
+        one.app.answer = lambda name, call_id: SPOKEN
+        one.app.connect(one.session)
+        await one.app.until("tts.speak", since=since)
+        await one.app.until("state idle", since=since)
+        assert asyncio.get_running_loop().time() - at < 1
+        await before.close()
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_stored_speech_has_the_time_that_its_text_takes_and_no_more() -> None:
+    async def scenario() -> None:
+        services = make_services([[TextDelta("One.")]], store=SlowStore())
+        one = await stage(services, deaf_to_speech)
+        one.app.say("hi")
+        await one.settled()
+        moved = await open_session(services)
+        at = asyncio.get_running_loop().time()
+        one.app.relaunch()
+        one.app.answer = lambda name, call_id: None
+        one.app.connect(moved)
+        await moved.settled()
+        limits = services.limits
+        speech = limits.speech_timeout + limits.speech_seconds_per_char * len('{"text":"One."}')
+        assert asyncio.get_running_loop().time() - at < speech + 3 * limits.ui_timeout + 1
+        await one.session.close()
+        one.session = moved
         await one.close()
 
     run(scenario())
