@@ -430,12 +430,12 @@ def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() ->
 def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
     async def scenario() -> None:
         store = SlowStore(lambda: 5, lambda: 5)
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
 
         def fail(operations: Sequence[Operation]) -> StoreError | None:
             opens = any(isinstance(o, OpenCall) for o in operations)
             if opens and how == "stopped":
-                one.app.interrupt()
+                jump(TURN_S)
             return StoreUnavailable("away") if opens and how == "not recorded" else None
 
         store.fail = fail
