@@ -440,6 +440,7 @@ def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None
 
         store.fail = fail
         one.app.say("go")
+        await one.app.until("append user")
         await at_rest(one.session)
         assert loose_ends(one.session) == {}
         await one.close()
