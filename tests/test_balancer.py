@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.server.wires import WAIT
-from tests.test_cli import ROOT, START
+from tests.test_cli import START
 
 sys.path.append(str(ROOT / "scripts"))
 

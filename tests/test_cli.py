@@ -12,31 +12,21 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-import structlog
 
 from conductor import __version__
-from conductor.cli import main
 from conductor.commands.banner import python_command, server_address
 from conductor.settings import Settings
+from tests.conftest import ROOT, Main, environment
 from tests.end_to_end.phone import Phone, is_call
 
-ROOT = Path(__file__).resolve().parent.parent
 START = 30.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
 SECRET = "hunter2-hunter2"
-
-
-def environment(**values: str) -> dict[str, str]:
-    """Leave the developer's own settings out, and add some."""
-    names = {name.upper() for name in Settings.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name.upper() not in names}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **values}
 
 
 @asynccontextmanager
@@ -72,33 +62,6 @@ async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str
         out, err = await asyncio.wait_for(started.communicate(), START)
         assert started.returncode is not None
         return started.returncode, out.decode(), err.decode()
-
-
-Main: TypeAlias = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def conductor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Main]:
-    """Run a command that ends by itself in this process, which saves a second; gives the same as `run`."""
-
-    def run_here(*arguments: str, **values: str) -> tuple[int, str, str]:
-        for name in os.environ.keys() - environment():
-            monkeypatch.delenv(name)
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            assert isinstance(end.code, int)
-            code = end.code
-        return code, *capsys.readouterr()
-
-    monkeypatch.chdir(tmp_path)
-    logging = structlog.get_config()
-    yield run_here
-    structlog.configure(**logging)
 
 
 class Announced:

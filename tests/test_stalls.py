@@ -7,8 +7,8 @@ from itertools import takewhile
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.cpu import RUNS
-from tests.test_cli import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 

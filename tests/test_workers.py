@@ -20,10 +20,11 @@ from conductor.errors import SettingsError
 from conductor.server.access import SharedAddress, close
 from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
+from tests.conftest import ROOT, Main
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import http
 from tests.test_app import log_line
-from tests.test_cli import ROOT, SECRET, START, Announced, is_one_sentence, line_of, run, server
+from tests.test_cli import SECRET, START, Announced, is_one_sentence, line_of, run, server
 
 ADMIN = "an-operator's-token"
 
@@ -231,16 +232,16 @@ def test_sessions_in_memory_are_not_for_several_processes() -> None:
         (["--host", "203.0.113.7"], "HOST: 203.0.113.7 is no address of this machine"),
     ],
 )
-async def test_a_mistake_is_told_once_not_by_each_worker(
-    tmp_path: Path, arguments: list[str], says: str
+def test_a_mistake_is_told_once_not_by_each_worker(
+    tmp_path: Path, conductor: Main, arguments: list[str], says: str
 ) -> None:
     values = {"DATA_DIR": str(tmp_path), "WORKERS": "3"}
-    assert says in is_one_sentence(*await run(tmp_path, "--port", "0", *arguments, **values))
+    assert says in is_one_sentence(*conductor("--port", "0", *arguments, **values))
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_mistakes_in_the_port_and_the_folder_are_one_sentence_whatever_the_number_of_processes(
-    tmp_path: Path, workers: str
+def test_mistakes_in_the_port_and_the_folder_are_one_sentence_whatever_the_number_of_processes(
+    tmp_path: Path, conductor: Main, workers: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -249,11 +250,11 @@ async def test_mistakes_in_the_port_and_the_folder_are_one_sentence_whatever_the
             ({"PORT": "abc", "DATA_DIR": str(tmp_path)}, "PORT is not valid"),
             ({"PORT": "0", "DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
         ):
-            assert says in is_one_sentence(*await run(tmp_path, WORKERS=workers, **values))
+            assert says in is_one_sentence(*conductor(WORKERS=workers, **values))
 
 
-async def test_the_option_that_is_for_the_parent_alone_says_so(tmp_path: Path) -> None:
-    assert "--workers N" in is_one_sentence(*await run(tmp_path, "serve", "--worker", "1"))
+def test_the_option_that_is_for_the_parent_alone_says_so(conductor: Main) -> None:
+    assert "--workers N" in is_one_sentence(*conductor("serve", "--worker", "1"))
 
 
 async def test_workers_that_die_as_soon_as_they_start_are_given_up(tmp_path: Path) -> None:
