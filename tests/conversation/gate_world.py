@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from conductor.conversation.approvals import FIELD
 from conductor.conversation.grants import LastingGrants
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -365,7 +366,7 @@ class World:
         if self.phone.states[-1] != "idle":
             book.wrong(f"the last state is {self.phone.states[-1]}")
         book.faults += faults(self.session.messages)
-        if self.session._approvals.open:
+        if self.session.state.fields.get(FIELD):
             book.wrong("a question stands")
         if any(entry.record.kind == "approval" for entry in self.session._outbox._entries.values()):
             book.wrong("a card that is over would be shown to the next line")

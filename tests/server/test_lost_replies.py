@@ -243,7 +243,7 @@ async def test_what_another_claim_may_have_sent_does_not_count_as_unsent(file_sh
     await store.open()
     services = helpers.make_services(store=store)
     session = Session(services, await store.claim(KEY))
-    await session._committer.flush()
+    await session.flush()
     record = OutboundRecord("evt-1", "call", "call-1", "turn-1", 0, msgspec.Raw(b"{}"), "write")
     claim = deepcopy(session._committer._claim)
     await store.commit(claim, "unanswered", [PutOutbound(record)])

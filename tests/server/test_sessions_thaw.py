@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -18,8 +18,10 @@ from conductor.server import websocket
 from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_BATCH, Socket, Writer
 from conductor.settings import Limits
+from conductor.stores.base import Claim, Operation, SessionStore
+from tests.conversation.helpers import later, run
 from tests.end_to_end.phone import Phone, is_call
-from tests.server.nodes import Node, Shelf, calm, comes, still_open, told, two_nodes
+from tests.server.nodes import LosesReplies, Node, Shelf, calm, comes, still_open, told, two_nodes
 from tests.server.wires import until
 
 TICK_S = 0.001
@@ -53,17 +55,22 @@ async def test_a_tick_that_comes_far_too_late_is_told_once(late: float, calls: i
     assert len(told) == calls
 
 
-async def test_a_closed_watch_ticks_no_more() -> None:
-    ticks: list[float] = []
+def test_a_closed_watch_ticks_no_more() -> None:
+    async def scenario() -> None:
+        ticks: list[float] = []
 
-    def clock() -> float:
-        ticks.append(0.0)
-        return 0.0
+        def clock() -> float:
+            ticks.append(0.0)
+            return 0.0
 
-    watch = SuspendDetector(lambda seconds: None, clock, TICK_S)
-    await until(lambda: len(ticks) > 2)
-    watch.close()
-    assert watch._timer.cancelled()
+        watch = SuspendDetector(lambda seconds: None, clock, TICK_S)
+        await later(10 * TICK_S)
+        ticked = len(ticks)
+        watch.close()
+        await later(1.0)
+        assert len(ticks) == ticked > 2
+
+    run(scenario())
 
 
 async def _holds_a_speech(a: Node, old: Phone) -> str:
@@ -112,17 +119,31 @@ async def test_a_node_that_stood_still_and_has_lost_nothing_goes_on(shelf: Shelf
             assert phone.finals(since) == ["You said one, two."]
 
 
+class Hanging(LosesReplies):
+    """A store that answers no commit while ``answers`` is not set."""
+
+    def __init__(self, inner: SessionStore) -> None:
+        super().__init__(inner)
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        await self.answers.wait()
+        await super().commit(claim, commit_id, operations)
+
+
 async def test_a_store_that_is_away_when_a_node_wakes_up_holds_nothing_up_for_ever(
     shelf: Shelf,
 ) -> None:
-    async with two_nodes(shelf, verify_timeout=0.05) as (a, _):
+    async with two_nodes(Shelf(lambda: Hanging(shelf.make())), verify_timeout=0.05) as (a, _):
         async with a.phone() as phone:
             await phone.ask("one")
             await calm(a)
-            (session,) = a.listener.registry.sessions
-            async with session._committer._lock:  # whatever is asked of the store is not answered
-                a.listener.registry.recheck_ownership()
-                await a.listener.registry.ownership_verified.wait()
+            assert isinstance(a.store, Hanging)
+            a.store.answers.clear()
+            a.listener.registry.recheck_ownership()
+            await a.listener.registry.ownership_verified.wait()
+            a.store.answers.set()
             since = len(phone.log)
             await phone.ask("two")
             assert phone.finals(since) == ["You said one, two."]

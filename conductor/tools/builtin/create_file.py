@@ -182,7 +182,7 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
 
 
 def _publish(folder: int, temporary: str, name: str) -> None:
-    rename = _renameat2()
+    rename = renameat2()
     if rename is not None:
         old, new = os.fsencode(temporary), os.fsencode(name)
         if rename(folder, old, folder, new, _NOREPLACE) == 0:
@@ -200,7 +200,8 @@ def link_in(folder: int, temporary: str, name: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+def renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    """Find the system's ``renameat2``, which Python does not offer."""
     if sys.platform != "linux":
         return None
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -22,6 +22,7 @@ from conductor.tools.builtin.sandbox import (
     FileError,
     Files,
     Roots,
+    folder_opener,
     open_folder_openat2,
     open_folder_walk,
 )
@@ -136,7 +137,7 @@ async def test_a_path_that_is_none_is_refused(root: Path, path: str) -> None:
 @pytest.mark.parametrize("parents", [False, True])
 @pytest.mark.parametrize("at", ["l", "a/l"])
 async def test_a_link_is_followed_at_no_part(root: Path, opener: Any, parents: bool, at: str) -> None:
-    if opener not in (open_folder_walk, Roots([root])._opener):
+    if opener not in (open_folder_walk, folder_opener()):
         pytest.skip("no openat2 here")
     (root / at).symlink_to(root.parent / "outside")
     tool = CreateFile(Files(Roots([root], opener)))
@@ -223,7 +224,7 @@ def folder(root: Path) -> Iterator[int]:
 def test_without_renameat2_a_name_is_not_replaced_either(
     root: Path, folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(create_file, "_renameat2", lambda: None)
+    monkeypatch.setattr(create_file, "renameat2", lambda: None)
     write_new(folder, "x", b"first", 0o644, CancelFlag())
     assert ((root / "x").read_bytes(), (root / "x").stat().st_nlink) == (b"first", 1)
     (root / "temporary").write_bytes(b"second")
@@ -243,7 +244,7 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
         (root / "x").symlink_to("elsewhere")
 
     if without:
-        monkeypatch.setattr(create_file, "_renameat2", lambda: None)
+        monkeypatch.setattr(create_file, "renameat2", lambda: None)
     monkeypatch.setattr(os, "fsync", sync_and_take)
     with pytest.raises(FileExistsError):
         write_new(folder, "x", b"data", 0o644, CancelFlag())
@@ -260,7 +261,7 @@ def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) ->
 
 
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, folder: int) -> None:
-    exchange = create_file._renameat2()
+    exchange = create_file.renameat2()
     if exchange is None:
         pytest.skip("no renameat2 here")
     (root / "link").symlink_to(root.parent / "outside")
