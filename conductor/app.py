@@ -31,8 +31,7 @@ from conductor.server.stats import make_admin
 from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
-from conductor.stores.redis_url import RedisAddress
-from conductor.stores.registry import make_store
+from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.permissions import GateOptions
@@ -117,8 +116,7 @@ def secrets(settings: Settings) -> list[str]:
     """List the secrets in the settings, for redaction of tool results."""
     known = [settings.anthropic_api_key, settings.admin_token]
     given = [secret.get_secret_value() for secret in known if secret is not None]
-    stored = RedisAddress.parse(settings.store_url).secrets if settings.store_kind == "redis" else []
-    return [*settings.auth_tokens, *given, *stored]
+    return [*settings.auth_tokens, *given, *store_secrets(settings)]
 
 
 @asynccontextmanager

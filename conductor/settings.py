@@ -23,6 +23,7 @@ _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
+_POSTGRES = ("postgres", "postgresql")
 _REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
 
 
@@ -211,12 +212,12 @@ class Settings(BaseSettings):
         scheme, separator, rest = value.partition("://")
         if scheme == "sqlite" and separator and len(rest) > 1 and rest.startswith("/"):
             return value
-        if _REDIS.fullmatch(scheme) and separator:
+        if separator and (_REDIS.fullmatch(scheme) or scheme in _POSTGRES):
             return value
         # The URL is not quoted: it may hold a password.
         raise ValueError(
-            "use memory://, sqlite:///FILE (four slashes for an absolute path) or redis://HOST:PORT/0, "
-            "redis+sentinel://HOST:PORT/SERVICE/0 or redis+cluster://HOST:PORT"
+            "use memory://, sqlite:///FILE (four slashes for an absolute path), postgres://HOST/DATABASE, "
+            "redis://HOST:PORT/0, redis+sentinel://HOST:PORT/SERVICE/0 or redis+cluster://HOST:PORT"
         )
 
     @property
@@ -228,8 +229,10 @@ class Settings(BaseSettings):
 
     @property
     def store_kind(self) -> str:
-        """The kind of store: ``memory``, ``sqlite`` or ``redis``."""
+        """The kind of store: ``memory``, ``sqlite``, ``postgres`` or ``redis``."""
         scheme = self.store_url.partition("://")[0]
+        if scheme in _POSTGRES:
+            return "postgres"
         return scheme if scheme in ("memory", "sqlite") else "redis"
 
     @property

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -28,8 +28,8 @@ from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
 from conductor.models.registry import make_provider
 from conductor.settings import STORE_FILE, Settings, read_settings
+from conductor.stores.admin import StoredSessions
 from conductor.stores.base import SessionKey, SessionStore
-from conductor.stores.redis import RedisStore
 from conductor.stores.registry import check_shared, describe_store, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.stores.sqlite_file import existing_folder, why_not_made
@@ -215,7 +215,7 @@ async def store_items(
                 text = await _sqlite_text(settings.store_path)
                 items = [ok("sessions", text), *_file_warnings(settings.store_path, min_free)]
             else:
-                items = await _redis_items(settings, name)
+                items = await _server_items(settings, name)
     except TimeoutError:
         items = [fail("sessions", f"{name} did not take a session within {seconds:g} s.")]
     except StoreUnavailable as error:
@@ -250,13 +250,13 @@ def _is_there(path: Path) -> bool:
     return os.path.exists(path)  # False also for a folder without permission
 
 
-async def _redis_items(settings: Settings, name: str) -> list[Item]:
+async def _server_items(settings: Settings, name: str) -> list[Item]:
     # A deletion leaves a trace, for a server that may still hold the session; so it expires after a second.
     store = make_store(settings.model_copy(update={"session_ttl_s": 1.0}))
-    assert isinstance(store, RedisStore)
     async with aclosing(store):
         items = [ok("sessions", f"{name}; a write took {await _round_trip(store)}.")]
-        return items + [warn("sessions", f"{warning}.") for warning in await store.client.warnings()]
+        warnings = await cast(StoredSessions, store).warnings()
+        return items + [warn("sessions", f"{warning}.") for warning in warnings]
 
 
 async def _try_file(path: Path) -> str:

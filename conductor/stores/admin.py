@@ -51,6 +51,10 @@ class StoredSessions(Protocol):
         """Delete a session, or all of a subject's, and fence the owners; return their number."""
         ...
 
+    async def warnings(self) -> list[str]:
+        """Say what about the open store may lose sessions, a clause each."""
+        ...
+
 
 class SessionAdmin:
     """Lists, shows, exports and deletes sessions, in any open store that outlives its process.

@@ -43,16 +43,16 @@ class HealthCheckedStore:
         """Claim a session. Raises what the other store raises."""
         try:
             return await self.inner.claim(key)
-        except StoreUnavailable:
-            self._away()
+        except StoreUnavailable as error:
+            self._away(error)
             raise
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Commit operations. Raises what the other store raises."""
         try:
             await self.inner.commit(claim, commit_id, operations)
-        except StoreUnavailable:
-            self._away()
+        except StoreUnavailable as error:
+            self._away(error)
             raise
 
     async def release(self, claim: Claim) -> None:
@@ -66,10 +66,10 @@ class HealthCheckedStore:
             await asyncio.wait([self._probing])
         await self.inner.aclose()
 
-    def _away(self) -> None:
+    def _away(self, error: StoreUnavailable) -> None:
         if self.available:
             self.available = False
-            log.error("session store away")
+            log.error("session store away", why=str(error))
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
 

@@ -82,6 +82,10 @@ class RedisStore:
         """
         await self.client.open()
 
+    async def warnings(self) -> list[str]:
+        """Say what about the server may lose sessions, a clause each. Raises `SettingsError`."""
+        return await self.client.warnings()
+
     async def claim(self, key: SessionKey) -> Claim:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         if key.counted:

@@ -7,6 +7,7 @@ from typing import cast
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
+from conductor.stores import postgres_url
 from conductor.stores.admin import SessionAdmin, StoredSessions
 from conductor.stores.base import SessionStore
 from conductor.stores.redis_url import RedisAddress
@@ -15,6 +16,7 @@ STORES = {
     "memory": "conductor.stores.memory:from_settings",
     "sqlite": "conductor.stores.sqlite:from_settings",
     "redis": "conductor.stores.redis:from_settings",
+    "postgres": "conductor.stores.postgres:from_settings",
 }
 """Kind of store -> module and function that makes it from the settings."""
 
@@ -53,4 +55,13 @@ def describe_store(settings: Settings) -> str:
         return "in memory: they end with the server"
     if settings.store_kind == "sqlite":
         return str(settings.store_path)
+    if settings.store_kind == "postgres":
+        return postgres_url.describe(settings.store_url)
     return str(RedisAddress.parse(settings.store_url))
+
+
+def store_secrets(settings: Settings) -> list[str]:
+    """List the passwords in the store's address. Raises `SettingsError` for an invalid URL."""
+    if settings.store_kind == "postgres":
+        return postgres_url.passwords(settings.store_url)
+    return RedisAddress.parse(settings.store_url).secrets if settings.store_kind == "redis" else []

@@ -168,6 +168,10 @@ class SqliteStore:
 
     # -- for an operator
 
+    async def warnings(self) -> list[str]:
+        """Give none: what is on the disk is kept."""
+        return []
+
     async def keys(
         self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
     ) -> list[SessionKey]:

@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks import scenarios
 from benchmarks.cluster import DURABLE
-from benchmarks.nodes import Process, conductor, pin_load, redis_program
+from benchmarks.nodes import Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.scenarios import ToolMetrics
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.settings import Limits
@@ -35,6 +35,7 @@ from conductor.stores.base import (
     SessionStore,
     SetField,
 )
+from conductor.stores.postgres import PostgresStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
@@ -44,6 +45,7 @@ from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleEffect
 from tests.stand_ins.anthropic_persona import BenchPersona
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
 from tests.tools.test_redaction import adversarial_inputs
 
@@ -208,6 +210,13 @@ async def durable(*, pinned: bool, seconds: float) -> dict[str, ToolMetrics]:
             redis.start()
             stack.callback(redis.kill)
             stores["redis"] = (redis.url, RedisStore(redis.url, prefix="steps"))
+        if postgres_program("initdb") is None:
+            print("  durable: no PostgreSQL here, so it is left out", file=sys.stderr)
+        else:
+            postgres = PostgresServer()
+            postgres.start()
+            stack.callback(postgres.stop)
+            stores["postgres"] = (postgres.url, PostgresStore(postgres.url))
         for name, (url, store) in stores.items():
             figures = await _steps(store) if store is not None else {}
             figures |= await _turns(url, pinned=pinned, seconds=seconds)

@@ -28,11 +28,12 @@ from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
 from benchmarks.cluster import DURABLE
 from benchmarks.nodes import redis_program, stand_in_settings
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_sentinel import SentinelServers
 from tests.stores.redis_server import RedisServer
 
-StoreKind = Literal["redis", "sentinel", "cluster", "sqlite"]
+StoreKind = Literal["redis", "sentinel", "cluster", "sqlite", "postgres"]
 TOOL_TIMEOUT_MS = 3_000
 END_S = 10.0
 """When the faults are over, every session must come to its end in so long, and a client's patience."""
@@ -146,6 +147,11 @@ def _store(options: Options, folder: Path, stack: AsyncExitStack, chance: random
         server.start()
         stack.callback(server.kill)
         return Store(server.url, server.kill, server.start)
+    if options.store == "postgres":
+        postgres = PostgresServer()
+        postgres.start()
+        stack.callback(postgres.stop)
+        return Store(postgres.url, postgres.kill, postgres.start)
     several = SentinelServers if options.store == "sentinel" else partial(RedisCluster, replicas=True)
     servers: SentinelServers | RedisCluster = several(folder / "redis")
     stack.enter_context(servers.running())
@@ -287,7 +293,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=1_000, help="kill -9 of a node (1000)")
     parser.add_argument("--freezes", type=int, default=50, help="SIGSTOP of a node for 1 to 3 s (50)")
-    parser.add_argument("--store-kills", type=int, default=20, help="kill -9 of Redis (20)")
+    parser.add_argument("--store-kills", type=int, default=20, help="kill -9 of Redis or PostgreSQL (20)")
     parser.add_argument("--cuts", type=int, default=500, help="resets of a client's connection (500)")
     parser.add_argument("--stops", type=int, default=20, help="SIGTERM of a node, as a deploy does (20)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -299,7 +305,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
     parser.add_argument("--control", choices=sorted(CONTROLS), help="only this one")
     given = parser.parse_args(arguments)
-    if given.store != "sqlite" and redis_program() is None:
+    if given.store not in ("sqlite", "postgres") and redis_program() is None:
         print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)
         return 2
     plan = Plan(

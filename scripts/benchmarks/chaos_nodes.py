@@ -36,7 +36,7 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator
 from conductor.events.server import ServerEvent
-from conductor.stores import redis, redis_scripts, sqlite
+from conductor.stores import postgres, redis, redis_scripts, sqlite
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (
@@ -44,6 +44,7 @@ SERVER = (
     "conductor.commands.lan",
     "conductor.models.anthropic",
     "conductor.models.anthropic_client",
+    "conductor.stores.postgres",
     "conductor.stores.redis",
     "conductor.stores.redis_client",
     "conductor.stores.sqlite",
@@ -198,6 +199,8 @@ def _renamed(frame: Frame, old: bytes) -> Frame:
 def no_fence() -> None:
     """Accept the commits of an owner whose session was taken over."""
     _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, "token=?4 AND revision=?5", "?4=?4 AND ?5=?5"))
+    owned = "token=$3 AND token<>'' AND revision=$5"
+    _patch(postgres, "_APPEND", _without(postgres._APPEND, owned, "$3::text<>'' AND $5::bigint>=0"))
     script = redis_scripts.COMMIT.text
     script = _without(script, "found[1] == ARGV[1] and ARGV[1] ~= ''", "true")
     script = _without(script, "revision ~= ARGV[3] or", "")

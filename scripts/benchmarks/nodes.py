@@ -303,6 +303,12 @@ def redis_program() -> str | None:
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
+def postgres_program(name: str) -> str | None:
+    """Find one of PostgreSQL's programs, which Debian keeps off the PATH; None without one."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next(filter(None, (shutil.which(name, path=folder) for folder in (*folders, None))), None)
+
+
 def conductor(base_url: str, *, pinned: bool, profile: str | None = None, **environment: str) -> Process:
     """Make the Conductor server, speaking to a stand-in at ``base_url``."""
     profiled = [] if profile is None else ["-m", "cProfile", "-o", profile]

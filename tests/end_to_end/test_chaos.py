@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores import postgres_server
 from tests.stores.redis_server import missing
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from benchmarks.chaos import Options, Report, run, summary, was_found
+from benchmarks.chaos import Options, Report, StoreKind, run, summary, was_found
 from benchmarks.chaos_faults import STEPS, Plan
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, Parent
 from benchmarks.nodes import redis_program
@@ -75,12 +76,17 @@ async def test_nothing_is_lost_or_done_twice_when_nodes_that_share_a_file_die_or
     assert report.book.faults["freeze", "anywhere"] == 2
 
 
-async def test_nothing_is_lost_or_done_twice_when_redis_dies_too(seed: int, parent: Parent) -> None:
-    if redis_program() is None:
+@pytest.mark.parametrize("store", ["redis", "postgres"])
+async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too(
+    store: StoreKind, seed: int, parent: Parent
+) -> None:
+    if store == "redis" and redis_program() is None:
         missing("redis-server")
+    if store == "postgres":
+        postgres_server.program("initdb")
     plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4)
     report = await run_again_if_wrong(
-        Options(plan, "redis", apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S), parent
+        Options(plan, store, apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S), parent
     )
     assert_nothing_is_wrong(report)
     assert report.book.faults["store kill", "anywhere"] == 2

@@ -39,7 +39,7 @@ def test_a_store_is_made_and_is_named_without_its_password(url: str, kind: type,
 
 
 def test_every_kind_of_address_that_the_settings_take_has_a_store() -> None:
-    schemes = ["memory", "redis", "rediss+sentinel", "valkey+cluster", "unix"]
+    schemes = ["memory", "postgres", "postgresql", "redis", "rediss+sentinel", "valkey+cluster", "unix"]
     kinds = {settings(f"{scheme}://").store_kind for scheme in schemes} | {settings("sqlite:///x").store_kind}
     assert kinds == set(STORES)
 

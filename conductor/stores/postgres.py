@@ -1,0 +1,326 @@
+"""The session store on PostgreSQL: sessions outlive the process, and any node may take one over.
+
+A commit is one statement, and one that had no answer is repeated under the same id. The server should keep
+what it has acknowledged (``synchronous_commit`` and ``fsync`` on, as they are by default).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from conductor.errors import SettingsError, StoreUnavailable
+from conductor.settings import Settings
+from conductor.stores.base import KEPT, Claim, Operation, SessionKey, too_many
+from conductor.stores.postgres_url import describe
+from conductor.stores.records import Draft, Meta, Stored
+
+try:
+    import asyncpg
+except ModuleNotFoundError as missing:
+    raise SettingsError(
+        "SESSION_STORE_URL needs the package asyncpg: pip install 'conductor-voice[postgres]'."
+    ) from missing
+
+log = structlog.get_logger(__name__)
+
+# Connections of a process; each has one statement at a time.
+_CONNECTIONS = 8
+# Seconds between two tries, and between two sweeps.
+_PAUSE_S = 0.05
+_SWEEP_S = 60.0
+# Classes of errors that pass: connections, resources, deadlocks, a server that starts, stops or is a standby.
+_PASSING = ("08", "53", "40", "57", "25")
+
+_TABLES = """
+SELECT pg_advisory_xact_lock(1131376228);  -- servers that start at the same time
+CREATE TABLE IF NOT EXISTS conductor_session(
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subject text COLLATE "C" NOT NULL,
+    session_id text COLLATE "C" NOT NULL,
+    token text NOT NULL DEFAULT '',
+    epoch bigint NOT NULL DEFAULT 0,          -- 0: deleted; an owner that is still there is fenced
+    revision bigint NOT NULL DEFAULT 0,
+    commit_id text NOT NULL DEFAULT '',
+    updated double precision NOT NULL DEFAULT 0,  -- epoch seconds
+    UNIQUE(subject, session_id)
+);
+CREATE TABLE IF NOT EXISTS conductor_record(
+    session bigint, revision bigint, data bytea NOT NULL, PRIMARY KEY(session, revision)
+);
+-- A function, since a node that froze in the middle of a transaction would keep its locks.
+CREATE OR REPLACE FUNCTION conductor_claim(
+    of_subject text, of_session text, new_token text, ttl float8, most integer,
+    OUT meta conductor_session, OUT revisions bigint[], OUT records bytea[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    now_s float8 := extract(epoch FROM clock_timestamp());
+BEGIN
+    SELECT * INTO meta FROM conductor_session WHERE subject=of_subject AND session_id=of_session FOR UPDATE;
+    IF meta.updated < now_s - ttl THEN
+        DELETE FROM conductor_record WHERE session=meta.id;
+        UPDATE conductor_session SET epoch=0, revision=0, commit_id='' WHERE id=meta.id;
+        meta.epoch := 0;
+    END IF;
+    IF most IS NOT NULL AND coalesce(meta.epoch, 0)=0 THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended(of_subject, 0));
+        IF (SELECT count(*) FROM conductor_session
+            WHERE subject=of_subject AND epoch>0 AND left(session_id, 1)<>'$') >= most THEN
+            meta := NULL;
+            RETURN;
+        END IF;
+    END IF;
+    -- A claim whose answer was lost comes again with its token, and counts once.
+    INSERT INTO conductor_session AS s(subject, session_id, token, epoch, updated)
+        VALUES(of_subject, of_session, new_token, 1, now_s)
+        ON CONFLICT (subject, session_id) DO UPDATE
+        SET token=new_token, epoch=s.epoch + (s.token<>new_token)::int, updated=now_s RETURNING * INTO meta;
+    SELECT array_agg(revision), array_agg(data) INTO revisions, records
+        FROM conductor_record WHERE session=meta.id;
+END $$;
+"""
+
+_META = "token, epoch, revision, commit_id, updated"
+_KEY = "subject=$1 AND session_id=$2"
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+_EXPIRED = f"updated < {_NOW} - $1::float8 AND (epoch=0 OR left(session_id, 1)<>'$')"
+_EXPIRE = f"""
+WITH gone AS (DELETE FROM conductor_session WHERE {_EXPIRED} RETURNING id),
+    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id)
+SELECT count(*) FROM gone
+"""
+_CLAIM = """
+SELECT (meta).token, (meta).epoch, (meta).revision, (meta).commit_id, (meta).updated, revisions, records
+FROM conductor_claim($1, $2, $3, $4, $5)
+"""
+_READ = f"""
+SELECT {_META}, array_agg(r.revision), array_agg(data)
+FROM conductor_session AS s LEFT JOIN conductor_record AS r ON session=id WHERE {_KEY} AND epoch>0 GROUP BY id
+""".replace("revision, commit_id", "s.revision, commit_id")
+_APPEND = f"""
+WITH owned AS (
+        UPDATE conductor_session SET revision=revision + 1, commit_id=$4, updated={_NOW}
+        WHERE {_KEY} AND token=$3 AND token<>'' AND revision=$5 AND commit_id<>$4 RETURNING id, revision
+    ),
+    covered AS (
+        DELETE FROM conductor_record USING owned
+        WHERE $7 AND session=owned.id AND conductor_record.revision<owned.revision
+    )
+INSERT INTO conductor_record SELECT id, revision, $6 FROM owned RETURNING revision
+"""
+_FIND = f"SELECT {_META} FROM conductor_session WHERE {_KEY}"
+_DELETE = f"""
+WITH gone AS (
+        UPDATE conductor_session SET token='', epoch=0, revision=0, commit_id='', updated={_NOW}
+        WHERE subject=$1 AND ($2::text IS NULL OR session_id=$2) AND epoch>0 RETURNING id
+    ),
+    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id)
+SELECT count(*) FROM gone
+"""
+_LIST = """
+SELECT subject, session_id FROM conductor_session
+WHERE epoch>0 AND ($1::text IS NULL OR subject=$1) AND ($2::text IS NULL OR session_id=$2)
+    AND ($3::text IS NULL OR (subject, session_id) > ($3, $4))
+ORDER BY subject, session_id LIMIT $5
+"""
+
+
+class PostgresStore:
+    """Keeps sessions in PostgreSQL, for ``session_ttl`` seconds after their last claim or commit.
+
+    Lasting ones do not expire. A commit is tried for ``retry_for`` seconds, and then is `StoreUnavailable`;
+    it may have been recorded all the same. A subject may keep ``kept`` sessions.
+    """
+
+    is_async = True
+
+    def __init__(
+        self, url: str, *, session_ttl: float = 86_400.0, retry_for: float = 2.0, kept: int = KEPT
+    ) -> None:
+        self.url = url
+        self._session_ttl = session_ttl
+        self._retry_for = retry_for
+        self._kept = kept
+        self._node = f"{platform.node() or 'node'}-{os.getpid()}"
+        self._pool: Any = None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connect, and create the tables if they are missing. Raises `SettingsError`."""
+        if self._pool is not None:
+            return
+        try:
+            pool = await asyncpg.create_pool(
+                self.url,
+                min_size=1,
+                max_size=_CONNECTIONS,
+                timeout=self._retry_for / 2,
+                server_settings={"application_name": "conductor"},
+                reset=_keep,
+            )
+            if await pool.fetchval("SELECT to_regclass('conductor_record')") is None:
+                await pool.execute(_TABLES)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+            where = describe(self.url)
+            raise SettingsError(
+                f"SESSION_STORE_URL names {where}, which cannot be used: {_reason(error)}."
+            ) from None
+        self._pool = pool
+        for warning in await self.warnings():
+            log.warning("sessions may be lost", store=describe(self.url), why=warning)
+        self._sweeping = asyncio.create_task(self._sweep_regularly())
+
+    async def warnings(self) -> list[str]:
+        """Say what about the server may lose sessions, a clause each. Raises `StoreUnavailable`."""
+        told = {name: (await self._fetch(f"SHOW {name}"))[0][0] for name in ("fsync", "synchronous_commit")}
+        return [
+            f"{name} is off: a crash loses what was acknowledged"
+            for name, value in told.items()
+            if value == "off"
+        ]
+
+    async def claim(self, key: SessionKey) -> Claim:
+        """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
+        token = f"{self._node}:{uuid4().hex}"
+        ttl = math.inf if key.lasting else self._session_ttl
+        most = self._kept if key.counted else None
+        (row,) = await self._fetch(_CLAIM, key.subject, key.session_id, token, ttl, most)
+        if row[0] is None:
+            raise too_many(self._kept)
+        return _stored(row).claim(key)
+
+    async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
+        """Check all operations, then apply all of them, or none; see `SessionStore`."""
+        draft = Draft(claim, commit_id, operations)
+        names = (claim.key.subject, claim.key.session_id)
+        values = (*names, claim.token, commit_id, claim.revision, draft.data, draft.snapshot)
+
+        if draft.data and await self._fetch(_APPEND, *values):
+            draft.accept()
+        else:
+            rows = await self._fetch(_FIND, *names)
+            draft.settle(Meta(*rows[0]) if rows else None)
+
+    async def release(self, claim: Claim) -> None:
+        """End the claim; the session stays for the next one. Raises `StoreUnavailable`."""
+        sql = f"UPDATE conductor_session SET token='' WHERE {_KEY} AND token=$3"
+        await self._fetch(sql, claim.key.subject, claim.key.session_id, claim.token)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+        if self._pool is not None:
+            self._pool.terminate()
+
+    async def sweep(self) -> int:
+        """Delete all expired sessions now, and return their number; this also happens regularly."""
+        return int((await self._fetch(_EXPIRE, self._session_ttl))[0][0])
+
+    async def _sweep_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self.sweep()
+            except StoreUnavailable:
+                log.warning("session store not swept now")
+
+    # -- for an operator
+
+    async def keys(
+        self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
+    ) -> list[SessionKey]:
+        """List sessions by subject and id. Raises `StoreUnavailable`."""
+        behind = (None, None) if after is None else (after.subject, after.session_id)
+        return [SessionKey(*row) for row in await self._fetch(_LIST, subject, session_id, *behind, limit)]
+
+    async def read(self, key: SessionKey) -> Stored | None:
+        """Read a session without claiming it; None if there is none. Raises `StoreUnavailable`."""
+        rows = await self._fetch(_READ, key.subject, key.session_id)
+        return _stored(rows[0]) if rows else None
+
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        """Delete a session, or all of a subject's, and fence the owners; return their number."""
+        return int((await self._fetch(_DELETE, subject, session_id))[0][0])
+
+    # -- connections
+
+    async def _fetch(self, sql: str, *values: object) -> list[Any]:
+        # Repeated until it is answered: a connection that is lost takes the answer with it.
+        why = "it did not answer in time"
+        try:
+            async with asyncio.timeout(self._retry_for):
+                while True:
+                    try:
+                        return await self._try(sql, values)
+                    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                        why = _reason(error)
+                        if not _passes(error):
+                            raise StoreUnavailable(f"The session store refuses: {why}.") from None
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise StoreUnavailable(f"The session store cannot be reached: {why}.") from None
+
+    async def _try(self, sql: str, values: Sequence[object]) -> list[Any]:
+        if self._pool is None:
+            raise StoreUnavailable("The session store is not open.")
+        # One try may take half of the time, so that a dead connection leaves time for another one.
+        async with asyncio.timeout(self._retry_for / 2):
+            connection = await self._pool.acquire()
+            try:
+                rows: list[Any] = await connection.fetch(sql, *values)
+                return rows
+            except asyncio.CancelledError:
+                with suppress(asyncpg.InterfaceError):  # it is closed already
+                    connection.terminate()  # what it was asked has no answer yet
+                raise
+            finally:
+                await self._pool.release(connection)
+
+
+async def _keep(connection: Any) -> None:
+    """Give a connection back as it is: nothing that is done on it leaves a trace."""
+
+
+def _stored(row: Any) -> Stored:
+    *meta, revisions, records = row
+    known = zip(revisions or (), records or (), strict=True)
+    return Stored(Meta(*meta), {revision: data for revision, data in known if revision is not None})
+
+
+def _passes(error: Exception) -> bool:
+    if isinstance(error, asyncpg.PostgresError):
+        return str(error.sqlstate or "08").startswith(_PASSING)
+    return not isinstance(error, asyncpg.DataError)
+
+
+def _reason(error: Exception) -> str:
+    # What the server wrote is not quoted: it may name the user.
+    match error:
+        case asyncpg.PostgresError():
+            return f"the server says {error.sqlstate} ({type(error).__name__.removesuffix('Error')})"
+        case TimeoutError():
+            return "it did not answer in time"
+        case ConnectionRefusedError():
+            return "nothing listens there"
+        case OSError():
+            return error.strerror or "it cannot be reached"
+        case asyncpg.InterfaceError() | ValueError():
+            return "the address or a value is not valid"
+    return "it cannot be reached"
+
+
+def from_settings(settings: Settings) -> PostgresStore:
+    """Make the store in the database that SESSION_STORE_URL names."""
+    return PostgresStore(
+        settings.store_url, session_ttl=settings.session_ttl_s, kept=settings.max_kept_sessions_per_subject
+    )

@@ -1,0 +1,139 @@
+"""Runs a PostgreSQL server for tests: on loopback, a free port, in a folder of its own.
+
+Without one on the machine the tests are skipped and say so. ``.ci/run`` installs it and sets
+``CI_REQUIRE_POSTGRES=1``, with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.stores.redis_server import WAIT, free_port
+
+
+def program(name: str) -> str:
+    """Find one of its programs, which Debian keeps off the PATH; skips or fails without it."""
+    if find_spec("asyncpg") is None:
+        missing("the Python package asyncpg")
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for found in (shutil.which(name, path=folder) for folder in (*folders, None)):
+        if found is not None:
+            return found
+    missing("PostgreSQL")
+
+
+def missing(what: str) -> NoReturn:
+    """Skip, or fail where the server is required."""
+    reason = f"{what} is not here; .ci/run installs it"
+    if os.environ.get("CI_REQUIRE_POSTGRES") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def as_user() -> list[str]:
+    """Begin a command line so that it is not run by root, for whom the server refuses to start."""
+    if os.geteuid():
+        return []
+    if shutil.which("setpriv") is None:
+        missing("setpriv, by which root becomes another user,")
+    try:
+        pwd.getpwnam("postgres")
+    except KeyError:
+        missing("the user postgres")
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+
+
+class PostgresServer:
+    """A server; ``options`` are settings such as ``fsync=off``. It may be killed, restarted and frozen."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self._options = options
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address, with the database that every server has."""
+        return f"postgres://conductor@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Start it, with what its folder holds, and wait until it answers."""
+        user = as_user()
+        if self._folder is None:
+            # Not in pytest's folder, which other users cannot reach.
+            self._folder = Path(tempfile.mkdtemp(prefix="conductor-postgres-"))
+            if user:
+                shutil.chown(self._folder, "postgres", "postgres")
+            make = [program("initdb"), "--username=conductor", "--auth=trust", "--no-sync", "--encoding=UTF8"]
+            self._run([*user, *make, "--no-locale", "-D", str(self._folder / "data")])
+        settings = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=")
+        command = [*user, program("postgres"), "-D", str(self._folder / "data")]
+        command += [part for each in (*settings, *self._options) for part in ("-c", each)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            cwd=self._folder,
+        )
+        output, said = self._process.stderr, b""
+        assert output is not None
+        for line in iter(output.readline, b""):
+            said += line
+            if b"ready to accept connections" in line:
+                return
+        self.stop()
+        raise AssertionError(f"The server did not start: {said.decode()}")
+
+    def kill(self) -> None:
+        """End it at once, as a crash would: the next start recovers from its log."""
+        if self._process is not None:
+            self._signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.communicate(timeout=WAIT)
+            self._process = None
+
+    def stop(self) -> None:
+        """End it, and delete its folder."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+    def freeze(self) -> None:
+        """Stop it from running: its connections stay and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        self._signal(signal.SIGCONT)
+
+    def ask(self, sql: str) -> str:
+        """Run a statement by ``psql``, which knows nothing of this project; returns what it printed."""
+        return self._run([program("psql"), "-X", "-q", "-A", "-t", "-c", sql, self.url]).strip()
+
+    def _signal(self, number: int) -> None:
+        # Each process of the server leads a group of its own.
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for pid in (self._process.pid, *map(int, children)):
+            os.kill(pid, number)
+
+    @staticmethod
+    def _run(command: Sequence[str]) -> str:
+        done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, cwd="/")
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()

@@ -1,0 +1,327 @@
+"""The PostgreSQL store keeps the contract, also when its server restarts, hangs or says no."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from itertools import count
+from typing import ClassVar
+
+import pytest
+import structlog
+from hypothesis import settings
+
+from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
+from conductor.messages import UserMessage
+from conductor.settings import load_settings
+from conductor.stores.admin import SessionAdmin
+from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
+from conductor.stores.postgres import PostgresStore
+from conductor.stores.records import with_state
+from conductor.stores.registry import describe_store, make_store, store_secrets
+from tests.stores.contract import (
+    HISTORY,
+    KEY,
+    ExpiryContract,
+    KeptContract,
+    StoreContract,
+    contents,
+    filled,
+    stored,
+)
+from tests.stores.machine import StoreMachine
+from tests.stores.postgres_server import PostgresServer
+from tests.stores.redis_server import WAIT, free_port
+
+_schemas = (f"test_{number}" for number in count(1))
+LONG = 30.0
+SHORT = 0.4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    running = PostgresServer("fsync=off", "max_connections=50")
+    running.start()
+    PostgresMachine.server = running
+    yield running
+    running.stop()
+
+
+def emptied(server: PostgresServer) -> str:
+    """Name a schema with nothing in it."""
+    schema = next(_schemas)
+    server.ask(f"CREATE SCHEMA {schema}")
+    return f"{server.url}?search_path={schema}"
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    return emptied(server)
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[PostgresStore]:
+    async with aclosing(PostgresStore(url)) as store:
+        await store.open()
+        yield store
+
+
+class PostgresMachine(StoreMachine):
+    """Random histories, over PostgreSQL."""
+
+    server: ClassVar[PostgresServer]
+    forgets_on_release = False
+
+    @staticmethod
+    def make_store() -> PostgresStore:
+        PostgresMachine.server.ask("DROP TABLE IF EXISTS conductor_session, conductor_record CASCADE")
+        return PostgresStore(PostgresMachine.server.url)
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert isinstance(self.store, PostgresStore)
+        self.run(self.store.open())
+
+
+TestPostgresMachine = pytest.mark.usefixtures("server")(PostgresMachine.TestCase)
+TestPostgresMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+class TestPostgresStore(StoreContract):
+    """The contract, over PostgreSQL."""
+
+
+class TestPostgresKept(KeptContract):
+    """What it keeps of one subject, over PostgreSQL."""
+
+    @pytest.fixture
+    async def few(self, url: str) -> AsyncIterator[PostgresStore]:
+        async with aclosing(PostgresStore(url, kept=2)) as store:
+            await store.open()
+            yield store
+
+    async def test_a_session_that_was_deleted_makes_room(self, few: PostgresStore) -> None:
+        for number in range(2):
+            await few.claim(SessionKey("subject", f"s-{number}"))
+        await few.delete("subject", "s-0")
+        assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
+
+
+class TestPostgresExpiry(ExpiryContract):
+    """What expires and what does not, over PostgreSQL."""
+
+    @pytest.fixture
+    async def brief(self, url: str) -> AsyncIterator[PostgresStore]:
+        async with aclosing(PostgresStore(url, session_ttl=0.1)) as store:
+            await store.open()
+            yield store
+
+    @pytest.fixture
+    def wait(self, server: PostgresServer, brief: PostgresStore) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            server.ask("SELECT pg_sleep(0.11)")
+
+        return wait
+
+    async def test_expired_sessions_are_swept_and_the_others_stay(
+        self, brief: PostgresStore, wait: Callable[[], Awaitable[None]]
+    ) -> None:
+        gone = [SessionKey("subject", f"s-{number}") for number in range(3)]
+        for key in (*gone, self.GRANTS):
+            await brief.commit(await brief.claim(key), "commit-1", [SetField("a", "b")])
+        await brief.delete("subject", "s-2")
+        await wait()
+        await brief.claim(gone[0])
+        assert await brief.sweep() == 2
+        assert await brief.keys(None, None, None, 10) == [self.GRANTS, gone[0]]
+
+
+# -- names and values
+
+
+async def test_a_name_that_the_database_cannot_hold_is_refused_and_costs_no_other_session(
+    store: PostgresStore,
+) -> None:
+    for name in ("\x00", "\ud800"):
+        with pytest.raises(StoreUnavailable, match="refuses"):
+            await store.claim(SessionKey("subject", name))
+    claim = await store.claim(KEY)
+    await store.commit(claim, "commit-1", [AppendLog(UserMessage("\x00\ud800")), RememberInbound("\x00")])
+    assert (await stored(store)).log == [UserMessage("\x00?")]
+
+
+async def test_servers_that_start_at_the_same_time_share_the_tables(url: str) -> None:
+    stores = [PostgresStore(url) for _ in range(5)]
+    await asyncio.gather(*(store.open() for store in stores))
+    claims = await asyncio.gather(*(store.claim(KEY) for store in stores))
+    assert sorted(claim.epoch for claim in claims) == [1, 2, 3, 4, 5]
+    await asyncio.gather(*(store.aclose() for store in stores))
+
+
+# -- an operator
+
+
+async def test_sessions_are_listed_shown_and_deleted(store: PostgresStore) -> None:
+    admin = SessionAdmin(store)
+    keys = [SessionKey(subject, f"s-{number}") for subject in ("a", "a/b", "b", "ä") for number in range(3)]
+    for key in reversed(keys):
+        await store.commit(await store.claim(key), "commit-1", [SetField("name", key.session_id)])
+    found: list[SessionKey] = []
+    while page := await admin.sessions(after=found[-1] if found else None, limit=5):
+        found += [SessionKey(info.subject, info.session_id) for info in page]
+    assert found == keys
+    assert await admin.subjects("s-1") == ["a", "a/b", "b", "ä"]
+    shown = await admin.show(keys[0])
+    assert shown is not None and shown["fields"] == {"name": "s-0"} and shown["owned"]
+    assert await admin.show(SessionKey("a", "none")) is None
+    claim = await store.claim(keys[0])
+    assert await admin.delete(keys[0]) and not await admin.delete(keys[0])
+    with pytest.raises(Fenced) as caught:
+        await store.commit(claim, "commit-2", [])
+    assert caught.value.gone
+    assert await admin.delete_subject("a") == 2 and await admin.subjects("s-1") == ["a/b", "b", "ä"]
+    assert (await store.claim(keys[0])).epoch == 1
+
+
+# -- a server that restarts, hangs, or goes back in time
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """Run a server for one test."""
+    running = PostgresServer()
+    running.start()
+    yield running
+    running.stop()
+
+
+async def opened(server: PostgresServer, retry_for: float) -> PostgresStore:
+    store = PostgresStore(server.url, retry_for=retry_for)
+    await store.open()
+    return store
+
+
+def said(number: int) -> AppendLog:
+    return AppendLog(UserMessage(f"message {number}"))
+
+
+async def test_a_restart_loses_nothing_that_was_acknowledged(own: PostgresServer) -> None:
+    async with aclosing(await opened(own, LONG)) as store:
+        acknowledged: list[int] = []
+        numbers = count()
+        reached, done = asyncio.Event(), asyncio.Event()
+
+        async def talk(claim: Claim) -> None:
+            while not done.is_set():
+                number = next(numbers)
+                await store.commit(claim, f"commit-{number}", [said(number), RememberInbound(f"in-{number}")])
+                acknowledged.append(number)
+                reached.set()
+
+        talking = asyncio.create_task(talk(await store.claim(KEY)))
+        for _ in range(2):
+            reached.clear()
+            await asyncio.wait_for(reached.wait(), WAIT)
+            await asyncio.to_thread(own.kill)
+            await asyncio.to_thread(own.start)
+        reached.clear()
+        await asyncio.wait_for(reached.wait(), WAIT)
+        done.set()
+        await asyncio.wait_for(talking, WAIT)
+        claim = await store.claim(KEY)
+        assert claim.state.log == [UserMessage(f"message {number}") for number in acknowledged]
+        assert claim.revision == len(acknowledged)
+
+
+async def test_a_server_that_stays_away_is_unavailable_and_then_is_used_again(own: PostgresServer) -> None:
+    async with aclosing(await opened(own, SHORT)) as store:
+        claim = await filled(store)
+        own.kill()
+        for number in range(2):
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                await asyncio.wait_for(store.commit(claim, f"commit-{number}", [said(number)]), WAIT)
+        own.start()
+        await store.commit(claim, "commit-2", [said(2)])
+        assert (await stored(store)).log == [*HISTORY, UserMessage("message 2")]
+
+
+async def test_a_server_that_hangs_is_waited_for_and_given_up_in_time(own: PostgresServer) -> None:
+    async with aclosing(await opened(own, 1.0)) as store, aclosing(await opened(own, LONG)) as patient:
+        claim = await filled(store)
+        later = await patient.claim(SessionKey("subject", "later"))
+        own.freeze()
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await asyncio.wait_for(store.commit(claim, "commit-1", [said(1)]), WAIT)
+        commit = asyncio.create_task(patient.commit(later, "commit-1", [said(1)]))
+        done, _ = await asyncio.wait([commit], timeout=0.05)
+        assert not done
+        own.thaw()
+        await asyncio.wait_for(commit, LONG)
+        try:
+            await store.commit(claim, "commit-2", [said(2)])
+        except Conflict:  # it had read what was given up
+            claim = await store.claim(KEY)
+            assert claim.state.log == [*HISTORY, UserMessage("message 1")]
+            await store.commit(claim, "commit-3", [said(3)])
+
+
+async def test_what_a_failover_has_lost_is_a_rollback_and_is_written_again(
+    server: PostgresServer, url: str, store: PostgresStore
+) -> None:
+    schema = url.rpartition("=")[2]
+    claim = await filled(store)
+    for table in ("session", "record"):
+        server.ask(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.conductor_{table}")
+    await store.commit(claim, "commit-1", [said(1)])
+    for table in ("session", "record"):
+        server.ask(f"TRUNCATE {schema}.conductor_{table}")
+        server.ask(
+            f"INSERT INTO {schema}.conductor_{table} OVERRIDING SYSTEM VALUE TABLE {schema}.kept_{table}"
+        )
+    with pytest.raises(Rollback):
+        await store.commit(claim, "commit-2", [said(2)])
+    again = await store.claim(KEY)
+    assert again.revision == 1 and claim.state.continues(again.state)
+    again = with_state(again, claim.state)
+    await store.commit(again, "commit-3", [said(2)])
+    assert contents(await stored(store)) == contents(again.state)
+    server.ask(f"TRUNCATE {schema}.conductor_session")
+    with pytest.raises(Rollback):
+        await store.commit(again, "commit-4", [])
+
+
+# -- the start
+
+
+async def test_a_server_that_is_not_there_is_said_in_one_sentence() -> None:
+    url = f"postgres://me:s3cret@127.0.0.1:{free_port()}/talks?sslmode=disable"
+    with pytest.raises(SettingsError) as caught:
+        await PostgresStore(url).open()
+    where = url.partition("?")[0].replace("me:s3cret@", "")
+    assert str(caught.value) == (
+        f"SESSION_STORE_URL names {where}, which cannot be used: nothing listens there."
+    )
+
+
+async def test_a_database_that_is_not_there_is_said_in_one_sentence(server: PostgresServer) -> None:
+    with pytest.raises(
+        SettingsError, match=r"cannot be used: the server says 3D000 \(InvalidCatalogName\)\.$"
+    ):
+        await PostgresStore(server.url.replace("/postgres", "/none")).open()
+
+
+async def test_a_configuration_that_loses_sessions_is_warned_of(server: PostgresServer, url: str) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with aclosing(PostgresStore(url)) as store:
+            await store.open()
+            assert await store.warnings() == ["fsync is off: a crash loses what was acknowledged"]
+    assert [line["event"] for line in lines] == ["sessions may be lost"]
+
+
+def test_the_settings_name_it_without_its_password() -> None:
+    for scheme in ("postgres", "postgresql"):
+        given = load_settings(None, session_store_url=f"{scheme}://me:a%40b@h:1,i:2/talks?sslmode=require")
+        assert isinstance(make_store(given), PostgresStore)
+        assert describe_store(given) == f"{scheme}://h:1,i:2/talks"
+        assert store_secrets(given) == ["a@b"]
