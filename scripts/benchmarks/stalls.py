@@ -278,7 +278,7 @@ class Found:
 
 
 def search(seconds: float, seed: int, paths: Sequence[str] = tuple(PATHS)) -> dict[str, Found]:
-    """Play inputs for so many seconds, as long for each path; one seed makes the same ones."""
+    """Play inputs for so many seconds, at least one for each path; one seed makes the same ones."""
     rngs = {name: random.Random(f"{seed} {name}") for name in paths}
     seeds = {name: iter(PATHS[name].seeds) for name in paths}
     found = {name: Found() for name in paths}
@@ -287,7 +287,7 @@ def search(seconds: float, seed: int, paths: Sequence[str] = tuple(PATHS)) -> di
         play(name, PATHS[name].seeds[0])  # loads what is loaded when it is needed
     gc.freeze()  # or each play would look through all modules
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until or not all(known.spent for known in found.values()):
             name = min(paths, key=lambda each: found[each].spent)
             rng, known = rngs[name], found[name]
             data = next(seeds[name], None)
