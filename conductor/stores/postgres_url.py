@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 
 def describe(url: str) -> str:
@@ -12,6 +12,7 @@ def describe(url: str) -> str:
 
 
 def passwords(url: str) -> list[str]:
-    """List the password in it, if there is one."""
-    coded = urlsplit(url).netloc.rpartition("@")[0].partition(":")[2]
-    return [unquote(coded)] if coded else []
+    """List the passwords in it."""
+    parts = urlsplit(url)
+    before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])
+    return [each for each in (before_host, *parse_qs(parts.query).get("password", ())) if each]

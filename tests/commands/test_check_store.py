@@ -15,6 +15,7 @@ from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from conductor.stores.sqlite import SqliteStore
+from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
 
 PASSWORD = "hunter2-hunter2"
@@ -169,3 +170,14 @@ async def test_the_check_takes_no_session_from_its_server(server: RedisServer) -
     await found(session_store_url=url)
     await store.commit(claim, "commit-1", [SetField("a", "b")])
     await store.aclose()
+
+
+async def test_a_postgres_server_is_written_to_and_nothing_of_it_stays() -> None:
+    server = PostgresServer()
+    server.start()
+    try:
+        (line,) = await found(session_store_url=server.url)
+        assert line.startswith(f"ok    sessions: postgres://127.0.0.1:{server.port}/postgres; a write took ")
+        assert server.ask("SELECT count(*) FROM conductor_session WHERE epoch>0") == "0"
+    finally:
+        server.stop()

@@ -325,3 +325,5 @@ def test_the_settings_name_it_without_its_password() -> None:
         assert isinstance(make_store(given), PostgresStore)
         assert describe_store(given) == f"{scheme}://h:1,i:2/talks"
         assert store_secrets(given) == ["a@b"]
+    given = load_settings(None, session_store_url="postgres:///talks?host=h&password=c%40d")
+    assert (store_secrets(given), describe_store(given)) == (["c@d"], "postgres:///talks")
