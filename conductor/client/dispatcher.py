@@ -68,6 +68,7 @@ class EventDispatcher:
                 self._calls.cancel(cancel)
             case ApprovalRequest() as request:
                 self._approvals.arrived(request, received.connection)
+                # `run` waits for a tool or a speech, and would come to this request only afterwards.
                 if self._occupied:
                     self._approvals.ask()
             case ApprovalResolved() as resolved:
@@ -87,6 +88,7 @@ class EventDispatcher:
                 goes_on = await self._handle(received)
             except Exception as error:
                 log.error("an event could not be handled: %s", where(error))
+            # Also after a failure: a resume would replay the event, and it would fail again.
             if not goes_on:
                 self.handled.end(received.id)
 

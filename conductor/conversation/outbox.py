@@ -181,6 +181,7 @@ class Outbox:
         if self._transport is None:
             return
         if self._held:
+            # A partial that was held would be out of date: the final says all of it.
             if not frame.partial:
                 self._held.append(frame)
             return

@@ -81,6 +81,7 @@ class Session:
         outbound = list(state.outbound.values())
         for record in outbound:
             call = state.calls.get(record.call_id)
+            # A call with a result stays here only because no commit has recorded its answer since.
             if record.kind != "call" or (call is not None and call.result is None):
                 limit = self._encoder.limit(record, call.name if call is not None else None)
                 self._outbox.restore(record, limit, sent=record.event_id not in unsent)
@@ -146,6 +147,7 @@ class Session:
         if previous is not transport:
             if previous is not None:
                 previous.suspend()
+                # Without ``resume`` an app reconnects after any close: the two would fight for the session.
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
             self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
@@ -220,6 +222,7 @@ class Session:
         self._outbox.close()
         await self._committer.settled(self._limits.close_timeout)
         await self._parts.tasks.close(self._limits.close_timeout)
+        # Last: another process may claim the session from here on.
         await self._committer.release()
         self._profile.close()
 
@@ -274,6 +277,7 @@ class Session:
             elif done.result is None and done.error is None:
                 resend.append(done.call_id)
             else:
+                # Before the replay, which sends calls without a result again.
                 await self._device.take(client.ToolResultEvent(done.call_id, done.result, done.error))
         drop += [call_id for call_id in resume.pending if not self._device.wants(call_id)]
         # UI calls are acknowledged by `handled`; the bound holds against any number of made-up ids.

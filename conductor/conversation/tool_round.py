@@ -280,6 +280,7 @@ class ToolCallRunner:
                 if decision is None and self.batch.open:
                     decision = asyncio.create_task(self.batch.next())
                 waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
+                # The turn's limit is for machines: a person may take minutes to answer.
                 person = decision is not None or any(one.spec.interactive for one in running.values())
                 with self._turn.interruptible(), self._turn.paused(person):
                     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -322,6 +323,7 @@ class ToolCallRunner:
                     prepared.results[call_id] = recorded.result
         if call_id in {one.call.call_id for one in prepared.ready}:
             self._host.ends(ready, outcome)
+        # If the user interrupts the speech about it, the model still has to know what was done.
         done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
         if done and ready.spec.effect != "read":
             self._turn.actions.append(ready.spec.name)
@@ -341,6 +343,7 @@ class ToolCallRunner:
                 prepared.results[call_id] = record.result
                 self._host.ends(ready, msgspec.json.decode(record.result.content, type=ToolOutcome))
             if call_id not in prepared.results:
+                # Only of a call that no socket took it is certain that the device did not run it.
                 sent = ready.spec.source != "device" or not self._host.withdraw(call_id)
                 outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
                 outcome = with_timing(outcome, 0.0, ready.notes)

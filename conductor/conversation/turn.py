@@ -274,6 +274,7 @@ class Turn:
             deadline_s=self._clock.left,
         )
         with self.interruptible():
+            # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(host.provider.stream(request)) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
@@ -301,6 +302,7 @@ class Turn:
             prepared = await prepare_round(
                 host.executor, calls, host.limits, self._runner.permit, room=room, whole=whole
             )
+        # Before the commit that sends them: a fast device answers before it returns.
         for ready in prepared.device_calls:
             host.expect(ready.call.call_id)
         self._calls_made += len(calls)

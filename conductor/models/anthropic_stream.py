@@ -247,6 +247,7 @@ class ReplyDecoder:
         try:
             for item in self._sse.feed(chunk):
                 event = _decode(item.data)
+                # Nearly all events are these, so they skip the dispatch below.
                 delta = event.delta
                 if delta is not None and delta.type == "text_delta":
                     text.append(delta.text)
@@ -301,6 +302,7 @@ class ReplyDecoder:
                 return ToolCall(
                     str(block.get("id", "")), self._names.to_tool(str(block.get("name", ""))), raw
                 )
+            # Sent back unchanged with the results of its calls: the service checks the signature.
             case "thinking":
                 self._thinking.append({**block, "thinking": block.get("thinking", "") + "".join(parts)})
             case "redacted_thinking":
@@ -318,6 +320,7 @@ class ReplyDecoder:
     def _finish(self) -> Finished:
         if self._stop is None:
             raise failure("connection")
+        # A call whose block has not ended has only part of its arguments: it must not run.
         if self._stop == "tool_use" and any(
             block.get("type") == "tool_use" for block, _ in self._blocks.values()
         ):

@@ -95,6 +95,7 @@ class ToolExecutor:
         checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
             return checked
+        # After validation: a model that corrects its arguments is in no loop.
         if self._is_too_often(spec):
             return failed("rate_limited", _TOO_OFTEN)
         ready = PreparedCall(call, spec, toolset, checked.arguments, checked.notes)
@@ -102,6 +103,7 @@ class ToolExecutor:
         if verdict.effect == "deny":
             why = " ".join(verdict.reasons)
             return failed("permission_denied", f"{why} Nothing was run.", reason="policy")
+        # After the rules: a call that they deny must not look allowed in a dry run.
         if self.gate.is_dry(spec):
             return _dry_run(ready)
         return ApprovalNeeded(ready, verdict) if verdict.effect == "ask" else ready
@@ -126,6 +128,7 @@ class ToolExecutor:
         if found is None:
             return None
         spec, toolset = found
+        # What a person has approved runs as it is: a second validation might change it.
         if arguments is None:
             work = CheckBudget(_AGAIN_WORK_US)  # all calls of a round, in one step of the loop
             checked = validate(spec, call.arguments, self._limits.max_arguments_bytes, work)
@@ -178,6 +181,7 @@ class ToolExecutor:
         ``untrusted``: third parties wrote it.
         """
         data, limit = outcome.data, self._limits.max_observation_bytes
+        # What has to be cut is cut as text: half of a JSON value is none.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
             data = msgspec.json.encode(data).decode()
         data = self._shown(data) if isinstance(data, str) else self._redactor.value(data)
