@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from conductor import __version__
-from conductor.commands.banner import python_command, server_address
 from conductor.settings import Settings
 from tests.conftest import ROOT, Main, environment
 from tests.end_to_end.phone import Phone, is_call
@@ -365,23 +364,6 @@ def test_talk_tells_what_it_cannot_connect_to(
     conductor: Main, arguments: list[str], values: dict[str, str], says: str
 ) -> None:
     assert says in is_one_sentence(*conductor("talk", *arguments, "hello", **values))
-
-
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [("0.0.0.0", "127.0.0.1:81"), ("::", "[::1]:81"), ("::1", "[::1]:81"), ("localhost", "127.0.0.1:81")],
-)
-def test_a_server_on_all_addresses_is_reached_at_this_machines_own(host: str, address: str) -> None:
-    assert server_address(Settings(host=host, port=81)) == address
-
-
-def test_python_is_named_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    monkeypatch.chdir(tmp_path)
-    assert python_command() == ".venv/bin/python"
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert python_command() == sys.executable
 
 
 async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:
