@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from conductor import __version__
-from conductor.settings import Settings
 from tests.conftest import ROOT, Main, environment
 from tests.end_to_end.phone import Phone, is_call
 

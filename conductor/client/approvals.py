@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Scope: TypeAlias = Literal["once", "session", "always"]
 
+# Characters of what a person says about a decision: the event has to stay below the soft limit of 64 KiB.
 MAX_MESSAGE = 2_000
 # Times that one question is put to the app: more than once only when the server refused an edit.
 MAX_ASKED = 10

@@ -15,6 +15,7 @@ from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
 
+# Levels and values of an event: each value becomes an object, many times as large as its text.
 MAX_DEPTH = 32
 MAX_NODES = 5_000
 MAX_INTEGER = 2**53 - 1

@@ -33,6 +33,7 @@ from conductor.models.demo_replies import (
 )
 from conductor.settings import Settings
 
+# As far as the demo counts aloud: enough to be interrupted, and an end for who does not.
 MAX_COUNT = 1000
 
 ASK_REPOSITORY = 'In which repository? Say its owner, slash, and its name, or say "pick a repository".'

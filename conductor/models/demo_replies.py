@@ -606,6 +606,7 @@ def _moment_in(data: Any) -> datetime | None:
 
 # -- JSON values in words, for the ear
 
+# Characters, and items of a list, that a listener can follow.
 _MAX_SPOKEN = 300
 _MAX_ITEMS = 5
 _LABELS = "name title fullName full_name repository path description text id agentId".split()

@@ -7,6 +7,7 @@ from pathlib import Path
 from conductor.errors import SettingsError
 
 MAX_PROMPT_BYTES = 64 * 1024
+# Characters of a value from a client, such as its time zone: it must not fill the prompt.
 MAX_VALUE_LENGTH = 100
 PACKAGED = Path(__file__).with_name("voice.md")
 

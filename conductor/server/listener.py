@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
+from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
@@ -27,9 +28,6 @@ from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
 from conductor.server.websocket import Handshakes, Socket, sharing
 
 log = structlog.get_logger(__name__)
-
-# WebSocket close code of a server that drains.
-SERVICE_RESTART = 1012
 
 
 class Listener:
@@ -111,7 +109,7 @@ class Listener:
         await self._drain(self.services.limits.drain_timeout if drain_s is None else drain_s)
         await self.registry.close()
         for connection in list(self._connections):
-            connection.close(SERVICE_RESTART, "service restart")
+            connection.close(CloseCode.SERVICE_RESTART, "service restart")
         try:
             async with asyncio.timeout(2 * self.services.limits.close_timeout):
                 await self._closed()
@@ -128,7 +126,7 @@ class Listener:
 
     async def _drain(self, seconds: float) -> None:
         retiring = [
-            asyncio.create_task(connection.drain(SERVICE_RESTART, "service restart"))
+            asyncio.create_task(connection.drain(CloseCode.SERVICE_RESTART, "service restart"))
             for connection in self._connections
         ]
         # Sessions without a connection may have running turns, too.

@@ -172,6 +172,7 @@ _UNSEEN = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
 """Blanks, controls, and what Unicode calls default ignorable."""
+# Marks in an aligned block: a run of twice as many holds one, and the longest that is allowed is 30.
 _PILE = 16
 # The only letters of combining class 0 that decompose to marks alone; none is ever composed again.
 _TWO_MARKS = str.maketrans({"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"})

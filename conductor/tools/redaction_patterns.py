@@ -43,6 +43,7 @@ _KEYS = (
     (r"SG\.(?=[\w-]{16,64}\.)", _DOTS, 32),
     (r"hv[bsr]\. dp\.(?:ct|pt|sa|scim|st)\. dt0c01\.", _DOTS, 24),
 )
+# Characters of the shortest run that is held against `TOKENS`: most words are shorter.
 MIN_TOKEN = 15
 _DOTTED = r"(?:SG|hv[bsr]|dp\.[a-z]{2,4}|dt0c01|ya29)\."
 

@@ -15,7 +15,7 @@ from conductor.tools.schema import SAME_VALUE, compile_schema, pattern_kib
 
 # Estimated microseconds to check the arguments of one call.
 MAX_WORK_US = 10_000
-
+# An upper bound below this is not worth counting exactly.
 _CHEAP_US = 3_000
 # Estimated costs in microseconds: a value against one schema, visiting a value, each byte of a text for each
 # KiB of a pattern (the worst case of both).
