@@ -75,6 +75,8 @@ TARGETS = {
     "first.p50_ms": ("3", "1"),
     "first.p99_ms": ("10", ""),
     "barge.max_ms": ("100", ""),
+    "burst.longest_over_cpu": ("1.5", "1.1"),
+    "burst.longest_over_median": ("2", ""),
     "memory.base_mb": ("95", "60"),
     "memory.kb_a_session_at_2000": ("40", "20"),
     "start.ready_ms": ("1000", "500"),
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first barge memory start gate redaction durable echo; all if none",
+        help="turns stream round first barge burst memory start gate redaction durable echo; all if none",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -155,6 +157,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     await with_server("round", partial(scenarios.tool_round, turns=200))
     await with_server("first", partial(scenarios.first_partial, sessions=100, per_second=50, seconds=seconds))
     await with_server("barge", partial(scenarios.barge_in, times=50))
+    await with_server("burst", partial(scenarios.first_words, sessions=500))
     if not wanted or "durable" in wanted:
         results |= await durable(pinned=pinned, seconds=seconds)
     await with_server("memory", partial(scenarios.idle_memory, counts=[200, 1000, 2000]))

@@ -211,7 +211,14 @@ class Process:
 
     def worked(self) -> float:
         """Seconds that the process's first thread was on a core so far; exact, where `cpu` counts ticks."""
-        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+        return self._scheduled(0)
+
+    def waited(self) -> float:
+        """Seconds that it could have run, but something else was on its core."""
+        return self._scheduled(1)
+
+    def _scheduled(self, field: int) -> float:
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[field]) / 1e9
 
     def rss(self) -> float:
         """Resident memory of the whole tree, in KB."""

@@ -182,13 +182,43 @@ async def tool_round(server: Process, service: AnthropicService, turns: int) -> 
     return {**milliseconds(times), "cpu_ms_a_round": round(used / (turns * (ROUNDS + 1)) * 1000, 3)}
 
 
-async def one_turn(phone: Phone, text: str = "go") -> None:
+async def one_turn(phone: Phone, text: str = "go", seconds: float = 30) -> None:
     """Say something and wait for the microphone."""
     idle = asyncio.Event()
     phone.on_idle = lambda _: idle.set()
     phone.say(text)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(seconds):
         await idle.wait()
+
+
+async def first_words(server: Process, service: AnthropicService, sessions: int) -> ToolMetrics:
+    """Let clients connect and speak at once, two standard turns each; a wait is until the second final.
+
+    What other processes took of the server's core does not count.
+    """
+    service.default = BenchPersona(ROUNDS, TOKENS)
+    loop = asyncio.get_running_loop()
+    phones = [Phone(f"burst-{number}") for number in range(sessions)]
+    began, worked, waited = loop.time(), server.worked(), server.waited()
+
+    async def talk(phone: Phone) -> float:
+        await phone.connect(server.host, server.port)
+        phone.start()
+        for _ in range(2):
+            await one_turn(phone, seconds=60)
+        return loop.time() - began
+
+    waits = await asyncio.gather(*map(talk, phones))
+    worked, waited, longest = server.worked() - worked, server.waited() - waited, max(waits)
+    for phone in phones:
+        phone.abort()
+    return {
+        "longest_s": round(longest, 2),
+        "cpu_s": round(worked, 2),
+        "core_taken_s": round(waited, 2),
+        "longest_over_cpu": round((longest - waited) / worked, 2),
+        "longest_over_median": round(longest / percentile(waits, 0.5), 2),
+    }
 
 
 async def first_partial(
