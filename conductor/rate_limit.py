@@ -1,7 +1,8 @@
-"""Token buckets, daily budgets, client addresses and origins, without I/O."""
+"""Token buckets, the queue of expensive work, daily budgets, client addresses and origins, without I/O."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections import Counter
@@ -47,11 +48,6 @@ class TokenBucket:
         missing = min(tokens, self._burst) - self._tokens
         return missing / self._per_second if missing > 0 else 0.0
 
-    def spend(self, now: float, tokens: float = 1.0) -> None:
-        """Take tokens even if there are too few: the caller has waited already."""
-        if self.take(now, tokens):
-            self._tokens -= min(tokens, self._burst)
-
     def reserve(self, now: float, tokens: float = 1.0) -> float:
         """Take tokens in advance; returns the seconds that the caller must wait for them.
 
@@ -94,6 +90,21 @@ class SharedRate:
         """Return the tokens of a turn that should not have been counted."""
         for bucket in self._buckets:
             bucket.give_back()
+
+
+class Admission:
+    """Admits expensive work in order of arrival, ``pieces`` in two passes of the event loop.
+
+    All other tasks run in between. Nothing waits for time to pass, so the core is never idle meanwhile.
+    """
+
+    def __init__(self, pieces: int = 2) -> None:
+        self.semaphore = asyncio.Semaphore(pieces)
+
+    async def enter(self) -> None:
+        """Wait to be admitted."""
+        async with self.semaphore:
+            await asyncio.sleep(0)
 
 
 class DailyBudget:

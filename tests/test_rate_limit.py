@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from itertools import accumulate
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from conductor.rate_limit import (
     DAY_S,
+    Admission,
     DailyBudget,
     Network,
     SharedRate,
@@ -76,19 +78,10 @@ def test_a_cost_above_the_burst_waits_for_a_full_bucket_and_not_for_ever() -> No
     assert bucket.take(1.5, 100.0) == 0.0
 
 
-def test_what_is_spent_is_gone_whether_it_was_there_or_not() -> None:
-    bucket = TokenBucket(2.0, 4.0, now=0.0)
-    bucket.spend(0.0, 3.0)
-    assert bucket.take(0.0, 1.0) == 0.0
-    bucket.spend(0.0, 3.0)
-    assert bucket.take(0.0, 1.0) == 2.0, "three are owed"
-    assert bucket.take(2.0, 1.0) == 0.0
-
-
 def test_a_bucket_tells_how_much_of_it_is_used_without_a_taking() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
     assert bucket.used(0.0) == 0.0
-    bucket.spend(0.0, 4.0)
+    bucket.take(0.0, 4.0)
     assert bucket.used(0.5) == 3.0 and bucket.used(1.0) == 2.0
     assert bucket.used(2.0) == 0.0 and bucket.used(100.0) == 0.0
     assert bucket.take(2.0, 4.0) == 0.0
@@ -100,6 +93,37 @@ def test_reservations_follow_each_other_in_the_order_in_which_they_were_made() -
     assert [bucket.reserve(0.0) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
     assert bucket.reserve(1.0, 2.0) == 2.0, "behind all of them"
     assert max(bucket.reserve(1.0) for _ in range(100)) == 2.5, "a burst of debt, and one"
+
+
+async def test_expensive_work_is_admitted_a_few_in_a_pass_in_order_and_others_run_in_between() -> None:
+    admission, entered = Admission(pieces=2), list[int]()
+
+    async def come(number: int) -> None:
+        await admission.enter()
+        entered.append(number)
+
+    tasks = [asyncio.create_task(come(number)) for number in range(20)]
+    while len(entered) < 20:
+        before = len(entered)
+        await asyncio.sleep(0)
+        assert len(entered) - before <= 2
+    assert entered == list(range(20))
+    await asyncio.gather(*tasks)
+
+
+async def test_work_that_is_cut_off_before_it_is_admitted_holds_up_nothing() -> None:
+    admission, entered = Admission(pieces=1), list[int]()
+
+    async def come(number: int) -> None:
+        await admission.enter()
+        entered.append(number)
+
+    tasks = [asyncio.create_task(come(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[2].cancel()
+    await asyncio.wait_for(asyncio.wait(tasks), 5)
+    assert entered == [1, 3, 4] and not admission.semaphore.locked()
 
 
 @given(RATES, BURSTS, TAKES)

@@ -13,7 +13,7 @@ from conductor.conversation.snapshot import ProfileSnapshot, decode, encode
 from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES, RejectedTool, ToolCallEvent
 from conductor.prompts import session_prompt
-from conductor.rate_limit import TokenBucket
+from conductor.rate_limit import Admission, TokenBucket
 from conductor.tools.base import CallContext, SessionFields, ToolSpec
 from conductor.tools.declarations import Reading, parse_declarations, read_declarations
 from conductor.tools.device import DeviceToolset
@@ -150,7 +150,7 @@ class ClientProfile:
         return self._executor
 
 
-async def read_kept(kept: str | None) -> list[Reading] | None:
+async def read_kept(kept: str | None, admission: Admission) -> list[Reading] | None:
     """Read the tools in what `ClientProfile.dump` wrote."""
     memo = decode(kept, ProfileSnapshot)
-    return None if memo is None or memo.tools is None else await read_declarations(memo.tools)
+    return None if memo is None or memo.tools is None else await read_declarations(memo.tools, admission)

@@ -28,6 +28,7 @@ from conductor.events.server import (
     ToolsChanged,
     set_state,
 )
+from conductor.rate_limit import Admission
 from conductor.settings import Limits
 from conductor.stores.base import Operation, RememberInbound
 from conductor.tools.declarations import read_declarations
@@ -53,10 +54,11 @@ _MAX_DIAGNOSTICS = 64
 class InboundHandler:
     """Handles the inbound events of one session."""
 
-    def __init__(self, limits: Limits, parts: Parts) -> None:
+    def __init__(self, limits: Limits, admission: Admission, parts: Parts) -> None:
         self._parts = parts
         self._session_id = parts.committer.key.session_id
         self._limits = limits
+        self._admission = admission
         self._outbox = parts.outbox
         self._profile = parts.profile
         self._committer = parts.committer
@@ -120,7 +122,7 @@ class InboundHandler:
             case client.AgentCompleted():
                 await self._take_notice(inbound.id, agent_notice(event))
             case client.SessionUpdate() if "tools" in self._profile.capabilities:
-                readings = await read_declarations(event.tools)
+                readings = await read_declarations(event.tools, self._admission)
                 rejected = self._profile.declare(event.tools, readings)
                 self._committer.mark_dirty(PROFILE)
                 await self._committer.flush()

@@ -10,7 +10,7 @@ from conductor.conversation.grants import LastingGrants
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
-from conductor.rate_limit import ANONYMOUS, DailyBudget, SharedRate, TokenBucket
+from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
 from conductor.stores.base import SessionStore
 from conductor.tools.base import Toolset, ToolSpec
@@ -29,6 +29,7 @@ class Services:
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
     and replies. ``rules`` are the operator's, read from ``policies``. Without ``lasting_grants`` the scope
     "always" is not offered. ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
+    ``admission`` admits handshakes, first events, first turns, long events and tool declarations.
     """
 
     store: SessionStore
@@ -48,6 +49,7 @@ class Services:
     lasting_grants: LastingGrants | None = None
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
     budget: DailyBudget | None = None
+    admission: Admission = field(default_factory=Admission)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with its subject's other sessions."""

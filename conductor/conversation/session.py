@@ -66,7 +66,7 @@ class Session:
         self._approvals = parts.approvals
         self._spoken_approvals = parts.spoken_approvals
         self._turns = parts.turns
-        self._inbound_handler = InboundHandler(services.limits, parts)
+        self._inbound_handler = InboundHandler(services.limits, services.admission, parts)
         self._reopening: asyncio.Task[None] | None = None
         claims = with_claim_of_now(claim.state.fields, services.limits)
         unsent = former.unsent(claim) if former is not None else set[str]()

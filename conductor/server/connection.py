@@ -17,9 +17,9 @@ from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
-from conductor.server.admission import Pace
+from conductor.server.admission import EventRate
 from conductor.server.sessions import SessionRegistry
-from conductor.server.websocket import PING_LEAST, Incoming, Socket, Writer
+from conductor.server.websocket import Incoming, Socket, Writer
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
@@ -29,14 +29,10 @@ log = structlog.get_logger(__name__)
 # The sessionId of an error event about an event without one.
 UNBOUND = "unknown"
 
-# Bytes of a frame from which on it passes a turnstile: with tool declarations it may take a millisecond.
-DEAR_BYTES = 2_048
-# Turnstile weight of later tool declarations: no turn waits for them, and a tenth of the core is enough.
-DECLARATION = 9.0
+# Bytes of a frame from which on it waits to be admitted: with tool declarations it may take a millisecond.
+LONG_EVENT_BYTES = 2_048
 # Seconds that an event may wait before the server checks that its client is still connected.
 LATE_S = 0.5
-# Turnstile weight of a first turn: it costs about eight times the step that the turnstile measures.
-FIRST_TURN = 8.0
 # WebSocket close code of a client that breaks a limit.
 POLICY_VIOLATION = 1008
 # Tries to deliver an event while another client takes the session over each time.
@@ -53,9 +49,9 @@ class Connection:
         self._registry = registry
         self._limits = limits
         self._opened_at = self._now()
-        self._incoming = Incoming(socket)
+        self._incoming = Incoming(socket, limits)
         self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
-        self._pace = Pace(limits, registry.rush, self._warn_of_flood)
+        self._rate = EventRate(limits, registry.admission, self._warn_of_flood)
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None
@@ -69,14 +65,13 @@ class Connection:
         self._resumed = False
         self.resumes = False
         self._ping: asyncio.TimerHandle | None = None
-        socket.message_timeout = limits.message_timeout
 
     # -- the life of a connection
 
     async def run(self) -> None:
         """Serve the connection until it ends."""
         writer = asyncio.create_task(self._writer.run())
-        self._arm_ping(random.uniform(PING_LEAST, 1.0))
+        self._arm_ping(random.uniform(self._limits.ping_spread, 1.0))
         try:
             await self._read()
             await asyncio.wait([writer], timeout=self._limits.send_timeout)
@@ -88,7 +83,6 @@ class Connection:
         finally:
             if self._ping is not None:
                 self._ping.cancel()
-            self._pace.close()
             writer.cancel()
             for task in (self._rejoining, self._starting):
                 if task is not None:
@@ -178,11 +172,11 @@ class Connection:
                 frame = await self._incoming.next()
             size = len(frame)
             await self._registry.ownership_verified.wait()
-            if size >= DEAR_BYTES:
-                await self._registry.turnstile.enter()
+            if size >= LONG_EVENT_BYTES:
+                await self._registry.admission.enter()
             await self._take(frame)
             del frame  # free up to 1 MiB during the wait
-            if not await self._pace.admit(size):
+            if not await self._rate.admit(size):
                 self.close(POLICY_VIOLATION, "too many events")
                 return
 
@@ -258,14 +252,9 @@ class Connection:
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
-        # Expensive work passes a turnstile, so that a crowd of new clients does not slow running turns.
         came_at = self._now()
         if self._bound_to is None or (starts_turn and self._is_untried):
-            await self._registry.newcomers.enter(FIRST_TURN if starts_turn else 1.0)
-        elif isinstance(event, client.SessionUpdate) and inbound.size >= DEAR_BYTES:
-            await self._registry.declarations.enter(DECLARATION)
-        elif starts_turn:
-            await self._registry.turnstile.enter()
+            await self._registry.admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(event, came_at):
             return
         if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
@@ -283,7 +272,7 @@ class Connection:
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
             tools = event.tools if "tools" in event.capabilities else None
-            readings = await read_declarations(tools or ())
+            readings = await read_declarations(tools or (), self._registry.admission)
             try:
                 known = await session.learn(event)
                 if not (new or await session.verify()):
@@ -299,7 +288,7 @@ class Connection:
             # Before attaching: the call that it answers need not be replayed.
             expected = await session.receive(inbound, self) == "expected"
             if expected:
-                self._pace.expected(inbound.size)
+                self._rate.expected(inbound.size)
             if new:  # an expected answer shows that the app was not relaunched
                 session.attach(self, resumed=self._resumed, same_process=expected)
             return self._session is session
@@ -312,7 +301,7 @@ class Connection:
                 resumed = self._resumed and not starts_turn
                 session.attach(self, resumed=resumed, same_process=stale)
         if await session.receive(inbound, self) == "refused":
-            self._pace.refused()
+            self._rate.refused()
         return self._session is session
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:

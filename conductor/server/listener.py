@@ -6,6 +6,7 @@ import asyncio
 import http
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,11 +22,10 @@ from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server import descriptors
 from conductor.server.access import Access, Authenticator, Refusal, not_bound
-from conductor.server.admission import Slices
 from conductor.server.connection import Connection
 from conductor.server.sessions import SessionRegistry
 from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
-from conductor.server.websocket import Handshakes, Socket, sharing
+from conductor.server.websocket import Handshakes, Socket
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,6 @@ class Listener:
         self._worker = worker
         self._store_available = store_available
         self._servers: list[Server] = []
-        self._slices = Slices()
         self._handshakes = Handshakes(
             services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self._access.refusals
         )
@@ -87,7 +86,9 @@ class Listener:
             self._handle,
             **place,
             process_request=self._admit,
-            create_connection=sharing(self._slices, self._handshakes),
+            create_connection=partial(  # type: ignore[arg-type] # any factory will do
+                Socket, limits=self.services.limits, handshakes=self._handshakes
+            ),
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
             compression=None,
@@ -96,6 +97,8 @@ class Listener:
             ping_timeout=self.services.limits.pong_timeout,
             close_timeout=self.services.limits.close_timeout,
             max_size=self.services.limits.hard_event_bytes,
+            backlog=self.services.limits.max_handshakes,  # a full one costs a client a second or more
+            max_queue=1,  # with one that is complete and one that is not, 2 MiB wait at most
             server_header="conductor",
         )
 
@@ -160,9 +163,7 @@ class Listener:
 
     async def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith(PATH):
-            await (
-                self.registry.turnstile.enter()
-            )  # one handshake a pass, so that a crowd of them does not block the loop
+            await self.registry.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
         if path in (STATS_PATH, METRICS_PATH) and self._admin is not None:

@@ -19,7 +19,6 @@ from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.access import Refusals
-from conductor.server.admission import Rush, Turnstile
 from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)
@@ -80,8 +79,8 @@ class SessionRegistry:
     """Finds or opens a connection's session, and ends sessions whose grace period is over.
 
     ``ownership_verified`` is cleared after a suspend (the last one ended at ``resumed_at``, loop time) while
-    another process may own the sessions: then no event is handled or sent. ``turnstile`` admits expensive
-    events, ``newcomers`` the first events and first turns, ``declarations`` later tool declarations.
+    another process may own the sessions: then no event is handled or sent. ``admission`` admits handshakes,
+    first events, first turns and long events.
     """
 
     def __init__(self, services: Services) -> None:
@@ -95,10 +94,7 @@ class SessionRegistry:
         self.resumed_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
         self._suspend_detector = SuspendDetector(self._suspended_for)
-        self.turnstile = Turnstile()
-        self.newcomers = Turnstile(rests=True)
-        self.declarations = Turnstile(rests=True)
-        self.rush = Rush()
+        self.admission = services.admission
         self._refusals = Refusals()
 
     def __len__(self) -> int:
@@ -264,7 +260,7 @@ class SessionRegistry:
                 key
             )  # another process may have claimed it during the wait
         # Reads `self._services` again: it may have been reloaded during the claim.
-        readings = await read_kept(claim.state.fields.get(PROFILE))
+        readings = await read_kept(claim.state.fields.get(PROFILE), self._services.admission)
         session: Session = Session(
             self._services, claim, lambda stale: self._lost(session, stale), former, readings
         )

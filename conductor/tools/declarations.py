@@ -6,11 +6,12 @@ what MCP does not know: protocol, "Extensions".
 
 from __future__ import annotations
 
-import asyncio
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from conductor.rate_limit import Admission
 from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
 from conductor.tools.schema import SchemaError
 from conductor.tools.schema_checker import checkers
@@ -21,6 +22,8 @@ MAX_DESCRIPTION_BYTES = 4 * 1024
 MAX_TIMEOUT_MS = 60 * 60 * 1000
 MAX_TITLE_CHARS = 80
 MAX_SPOKEN_CHARS = 240
+# Seconds of reading after which other work runs.
+READ_S = 0.0005
 
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 """Names of the calls that the server itself makes on a client; no model may call them."""
@@ -103,12 +106,15 @@ def unknown_fields(declaration: Any) -> Iterator[str]:
             yield from (f"{field}.{name}" for name in inner if name not in known and "/" not in name)
 
 
-async def read_declarations(declarations: Sequence[Any]) -> list[Reading]:
-    """Read declarations, yielding to the event loop between two: a frame of them may take 0.5 s."""
+async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[Reading]:
+    """Read declarations a few at a time, each time admitted: a frame of them may take 0.5 s."""
     readings: list[Reading] = []
+    began = time.perf_counter()
     for declaration in declarations[: 2 * MAX_TOOLS + 1]:
+        if time.perf_counter() - began > READ_S:
+            await admission.enter()
+            began = time.perf_counter()
         readings.append(_read(declaration, "device"))
-        await asyncio.sleep(0)
     return readings
 
 

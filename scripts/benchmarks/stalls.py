@@ -31,6 +31,7 @@ from conductor.events.codec import InvalidFrame, decode_event
 from conductor.messages import ToolCall
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider, Step
+from conductor.rate_limit import Admission
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
@@ -120,6 +121,7 @@ class _Client:
 
     def __init__(self, session: Session, scene: Scene) -> None:
         self._session = session
+        self._admission = Admission()
         self._scene = scene
         self._said = list(scene.answers)
         self._edited = False
@@ -176,7 +178,7 @@ class _Client:
             try:
                 inbound = decode_event(frame, LIMITS.max_event_bytes)
                 if isinstance(inbound.event, client.SessionStart):
-                    readings = await read_declarations(inbound.event.tools or ())
+                    readings = await read_declarations(inbound.event.tools or (), self._admission)
                     known = await self._session.learn(inbound.event)
                     self._session.start(inbound.event, self, resumed=False, known=known, readings=readings)
                     await self._session.flush()

@@ -14,9 +14,8 @@ from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.rate_limit import STILL_S
-from conductor.server import websocket
 from conductor.server.sessions import SuspendDetector
-from conductor.server.websocket import MAX_BATCH, Socket, Writer
+from conductor.server.websocket import Socket, Writer
 from conductor.settings import Limits
 from conductor.stores.base import Claim, Operation, SessionStore
 from tests.conversation.helpers import later, run
@@ -151,10 +150,9 @@ async def test_a_store_that_is_away_when_a_node_wakes_up_holds_nothing_up_for_ev
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_first_event_from_before_takes_the_session_only_for_a_client_that_is_there(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, alive: bool
+    shelf: Shelf, alive: bool
 ) -> None:
-    monkeypatch.setattr(websocket, "ALIVE_S", 0.1)
-    async with two_nodes(shelf) as (a, b):
+    async with two_nodes(shelf, alive_timeout=0.1) as (a, b):
         async with b.phone() as new:
             await new.ask("one")
             await calm(b)
@@ -221,14 +219,14 @@ async def test_what_waits_to_be_written_is_held_as_well() -> None:
     trust.set()
     writer = Writer(cast(Socket, Full()), Limits(), trust, "s-1")
     writing = asyncio.create_task(writer.run())
-    for number in range(MAX_BATCH + 1):
+    for number in range(Limits().max_write + 1):
         writer.send(Frame(b"%d" % number))
-    await until(lambda: len(sent) == MAX_BATCH)
+    await until(lambda: len(sent) == Limits().max_write)
     trust.clear()
     room.set()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(sent) == MAX_BATCH
+    assert len(sent) == Limits().max_write
     trust.set()
-    await until(lambda: len(sent) == MAX_BATCH + 1)
+    await until(lambda: len(sent) == Limits().max_write + 1)
     writing.cancel()

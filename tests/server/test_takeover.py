@@ -17,7 +17,6 @@ from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.server import websocket
 from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
@@ -365,11 +364,8 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
 # -- who is dead, and who duels
 
 
-async def test_what_a_dead_client_had_said_does_not_take_its_session_back(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(websocket, "ALIVE_S", 0.2)
-    async with two_nodes(shelf) as (a, b):
+async def test_what_a_dead_client_had_said_does_not_take_its_session_back(shelf: Shelf) -> None:
+    async with two_nodes(shelf, alive_timeout=0.2) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
             await dead.say("one")  # which takes the session back, and that opens its microphone at once
             await dead.until(lambda e: e["type"] == "assistant.speech.final")
@@ -536,19 +532,21 @@ async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_co
     shelf: Shelf, capabilities: list[str]
 ) -> None:
     async with two_nodes(shelf) as (a, b):
-        crowd = a.listener.registry.newcomers
-        crowd._taken = True
+        semaphore = a.listener.registry.admission.semaphore
         old = a.phone(start_fields={"capabilities": capabilities})
         await old.open(start=False)
-        await old.start()
-        await until(lambda: len(crowd._waiting) == 1)
+        while not semaphore.locked():
+            await semaphore.acquire()
+        with structlog.testing.capture_logs() as lines:
+            await old.start()
+            await until(lambda: any(line.get("type") == "session.start" for line in lines))
         await old.cut()
         async with b.phone(start_fields={"capabilities": capabilities}) as phone:
             await phone.ask("one")
             await calm(b)
             (connection,) = a.listener._connections
             await until(lambda: connection._socket.state is not State.OPEN)
-            crowd._next()
+            semaphore.release()
             await until(lambda: not a.listener.connections)
             since = len(phone.log)
             await phone.ask("two")

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from socket import IPPROTO_TCP, TCP_NODELAY
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,10 +20,9 @@ from websockets.protocol import State
 from conductor.events.codec import BINARY_MARK
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.server import websocket
 from conductor.server.access import Refusals
-from conductor.server.admission import Slices
-from conductor.server.websocket import Handshakes, Socket, sharing
+from conductor.server.websocket import Handshakes, Socket
+from conductor.settings import Limits
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone
 from tests.server.wires import WAIT, until
@@ -49,7 +48,8 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Ends]:
+async def connected(**limits: Any) -> AsyncIterator[Ends]:
+    """Connect; the options are fields of `Limits`."""
     arrived: asyncio.Queue[Socket] = asyncio.Queue()
     over = asyncio.Event()
 
@@ -59,7 +59,9 @@ async def connected() -> AsyncIterator[Ends]:
         await over.wait()
 
     options: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": 0.2}
-    options["create_connection"] = sharing(Slices(), Handshakes(10, 1_000_000, Refusals()))
+    options["create_connection"] = partial(
+        Socket, limits=Limits(**limits), handshakes=Handshakes(10, 1_000_000, Refusals())
+    )
     async with serve(handle, "127.0.0.1", 0, **options) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         client = await connect(
@@ -177,8 +179,7 @@ def test_no_event_can_begin_with_the_mark() -> None:
 
 
 async def test_a_message_that_is_never_completed_loses_its_connection() -> None:
-    async with connected() as ends:
-        ends.server.message_timeout = 0.05
+    async with connected(message_timeout=0.05) as ends:
         fragment(ends.client, b"a", first=True, fin=False)
         await asyncio.wait_for(ends.server.wait_closed(), WAIT)
         assert ends.server.close_code == 1006
@@ -195,8 +196,7 @@ async def test_a_message_in_fragments_may_have_pings_in_between() -> None:
 
 
 async def test_a_ping_in_between_gives_a_message_no_more_time() -> None:
-    async with connected() as ends:
-        ends.server.message_timeout = 0.05
+    async with connected(message_timeout=0.05) as ends:
         fragment(ends.client, b"a", first=True, fin=False)
         with pytest.raises(ConnectionClosed):
             async with asyncio.timeout(WAIT):
@@ -205,8 +205,7 @@ async def test_a_ping_in_between_gives_a_message_no_more_time() -> None:
 
 
 async def test_what_is_sent_in_one_frame_needs_no_time() -> None:
-    async with connected() as ends:
-        ends.server.message_timeout = 0.0
+    async with connected(message_timeout=0.0) as ends:
         for _ in range(20):
             await ends.client.send("whole")
             assert await ends.taken() == b"whole"
@@ -228,140 +227,35 @@ async def test_frames_of_any_kind_without_end_lose_their_connection_and_hold_nob
         assert other.finals() == ["Quick."] * 2
 
 
-@pytest.mark.parametrize("framed", [True, False], ids=["fragments", "bytes of a frame"])
-async def test_crumbs_of_a_message_are_left_to_gather(monkeypatch: pytest.MonkeyPatch, framed: bool) -> None:
-    monkeypatch.setattr(websocket, "CRUMBS_S", 0.02)
+async def test_fragments_of_a_byte_without_end_lose_their_connection() -> None:
     async with connected() as ends:
-        reads = 0
-        receive = ends.server.data_received
-
-        def count(data: bytes) -> None:
-            nonlocal reads
-            reads += 1
-            receive(data)
-
-        monkeypatch.setattr(ends.server, "data_received", count)
-        ends.server.transport.set_protocol(ends.server)
-        text = b"x" * 400
-        if framed:
-            crumbs = [
-                Frame(Opcode.CONT if n else Opcode.TEXT, b"x", n == 399).serialize(mask=True)
-                for n in range(400)
-            ]
-        else:
-            crumbs = [bytes((byte,)) for byte in Frame(Opcode.TEXT, text).serialize(mask=True)]
-        taken = asyncio.create_task(ends.taken())
-        raw = ends.client.transport.get_extra_info("socket").dup()
-        with raw:
-            raw.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-            for crumb in crumbs:
-                raw.send(crumb)
-                await asyncio.sleep(0)
-        assert await taken == text
-        assert websocket.PIECES < reads < 100, "read as they came at first, and then together"
-        before = reads
-        for number in range(100):
-            await ends.client.send(str(number))
-            assert await ends.taken() == str(number).encode()
-        assert reads - before == 100 and ends.server._gathering is None, "what is whole is read at once"
-
-
-@pytest.mark.parametrize("gathered_first", [True, False])
-async def test_crumbs_that_nobody_takes_at_first_are_read_on_when_somebody_does(
-    monkeypatch: pytest.MonkeyPatch, gathered_first: bool
-) -> None:
-    """Two reasons not to read, of which either may end first."""
-    monkeypatch.setattr(websocket, "CRUMBS_S", 0.01 if gathered_first else 0.2)
-    monkeypatch.setattr(websocket, "PIECES", 4)
-    async with connected() as ends:
-        whole = 200
-        fragment(ends.client, b"x", first=True, fin=False)
-        for number in range(1, whole):
-            fragment(ends.client, b"x", first=False, fin=number == whole - 1)
-            if ends.server._gathering is None:
-                await asyncio.sleep(0)
-        await until(lambda: ends.server.recv_messages.paused)
-        if gathered_first:
-            await until(lambda: ends.server._gathering is None)
-        assert await ends.taken() == b"x" * whole
-
-
-async def test_a_client_that_only_answers_pings_sends_no_crumbs() -> None:
-    async with connected() as ends:
-        for _ in range(2 * websocket.PIECES):
-            await asyncio.wait_for(await ends.server.ping(), WAIT)
-        assert ends.server._pieces == 0 and ends.server._gathering is None
-
-
-async def test_a_message_that_is_shredded_is_parsed_a_crumb_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(websocket, "CRUMBS_S", 0.001)
-    async with connected() as ends:
-        taken = asyncio.create_task(ends.taken())
-        whole = 2 * websocket.MAX_CRUMBS
         ends.client.protocol.send_text(b"x", False)
-        for _ in range(whole - 2):
+        for _ in range(5_000):
             ends.client.protocol.send_continuation(b"x", False)
-        ends.client.protocol.send_continuation(b"x", True)
-        ends.client.protocol.send_text(b"after")
         ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
-        counts: list[int] = []
-        parse = ends.server._parse
-
-        def count(data: bytes) -> None:
-            parse(data)
-            counts.append(len(data))
-
-        monkeypatch.setattr(ends.server, "_parse", count)
-        assert await taken == b"x" * whole
-        assert await ends.taken() == b"after"
-        assert counts.count(websocket.CRUMB_BYTES) > websocket.MAX_CRUMBS / 3, "two fragments or so at a time"
-        assert not ends.server._is_shredded and ends.server._gathering is None
-
-
-async def test_a_large_frame_among_crumbs_is_taken_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "CRUMBS_S", 0.001)
-    async with connected() as ends:
-        taken = asyncio.create_task(ends.taken())
-        ends.client.protocol.send_text(b"x", False)
-        for _ in range(websocket.MAX_CRUMBS + 20):
-            ends.client.protocol.send_continuation(b"x", False)
-        ends.client.protocol.send_continuation(BIG, True)
-        parsed = 0
-        parse = ends.server._parse
-
-        def count(data: bytes) -> None:
-            nonlocal parsed
-            parsed += 1
-            parse(data)
-
-        monkeypatch.setattr(ends.server, "_parse", count)
-        ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
-        assert len(await taken) == len(BIG) + websocket.MAX_CRUMBS + 21
-        assert parsed < 200 < len(BIG) / websocket.CRUMB_BYTES
-
-
-async def test_more_frames_at_once_than_any_burst_are_too_many() -> None:
-    async with connected() as ends:
-        assert not ends.server._is_over_rate(websocket.WIRE_FRAMES_BURST)
-        assert ends.server._is_over_rate(1)
-    async with connected() as ends:
-        assert ends.server._is_over_rate(websocket.WIRE_FRAMES_BURST + 1)
-
-
-async def test_a_connection_that_ends_while_crumbs_gather_leaves_no_timer() -> None:
-    async with connected() as ends:
-        taken = asyncio.create_task(ends.taken())
-        fragment(ends.client, b"x", first=True, fin=False)
-        while ends.server._gathering is None:
-            fragment(ends.client, b"x", first=False, fin=False)
-            await asyncio.sleep(0)
-        timer = ends.server._gathering
-        ends.server.transport.abort()
         with pytest.raises(ConnectionClosed):
-            await taken
-        assert timer.cancelled()
+            await ends.taken()
+
+
+async def test_more_frames_than_the_burst_are_too_many_and_those_before_are_taken() -> None:
+    async with connected(wire_frames_per_second=0.001, wire_frames_burst=5.0) as ends:
+        for _ in range(5):
+            await ends.client.send("x")
+            assert await ends.taken() == b"x"
+        await ends.client.send("x")
+        with pytest.raises(ConnectionClosed):
+            await ends.taken()
+
+
+async def test_a_peer_that_reads_no_pongs_is_cut() -> None:
+    async with connected(wire_frames_burst=1e9, max_unsent_bytes=100_000) as ends:
+        ends.client.transport.pause_reading()
+        pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1_000
+        async with asyncio.timeout(WAIT):
+            while not ends.server.transport.is_closing():
+                ends.client.transport.write(pings)
+                await asyncio.sleep(0)
+            await ends.server.wait_closed()
 
 
 async def test_a_message_of_many_bytes_in_small_pieces_is_taken() -> None:
@@ -425,16 +319,13 @@ async def test_a_message_that_is_completed_in_time_cuts_nothing() -> None:
             assert phone.finals() == ["Hi."] and not phone.closed.is_set()
 
 
-async def test_many_small_messages_in_one_write_arrive_in_order_and_are_parsed_a_few_at_a_time() -> None:
-    async with connected() as ends:
+async def test_many_small_messages_in_one_write_arrive_in_order() -> None:
+    async with connected(wire_frames_burst=3_000.0) as ends:
         for number in range(3_000):
             ends.client.protocol.send_text(b"%d" % number)
         ends.client.transport.write(b"".join(ends.client.protocol.data_to_send()))
-        waiting = 0
         for number in range(3_000):
             assert await ends.taken() == b"%d" % number
-            waiting = max(waiting, len(ends.server.recv_messages.frames))
-        assert waiting <= 200, "a slice of 512 bytes, not the whole write"
 
 
 async def test_a_message_of_many_slices_arrives_whole_and_what_follows_it_too() -> None:
