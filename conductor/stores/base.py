@@ -213,8 +213,7 @@ class SessionState(msgspec.Struct):
         """Apply the commit that a claim made at ``revision``."""
         for operation in operations:
             self.apply(operation)
-        self.authors.pop(token, None)
-        self.authors[token] = revision
+        self.authors[token] = revision  # the last one: a claim that was fenced commits no more
         if len(self.authors) > _MAX_AUTHORS:
             del self.authors[next(iter(self.authors))]
 

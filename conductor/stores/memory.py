@@ -50,7 +50,7 @@ class MemoryStore:
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all or none."""
-        row = self._rows.get(claim.key, _Row())  # a session that was released is gone
+        row = self._rows.get(claim.key) or _Row()  # a session that was released is gone
         meta = row.meta
         if check(claim, commit_id, claim.state.duplicate(operations), meta):
             meta.revision += 1

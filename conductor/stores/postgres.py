@@ -102,9 +102,10 @@ SELECT (meta).token, (meta).epoch, (meta).revision, (meta).commit_id, (meta).upd
 FROM conductor_claim($1, $2, $3, $4, $5)
 """
 _READ = f"""
-SELECT {_META}, array_agg(r.revision), array_agg(data)
-FROM conductor_session AS s LEFT JOIN conductor_record AS r ON session=id WHERE {_KEY} AND epoch>0 GROUP BY id
-""".replace("revision, commit_id", "s.revision, commit_id")
+SELECT {_META}, ARRAY(SELECT r.revision FROM conductor_record AS r WHERE session=id ORDER BY 1),
+    ARRAY(SELECT data FROM conductor_record AS r WHERE session=id ORDER BY r.revision)
+FROM conductor_session WHERE {_KEY} AND epoch>0
+"""
 _APPEND = f"""
 WITH owned AS (
         UPDATE conductor_session SET revision=revision + 1, commit_id=$4, updated={_NOW}
@@ -293,8 +294,7 @@ async def _keep(connection: Any) -> None:
 
 def _stored(row: Any) -> Stored:
     *meta, revisions, records = row
-    known = zip(revisions or (), records or (), strict=True)
-    return Stored(Meta(*meta), {revision: data for revision, data in known if revision is not None})
+    return Stored(Meta(*meta), dict(zip(revisions or (), records or (), strict=True)))
 
 
 def _passes(error: Exception) -> bool:

@@ -43,7 +43,7 @@ _ADVANCE = (
     "UPDATE session SET revision=revision+1, commit_id=?1, updated=?2"
     " WHERE id=?3 AND token=?4 AND revision=?5 AND commit_id<>?1"
 )
-_APPEND = "INSERT INTO record SELECT id, revision, ? FROM session WHERE id=?"
+_APPEND = "INSERT INTO record VALUES(?, ?, ?)"
 _WHICH = "session WHERE subject=?1 AND (?2 IS NULL OR session_id=?2)"
 
 
@@ -275,7 +275,7 @@ def _append(draft: Draft, now: float, connection: sqlite3.Connection) -> Meta | 
         if connection.execute(_ADVANCE, values).rowcount:
             if draft.snapshot:
                 connection.execute("DELETE FROM record WHERE session=?", (row,))
-            connection.execute(_APPEND, (draft.data, row))
+            connection.execute(_APPEND, (row, claim.revision + 1, draft.data))
             return None
     found = connection.execute(f"SELECT {_META} FROM session WHERE id=?", (row,)).fetchone()
     return Meta("", 0, 0, "") if found is None else Meta(*found)

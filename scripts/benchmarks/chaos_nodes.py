@@ -199,6 +199,8 @@ def _renamed(frame: Frame, old: bytes) -> Frame:
 def no_fence() -> None:
     """Accept the commits of an owner whose session was taken over."""
     _patch(sqlite, "_ADVANCE", _without(sqlite._ADVANCE, "token=?4 AND revision=?5", "?4=?4 AND ?5=?5"))
+    # At the session's revision, whatever the claim's is.
+    _patch(sqlite, "_APPEND", "INSERT INTO record SELECT id, revision, ?3 FROM session WHERE id=?1 AND ?2=?2")
     owned = "token=$3 AND token<>'' AND revision=$5"
     _patch(postgres, "_APPEND", _without(postgres._APPEND, owned, "$3::text<>'' AND $5::bigint>=0"))
     script = redis_scripts.COMMIT.text
