@@ -31,7 +31,14 @@ class ClientProfile:
     ``grants`` returns the rules that the person's approvals granted; ``fields`` is the tools' own storage.
     """
 
-    def __init__(self, services: Services, session_id: str, pending: PendingCalls) -> None:
+    def __init__(
+        self,
+        services: Services,
+        session_id: str,
+        pending: PendingCalls,
+        grants: Callable[[], Sequence[Rule]] = tuple,
+        fields: SessionFields | None = None,
+    ) -> None:
         self._services = services
         self._session_id = session_id
         self._pending = pending
@@ -42,8 +49,8 @@ class ClientProfile:
         self._declared: tuple[ToolSpec, ...] | None = None
         self._rates: dict[str, TokenBucket] = {}
         self.capabilities: tuple[str, ...] = ()
-        self.fields: SessionFields | None = None
-        self.grants: Callable[[], Sequence[Rule]] = tuple
+        self._grants = grants
+        self._fields = fields
         self._executor: ToolExecutor | None = None
 
     def start(
@@ -112,7 +119,7 @@ class ClientProfile:
 
     def context(self, call_id: str) -> CallContext:
         """Make the context that a tool gets."""
-        return CallContext(self._session_id, call_id, self._time_zone, self._locale, self.fields)
+        return CallContext(self._session_id, call_id, self._time_zone, self._locale, self._fields)
 
     def limits_for(self, name: str) -> CallLimits:
         """Return the time limit and the effect of a device tool."""
@@ -126,9 +133,6 @@ class ClientProfile:
         timeout_ms = round(self.executor.timeout(ready.spec) * 1000) if "lease" in self.capabilities else None
         arguments = msgspec.json.encode(ready.arguments).decode()
         return ToolCallEvent(ready.call.call_id, ready.spec.name, arguments, timeout_ms)
-
-    def _granted(self) -> Sequence[Rule]:
-        return self.grants()
 
     @property
     def system_prompt(self) -> str:
@@ -145,7 +149,7 @@ class ClientProfile:
             services = self._services
             specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
             toolsets = [*services.toolsets, DeviceToolset(specs, self._pending)]
-            gate = Gate(services.rules, services.gate_options, self._granted)
+            gate = Gate(services.rules, services.gate_options, self._grants)
             self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
         return self._executor
 

@@ -1,4 +1,4 @@
-"""What a turn needs of its session: tools, history, commit, approvals, speech."""
+"""What the turns of a session share: its collaborators, and the steps that several of them take part in."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from conductor.conversation.approvals import ApprovalBatch, Approvals
+from conductor.conversation.approvals import Approvals
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import Committer, EventEncoder
 from conductor.conversation.device_calls import CancelReason, DeviceCalls
 from conductor.conversation.services import Services
-from conductor.conversation.snapshot import SPEECH, TURN, encode
+from conductor.conversation.snapshot import SPEECH, TURN
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
-from conductor.conversation.tool_round import RunningTurn, ToolRound, finished, started
-from conductor.conversation.turn import Turn
+from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
-from conductor.events.server import ServerEvent, SpeechFinal, SpeechPartial, append_message, set_state, speak
-from conductor.messages import AssistantMessage, Message, Note, ToolResult
+from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
+from conductor.messages import Note, ToolResult
 from conductor.speech import for_the_ear
-from conductor.stores.base import AppendLog, CallRecord, ForgetCall, Operation, SetField
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
-from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.stores.base import CallRecord, ForgetCall, Operation, SetField
+from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest
@@ -32,11 +31,8 @@ _CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_
 ENDED: Mapping[str, Callable[[], str]] = {TURN: str}
 
 
-class Host:
-    """The `TurnHost` of one session; ``turn`` is the one that runs.
-
-    ``follows`` tells whether another turn starts at once: then no ``idle`` is sent between them.
-    """
+class TurnContext:
+    """What the turns of one session need of it; ``turn`` is the one that runs."""
 
     def __init__(
         self,
@@ -48,34 +44,25 @@ class Host:
         device: DeviceCalls,
         approvals: Approvals,
         speeches: SpeechTracker,
-        follows: Callable[[], bool],
     ) -> None:
         self.limits = services.limits
         self.provider = services.provider_for(committer.key.subject)
-        self.turn: Turn | None = None
-        self.speeches = speeches
-        self._profile = profile
+        self.turn: TurnState | None = None
+        self.profile = profile
         self.pending = pending
         self.committer = committer
         self.encoder = encoder
+        self.outbox = encoder.outbox
         self.device = device
         self.approvals = approvals
+        self.speeches = speeches
         self._metrics = services.metrics
-        self._follows = follows
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
-        committer.register(TURN, lambda: turn_snapshot(self.turn))
+        committer.register(TURN, self._dump_turn)
 
     @property
     def executor(self) -> ToolExecutor:
-        return self._profile.executor
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        return self.committer.state.log
-
-    @property
-    def system_prompt(self) -> str:
-        return self._profile.system_prompt
+        return self.profile.executor
 
     async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
@@ -98,24 +85,16 @@ class Host:
         # Untrusted text in the history may steer the model: a call that changes something is tainted then.
         changes = spec.effect != "read"
         tainted = changes and any(
-            isinstance(one, ToolResult | Note) and one.untrusted for one in self.messages
+            isinstance(one, ToolResult | Note) and one.untrusted for one in self.committer.state.log
         )
         now = asyncio.get_running_loop().time()
         unknown = changes and self.device.unknowns.holds(arguments_digest(spec.name, arguments), now)
         return self.executor.gate.decide(spec, arguments, tainted=tainted, may_have_happened=unknown)
 
-    async def ask(self, turn_id: str, asked: Sequence[ApprovalNeeded]) -> ApprovalBatch:
-        """Ask a person about calls. Raises `StoreError`."""
-        return await self.approvals.ask(turn_id, asked)
-
-    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]:
-        """Close the pending approvals; returns what to commit and send for that."""
-        return await self.approvals.withdraw()
-
     def begins(self, ready: PreparedCall) -> None:
         """Note that a call starts."""
-        if "activity" in self._profile.capabilities:
-            self.show_at_once(started(ready))
+        if "activity" in self.profile.capabilities:
+            self.show_at_once(_started(ready))
 
     def ends(self, ready: PreparedCall, outcome: ToolOutcome) -> None:
         """Record the metrics of a call that ended, and show its end."""
@@ -124,40 +103,10 @@ class Host:
         self._metrics.called(spec.name, spec.source, outcome.error_type, took)
         if outcome.error_type == "unknown" and spec.effect != "read":
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
-        if "activity" in self._profile.capabilities:
-            self.show_at_once(finished(ready, outcome))
+        if "activity" in self.profile.capabilities:
+            self.show_at_once(_finished(ready, outcome))
 
-    async def say(
-        self, turn: RunningTurn, message: AssistantMessage, prepared: ToolRound | None = None
-    ) -> None:
-        """Commit and send an assistant message; without a tool round it is the turn's last."""
-        operations: list[Operation] = [AppendLog(message)]
-        events: list[ServerEvent] = []
-        device_calls = prepared.device_calls if prepared is not None else []
-        if message.text:
-            events += [SpeechFinal(message.text), append_message(new_call_id(), "assistant", message.text)]
-        speech = self.speech(turn, message.text, "" if device_calls else message.text)
-        events += speech_events(speech)
-        if speech is not None and prepared is not None and turn.cause != "news":
-            events.append(set_state(new_call_id(), "thinking"))
-        if prepared is not None:
-            operations += prepared.open(turn.id)
-            events += [self._profile.tool_call(ready) for ready in device_calls]
-        elif not self._follows():
-            events.append(set_state(new_call_id(), "idle"))
-        turn.stats.answered = message.text or turn.stats.answered
-        snapshots = (
-            {TURN: lambda: turn_snapshot(turn)} if prepared is not None else {**ENDED}
-        ) | self.spoken_snapshot(speech)
-
-        def said() -> None:
-            self.speeches.add(speech)
-            if prepared is None:
-                turn.end()
-
-        await self.committer.commit(operations, events, turn.id, snapshots=snapshots, then=said)
-
-    def speech(self, turn: RunningTurn, text: str, said: str) -> Speech | None:
+    def speech(self, turn: TurnState, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``; None if it has no speakable text.
 
         ``text`` is the message that is about to be logged, and that a barge-in truncates.
@@ -168,54 +117,55 @@ class Host:
         position = self.committer.state.log_end
         return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
 
-    def spoken_snapshot(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
+    def speech_snapshot(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
         """Make the snapshot of the speeches with this one; empty without one."""
         return {} if speech is None else {SPEECH: lambda: self.speeches.dump(speech)}
 
     def show(self, reply: ReplyBuffer) -> None:
         """Send the text of a reply while it streams, throttled."""
-        if self.encoder.outbox.transport is not None:
+        if self.outbox.transport is not None:
             self._partials.show(reply)
 
     def stop_partials(self) -> None:
         """Stop sending partials."""
         self._partials.stop()
 
-    def expect(self, call_id: str) -> None:
-        """Register a call before its result can arrive."""
-        self.pending.expect(call_id)
-
-    def forget(self, call_id: str) -> None:
-        """Drop a call's registration."""
-        self.pending.forget(call_id)
-
     def record(self, call_id: str) -> CallRecord | None:
         """Return the recorded state of a call."""
         return self.committer.state.calls.get(call_id)
-
-    def withdraw(self, call_id: str) -> bool:
-        """Withdraw a call that was not written to a socket; False if it was."""
-        return self.encoder.outbox.withdraw(call_id)
-
-    def new_call_id(self) -> str:
-        """Make a call id."""
-        return new_call_id()
-
-    def context(self, call_id: str) -> CallContext:
-        """Make the context that a tool gets."""
-        return self._profile.context(call_id)
 
     def _send_partial(self, text: str) -> None:
         self.show_at_once(SpeechPartial(text))
 
     def show_at_once(self, event: ServerEvent) -> None:
         """Send an event without recording it."""
-        self.encoder.outbox.send(self.encoder.frame(event))
+        self.outbox.send(self.encoder.frame(event))
+
+    def _dump_turn(self) -> str:
+        return "" if self.turn is None else self.turn.dump()
 
 
-def turn_snapshot(turn: RunningTurn | None) -> str:
-    """Encode the snapshot from which another process resumes a turn."""
-    return "" if turn is None or turn.over else encode(turn.snapshot())
+def _started(ready: PreparedCall) -> ToolActivity:
+    name = ready.spec.name
+    return ToolActivity(ready.call.call_id, name, ready.spec.source, "started", display=f"{name} …")
+
+
+def _finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
+    name, metadata = ready.spec.name, outcome.metadata
+    status = "done" if outcome.success else outcome.error_type.replace("_", " ")
+    if metadata.reason == "device_error":
+        status = "failed on the device"
+    size, took = metadata.data_size_bytes, metadata.execution_time_ms
+    return ToolActivity(
+        ready.call.call_id,
+        name,
+        ready.spec.source,
+        "finished",
+        outcome.error_type,
+        took,
+        size,
+        f"{name}: {status}, {size} bytes, {took} ms",
+    )
 
 
 def speech_events(speech: Speech | None) -> list[ServerEvent]:

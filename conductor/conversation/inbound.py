@@ -9,12 +9,15 @@ from typing import Literal, TypeAlias
 
 import structlog
 
+from conductor.conversation.context import TurnContext
 from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
-from conductor.conversation.parts import Parts
 from conductor.conversation.phrases import MESSAGES, agent_notice
 from conductor.conversation.snapshot import PROFILE, WAITING, PendingInputsSnapshot, decode
+from conductor.conversation.speech import FloorControl
+from conductor.conversation.spoken_approvals import SpokenApprovals
+from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
-from conductor.conversation.turn_queue import ServerNotice
+from conductor.conversation.turn_queue import ServerNotice, TurnQueue
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -28,8 +31,7 @@ from conductor.events.server import (
     ToolsChanged,
     set_state,
 )
-from conductor.rate_limit import Admission
-from conductor.settings import Limits
+from conductor.rate_limit import Admission, SharedRate
 from conductor.stores.base import Operation, RememberInbound
 from conductor.tools.declarations import read_declarations
 
@@ -54,20 +56,31 @@ _MAX_DIAGNOSTICS = 64
 class InboundHandler:
     """Handles the inbound events of one session."""
 
-    def __init__(self, limits: Limits, admission: Admission, parts: Parts) -> None:
-        self._parts = parts
-        self._session_id = parts.committer.key.session_id
-        self._limits = limits
+    def __init__(
+        self,
+        context: TurnContext,
+        admission: Admission,
+        spoken_approvals: SpokenApprovals,
+        turns: TurnQueue,
+        floor: FloorControl,
+        bucket: SharedRate,
+        tasks: Tasks,
+    ) -> None:
+        self._session_id = context.committer.key.session_id
+        self._limits = context.limits
         self._admission = admission
-        self._outbox = parts.outbox
-        self._profile = parts.profile
-        self._committer = parts.committer
-        self._encoder = parts.encoder
-        self._device = parts.device
-        self._approvals = parts.approvals
-        self._spoken_approvals = parts.spoken_approvals
-        self._turns = parts.turns
-        self._floor = parts.floor
+        self._outbox = context.outbox
+        self._profile = context.profile
+        self._committer = context.committer
+        self._encoder = context.encoder
+        self._device = context.device
+        self._approvals = context.approvals
+        self._speeches = context.speeches
+        self._spoken_approvals = spoken_approvals
+        self._turns = turns
+        self._floor = floor
+        self._bucket = bucket
+        self._tasks = tasks
         self._flushing: asyncio.TimerHandle | None = None
         self._taken: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
@@ -106,7 +119,7 @@ class InboundHandler:
             case client.ToolResultEvent():
                 if not event.call_id.startswith("call_"):  # all ids of this server start so
                     self.diagnose([of_unknown_call(inbound.id)])
-                self._parts.speeches.over(event.call_id, self._now())
+                self._speeches.over(event.call_id, self._now())
                 expected = await self._device.take(event)
                 await self._spoken_approvals.prompt_spoken(event.call_id)
                 self._turns.deliver_notices()
@@ -237,8 +250,8 @@ class InboundHandler:
             return True
         if event_id in self._committer.state.seen:
             raise Duplicate(event_id)  # the same transcript was recorded as an answer first
-        refused = self._parts.draining and not self._committer.durable
-        wait = self._limits.retry_after if refused else self._parts.bucket.take(self._now())
+        refused = self._turns.draining and not self._committer.durable
+        wait = self._limits.retry_after if refused else self._bucket.take(self._now())
         if wait:
             message = "The server restarts." if refused else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
@@ -248,7 +261,7 @@ class InboundHandler:
             self._turns.interrupt()  # not an answer: end the turn that asked, and start the next
         if await self._turns.answer(text, event_id):
             return True
-        self._parts.bucket.give_back()
+        self._bucket.give_back()
         message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
         await self.refuse("rate_limited", message, event_id, transport, retry_after=self._limits.retry_after)
         return False
@@ -257,7 +270,7 @@ class InboundHandler:
         if event_id in self._committer.state.seen:
             raise Duplicate(event_id)
         operations: list[Operation] = [RememberInbound(event_id)]
-        speech = self._parts.speeches.interrupt(self._now())
+        speech = self._speeches.interrupt(self._now())
         if speech is not None and self._spoken_approvals.prompt_interrupted(speech.call_id):
             self._outbox.end_speech(speech.call_id)
             await self._approvals.commit(
@@ -274,7 +287,7 @@ class InboundHandler:
         self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
         if speech is not None:
             self._outbox.end_speech(speech.call_id)
-            operations += self._parts.speeches.amend(speech, event.spoken_text, event.played_ms)
+            operations += self._speeches.amend(speech, event.spoken_text, event.played_ms)
         await self._committer.commit(operations)
         self._turns.deliver_notices()
 
@@ -287,7 +300,7 @@ class InboundHandler:
             approval_id, refusal = decision.approval_id, ""
             if approval_id in decided:
                 refusal = "One decision at a time about each question."
-            elif decision.decision == "edit" and self._parts.bucket.take(self._now()):
+            elif decision.decision == "edit" and self._bucket.take(self._now()):
                 refusal = (
                     "Too many changes; wait."  # an edit is validated again, so it costs as much as a turn
                 )
@@ -318,7 +331,7 @@ class InboundHandler:
 
     def _flush_now(self) -> None:
         self._flushing = None
-        self._parts.tasks.spawn(self._committer.try_flush())
+        self._tasks.spawn(self._committer.try_flush())
 
     @staticmethod
     def _now() -> float:

@@ -12,21 +12,32 @@ from dataclasses import dataclass
 
 import structlog
 
+from conductor.conversation.approvals import Approvals, SpokenPrompts
+from conductor.conversation.client_profile import ClientProfile
+from conductor.conversation.commit import CallLimits, Committer, EventEncoder
+from conductor.conversation.context import Fields, TurnContext
+from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.diagnostics import of_start
+from conductor.conversation.grants import Grants
 from conductor.conversation.inbound import InboundHandler, Reception
-from conductor.conversation.parts import make_parts
+from conductor.conversation.outbox import Outbox
 from conductor.conversation.recovery import FIELD as CLAIMS
 from conductor.conversation.recovery import with_claim_of_now
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
+from conductor.conversation.speech import FloorControl, SpeechTracker
+from conductor.conversation.spoken_approvals import SpokenApprovals
+from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
+from conductor.conversation.turn_queue import TurnQueue
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
-from conductor.stores.base import Claim, SessionState
+from conductor.stores.base import Claim, OutboundRecord, SessionState
 from conductor.tools.declarations import Reading
+from conductor.tools.pending import PendingCalls
 
 log = structlog.get_logger(__name__)
 
@@ -56,17 +67,33 @@ class Session:
         self.key = claim.key
         self._on_lost = on_lost
         self.is_new = not (claim.state.log or claim.state.fields or claim.state.seen)
-        parts = self._parts = make_parts(services, claim, self._lose)
-        self._limits = services.limits
-        self._outbox = parts.outbox
-        self._profile = parts.profile
-        self._committer = parts.committer
-        self._encoder = parts.encoder
-        self._device = parts.device
-        self._approvals = parts.approvals
-        self._spoken_approvals = parts.spoken_approvals
-        self._turns = parts.turns
-        self._inbound_handler = InboundHandler(services.limits, services.admission, parts)
+        limits = self._limits = services.limits
+        tasks = self._tasks = Tasks()
+        pending = PendingCalls()
+        outbox = self._outbox = Outbox(limits, self._expired)
+        encoder = self._encoder = EventEncoder(self.key.session_id, outbox, limits, self._limits_for)
+        committer = self._committer = Committer(services.store, claim, encoder, tasks, self._lose)
+        grants = Grants(committer, services.lasting_grants)
+        profile = self._profile = ClientProfile(
+            services, self.key.session_id, pending, grants.rules, Fields(committer)
+        )
+        committer.register(PROFILE, profile.dump)
+        self._speeches = SpeechTracker(limits.heard_window)
+        device = self._device = DeviceCalls(limits, profile, pending, committer, encoder, self._is_busy)
+        prompts = SpokenPrompts(outbox, self._speeches)
+        approvals = self._approvals = Approvals(
+            limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics
+        )
+        self._spoken_approvals = SpokenApprovals(approvals)
+        context = TurnContext(
+            services, profile, pending, committer, encoder, device, approvals, self._speeches
+        )
+        bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
+        self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)
+        self._turns = TurnQueue(services, context, tasks, self._floor, bucket)
+        self._inbound_handler = InboundHandler(
+            context, services.admission, self._spoken_approvals, self._turns, self._floor, bucket, tasks
+        )
         self._reopening: asyncio.Task[None] | None = None
         claims = with_claim_of_now(claim.state.fields, services.limits)
         unsent = former.unsent(claim) if former is not None else set[str]()
@@ -87,12 +114,29 @@ class Session:
                 self._outbox.restore(record, limit, sent=record.event_id not in unsent)
             else:
                 self._outbox.drop(record.event_id)
-        self._parts.speeches.restore(state.fields.get(SPEECH), self._text_at, self._outbox.is_outstanding)
+        self._speeches.restore(state.fields.get(SPEECH), self._text_at, self._outbox.is_outstanding)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
         for record in outbound:
             if record.kind == "approval" and record.call_id not in self._approvals.pending:
                 self._outbox.abandon(record.call_id)
+
+    def _expired(self, record: OutboundRecord) -> None:
+        if record.kind == "speak":
+            self._speeches.forget(record.call_id)  # no acknowledgement will come
+            self._spoken_approvals.prompt_unanswered(record.call_id)
+            self._turns.deliver_notices()
+        else:
+            self._tasks.spawn(self._device.time_out(record.call_id))
+
+    def _limits_for(self, tool: str) -> CallLimits:
+        return self._profile.limits_for(tool)
+
+    def _is_busy(self) -> bool:
+        return self._turns.busy
+
+    def _deliver_notices(self) -> None:
+        self._turns.deliver_notices()
 
     def unsent(self, claim: Claim) -> set[str]:
         """List the stored events that this session never sent, because a commit seemed to have failed.
@@ -153,11 +197,11 @@ class Session:
             self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
             # Without a turn the fresh ``idle`` serves as the probe, unless it waits behind a speech itself.
             if self._outbox.unsure and (self.busy or self._outbox.held) and not transport.resumes:
-                self._parts.tasks.spawn(self._inbound_handler.probe())
+                self._tasks.spawn(self._inbound_handler.probe())
         self._spoken_approvals.attached(new=previous is not transport, same_process=same_process)
         if reopens:
             # A transcript lost with the old socket has left the app waiting for ``idle``.
-            self._reopening = self._parts.tasks.spawn(self._reopen())
+            self._reopening = self._tasks.spawn(self._reopen())
         else:
             self._turns.deliver_notices()
 
@@ -176,9 +220,7 @@ class Session:
 
     def drain(self) -> None:
         """Start no more turns: the server is about to stop."""
-        self._parts.draining = True
-        if self._committer.durable:
-            self._turns.suspend()
+        self._turns.drain()
         self._outbox.expect_no_acknowledgements()
 
     async def settled(self) -> None:
@@ -214,14 +256,14 @@ class Session:
 
     async def close(self) -> None:
         """Stop the turn, wait for its end, and release the session in the store."""
-        self._parts.floor.close()
+        self._floor.close()
         self._inbound_handler.close()
         self._spoken_approvals.close()
         self._approvals.close()
         await self._turns.close()
         self._outbox.close()
         await self._committer.settled(self._limits.close_timeout)
-        await self._parts.tasks.close(self._limits.close_timeout)
+        await self._tasks.close(self._limits.close_timeout)
         # Last: another process may claim the session from here on.
         await self._committer.release()
         self._profile.close()

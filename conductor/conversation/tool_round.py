@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from conductor.conversation.approvals import ApprovalBatch, Decided
+from conductor.conversation.context import TurnContext
 from conductor.conversation.history import lost_result
-from conductor.conversation.snapshot import TurnSnapshot
-from conductor.conversation.speech import ReplyBuffer
+from conductor.conversation.turn_state import TurnState
 from conductor.errors import Duplicate
-from conductor.events.server import ServerEvent, ToolActivity
-from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult
-from conductor.models.base import ModelProvider, Usage
+from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, FinishCall, ForgetCall, OpenCall, Operation
 from conductor.tools.approvals import not_answered
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+from conductor.tools.base import ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import (
     JOB_ACCEPTED,
     ApprovalNeeded,
@@ -127,110 +124,11 @@ async def prepare_round(
     return prepared
 
 
-@dataclass(slots=True)
-class TurnStats:
-    """The figures of a turn's log line; ``said`` and ``answered`` are logged only with LOG_CONTENT."""
-
-    trace: list[str] = field(default_factory=list)
-    said: str = ""
-    answered: str = ""
-    rounds: int = 0
-    usage: Usage = field(default_factory=Usage)
-    first_token_s: float | None = None
-    started: float = field(default_factory=time.monotonic)
-
-    def add(self, usage: Usage) -> None:
-        """Add the tokens of one model request."""
-        mine = self.usage
-        self.usage = Usage(
-            mine.input_tokens + usage.input_tokens,
-            mine.output_tokens + usage.output_tokens,
-            mine.cache_read_tokens + usage.cache_read_tokens,
-            mine.cache_write_tokens + usage.cache_write_tokens,
-        )
-
-
-class RunningTurn(Protocol):
-    """A turn, as its tool calls and its host see it."""
-
-    id: str
-    cause: str
-    stats: TurnStats
-    actions: list[str]
-    over: bool
-
-    def snapshot(self) -> TurnSnapshot: ...
-
-    def end(self) -> None: ...
-
-    def check(self) -> None:
-        """Raise if the turn was asked to stop."""
-        ...
-
-    def interruptible(self) -> AbstractContextManager[None]:
-        """Let `Turn.stop` cancel this block."""
-        ...
-
-    def paused(self, pause: bool) -> AbstractContextManager[None]:
-        """Stop the turn's clock in this block, if ``pause``."""
-        ...
-
-
-class TurnHost(Protocol):
-    """What a turn needs of its session; `Host` says what each does."""
-
-    limits: Limits
-    provider: ModelProvider
-
-    @property
-    def executor(self) -> ToolExecutor: ...
-
-    @property
-    def messages(self) -> Sequence[Message]: ...
-
-    @property
-    def system_prompt(self) -> str: ...
-
-    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None: ...
-
-    async def note_attempt(self) -> None: ...
-
-    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict: ...
-
-    async def ask(self, turn_id: str, asked: Sequence[ApprovalNeeded]) -> ApprovalBatch: ...
-
-    async def withdraw_questions(self) -> tuple[list[Operation], list[ServerEvent]]: ...
-
-    def begins(self, ready: PreparedCall) -> None: ...
-
-    def ends(self, ready: PreparedCall, outcome: ToolOutcome) -> None: ...
-
-    async def say(
-        self, turn: RunningTurn, message: AssistantMessage, prepared: ToolRound | None = None
-    ) -> None: ...
-
-    def show(self, reply: ReplyBuffer) -> None: ...
-
-    def stop_partials(self) -> None: ...
-
-    def expect(self, call_id: str) -> None: ...
-
-    def forget(self, call_id: str) -> None: ...
-
-    def record(self, call_id: str) -> CallRecord | None: ...
-
-    def withdraw(self, call_id: str) -> bool: ...
-
-    def new_call_id(self) -> str: ...
-
-    def context(self, call_id: str) -> CallContext: ...
-
-
 class ToolCallRunner:
     """Runs tool rounds, one at a time. ``batch`` holds the approvals of the current one."""
 
-    def __init__(self, host: TurnHost, turn: RunningTurn) -> None:
-        self._host = host
+    def __init__(self, context: TurnContext, turn: TurnState) -> None:
+        self._context = context
         self._turn = turn
         self.batch = ApprovalBatch()
         self._running: dict[asyncio.Task[ToolOutcome], PreparedCall] = {}
@@ -244,7 +142,7 @@ class ToolCallRunner:
         """Decide about a call; one that the person denied in this turn is denied without asking."""
         if self._denied and arguments_digest(spec.name, arguments) in self._denied:
             return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
-        return self._host.permit(spec, arguments)
+        return self._context.permit(spec, arguments)
 
     async def run(self, prepared: ToolRound, asked: ApprovalBatch | None = None) -> None:
         """Run the permitted calls, then ask about the others, and run those that are allowed.
@@ -257,19 +155,19 @@ class ToolCallRunner:
             await self._see_to(prepared, running)
             if prepared.asked and asked is None:
                 self._turn.check()
-                self.batch = await self._host.ask(self._turn.id, prepared.asked)
+                self.batch = await self._context.approvals.ask(self._turn.id, prepared.asked)
                 await self._see_to(prepared, running)
         finally:
             for task in running:
                 task.cancel()
             if running:
-                await asyncio.wait(running, timeout=self._host.limits.close_timeout)
+                await asyncio.wait(running, timeout=self._context.limits.close_timeout)
             self._running = {}
 
     def _begin(self, ready: PreparedCall) -> asyncio.Task[ToolOutcome]:
-        self._host.begins(ready)
-        context = self._host.context(ready.call.call_id)
-        return asyncio.create_task(self._host.executor.run(ready, context))
+        self._context.begins(ready)
+        context = self._context.profile.context(ready.call.call_id)
+        return asyncio.create_task(self._context.executor.run(ready, context))
 
     async def _see_to(
         self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
@@ -309,20 +207,20 @@ class ToolCallRunner:
 
     async def _record(self, prepared: ToolRound, ready: PreparedCall, outcome: ToolOutcome) -> None:
         call_id = ready.call.call_id
-        record = self._host.record(call_id)
+        record = self._context.record(call_id)
         if record is not None and record.result is not None:
             prepared.results[call_id] = record.result
         else:
             prepared.results[call_id] = result = self._settled(ready, outcome)
             try:
-                await self._host.commit([FinishCall(call_id, result)])
+                await self._context.commit([FinishCall(call_id, result)])
             except Duplicate:
                 # The device's own result was recorded during the commit.
-                recorded = self._host.record(call_id)
+                recorded = self._context.record(call_id)
                 if recorded is not None and recorded.result is not None:
                     prepared.results[call_id] = recorded.result
         if call_id in {one.call.call_id for one in prepared.ready}:
-            self._host.ends(ready, outcome)
+            self._context.ends(ready, outcome)
         # If the user interrupts the speech about it, the model still has to know what was done.
         done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
         if done and ready.spec.effect != "read":
@@ -330,55 +228,30 @@ class ToolCallRunner:
 
     def _settled(self, ready: PreparedCall, outcome: ToolOutcome) -> ToolResult:
         call_id = ready.call.call_id
-        return self._host.executor.to_result(call_id, outcome, untrusted=ready.spec.untrusted)
+        return self._context.executor.to_result(call_id, outcome, untrusted=ready.spec.untrusted)
 
     def give_up(self, prepared: ToolRound, cause: str) -> None:
         """Give the calls without a result an honest one: not run, or unknown."""
         for ready in prepared.ready:
             call_id = ready.call.call_id
-            self._host.forget(call_id)
-            record = self._host.record(call_id)
+            self._context.pending.forget(call_id)
+            record = self._context.record(call_id)
             if record is not None and record.result is not None and call_id not in prepared.results:
                 # Its result was recorded just as the turn stopped.
                 prepared.results[call_id] = record.result
-                self._host.ends(ready, msgspec.json.decode(record.result.content, type=ToolOutcome))
+                self._context.ends(ready, msgspec.json.decode(record.result.content, type=ToolOutcome))
             if call_id not in prepared.results:
                 # Only of a call that no socket took it is certain that the device did not run it.
-                sent = ready.spec.source != "device" or not self._host.withdraw(call_id)
+                sent = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
                 outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
                 outcome = with_timing(outcome, 0.0, ready.notes)
-                prepared.results[call_id] = self._host.executor.to_result(call_id, outcome)
-                self._host.ends(ready, outcome)
+                prepared.results[call_id] = self._context.executor.to_result(call_id, outcome)
+                self._context.ends(ready, outcome)
         for asked in prepared.asked:
             call_id = asked.ready.call.call_id
-            record = self._host.record(call_id)
+            record = self._context.record(call_id)
             if record is not None and record.result is not None:
                 prepared.results.setdefault(call_id, record.result)
             if call_id not in prepared.results:
                 outcome = not_answered("superseded" if cause == "interrupted" else "interrupted")
-                prepared.results[call_id] = self._host.executor.to_result(call_id, outcome)
-
-
-def started(ready: PreparedCall) -> ToolActivity:
-    """Make the event that a call started."""
-    name = ready.spec.name
-    return ToolActivity(ready.call.call_id, name, ready.spec.source, "started", display=f"{name} …")
-
-
-def finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
-    """Make the event that a call ended, without its result."""
-    name, metadata = ready.spec.name, outcome.metadata
-    status = "done" if outcome.success else outcome.error_type.replace("_", " ")
-    if metadata.reason == "device_error":
-        status = "failed on the device"
-    size, took = metadata.data_size_bytes, metadata.execution_time_ms
-    return ToolActivity(
-        ready.call.call_id,
-        name,
-        ready.spec.source,
-        "finished",
-        outcome.error_type,
-        took,
-        size,
-        f"{name}: {status}, {size} bytes, {took} ms",
-    )
+                prepared.results[call_id] = self._context.executor.to_result(call_id, outcome)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
 from conductor.conversation.approvals import FIELD as APPROVALS
-from conductor.conversation.context import ENDED, Host, speech_events, turn_snapshot
+from conductor.conversation.context import ENDED, TurnContext, speech_events
 from conductor.conversation.history import cut_point
 from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
 from conductor.conversation.recovery import Recovered, unfinished
@@ -29,13 +29,15 @@ from conductor.conversation.snapshot import (
     epoch_ms,
     loop_time,
 )
-from conductor.conversation.speech import Speech
+from conductor.conversation.speech import FloorControl, Speech
 from conductor.conversation.tasks import Tasks
-from conductor.conversation.turn import EndReason, Turn
+from conductor.conversation.turn import Turn
+from conductor.conversation.turn_state import EndReason
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdGenerator, new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append_message, set_state
 from conductor.messages import AssistantMessage, Note, UserMessage
+from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
 from conductor.tools.redaction import truncate
 
@@ -147,39 +149,39 @@ _new_turn_id = IdGenerator("turn")
 class TurnQueue:
     """Runs the turns of one session.
 
-    ``may_deliver_notices`` tells whether the session is idle enough for a turn about notices;
-    ``on_notices`` is called when one starts.
+    A turn about notices starts when the ``floor`` is free, and counts against the session's ``bucket``.
     """
 
     def __init__(
         self,
         services: Services,
-        host: Host,
+        context: TurnContext,
         tasks: Tasks,
-        may_deliver_notices: Callable[[], bool],
-        on_notices: Callable[[], None],
+        floor: FloorControl,
+        bucket: SharedRate,
     ) -> None:
         self._limits = services.limits
-        self._host = host
+        self._context = context
         self.waiting = PendingInputs(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
-        self.speeches = host.speeches
+        self.speeches = context.speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
-        self._pending = host.pending
-        self._committer = host.committer
-        self._encoder = host.encoder
-        self._device = host.device
-        self._approvals = host.approvals
+        self._pending = context.pending
+        self._committer = context.committer
+        self._outbox = context.outbox
+        self._device = context.device
+        self._approvals = context.approvals
         self._tasks = tasks
-        self._may_deliver_notices = may_deliver_notices
-        self._on_notices = on_notices
+        self._floor = floor
+        self._bucket = bucket
+        self._turn: Turn | None = None
+        self.draining = False
         self._runner: asyncio.Task[None] | None = None
         self._beginning: str | None = None
         self._started: asyncio.Event | None = None
         self._refused = False
         self._closed = False
-        self._lays_down = False
         self._no_notices_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._committer.register(WAITING, self.waiting.dump)
@@ -194,30 +196,22 @@ class TurnQueue:
             if self.waiting.transcripts:
                 self._runner = self._tasks.spawn(self._run_turns(None))
             return
-        was_sent = self._encoder.outbox.is_outstanding
+        was_sent = self._outbox.is_outstanding
         approvals = state.fields.get(APPROVALS, "")
-        found = unfinished(state, self._host.executor, was_sent, approvals)
+        found = unfinished(state, self._context.executor, was_sent, approvals)
         recovered = Recovered(snapshot, None)
         if found is not None:
             for ready in found.round.device_calls:
                 self._pending.expect(ready.call.call_id)
             for ready, outcome in found.unknown:
-                self._host.ends(ready, outcome)
+                self._context.ends(ready, outcome)
             snapshot = msgspec.structs.replace(snapshot, actions=(*snapshot.actions, *found.changes))
             recovered = Recovered(snapshot, found.round, self._approvals.restore(found.standing))
-        turn = Turn(self._host, snapshot.turn_id, snapshot.cause, recovered)
-        self._turn = turn
+        turn = Turn(self._context, snapshot.turn_id, snapshot.cause, self.follow, recovered)
+        self._set_turn(turn)
         self._runner = self._tasks.spawn(self._run_turns(turn))
 
     # -- what the session asks for
-
-    @property
-    def _turn(self) -> Turn | None:
-        return self._host.turn
-
-    @_turn.setter
-    def _turn(self, turn: Turn | None) -> None:
-        self._host.turn = turn
 
     @property
     def busy(self) -> bool:
@@ -229,7 +223,7 @@ class TurnQueue:
 
     async def answer(self, text: str, event_id: str) -> bool:
         """Answer a transcript, now or after the running turn; False if the queue is full."""
-        if not (self.busy or self.waiting.transcripts or self._lays_down):
+        if not (self.busy or self.waiting.transcripts or self._suspended):
             self._beginning = event_id
             self._started = started = asyncio.Event()
             try:
@@ -256,9 +250,17 @@ class TurnQueue:
         self._go_on()
         return True
 
-    def suspend(self) -> None:
-        """Start no more turns: another process answers what is queued."""
-        self._lays_down = True
+    def drain(self) -> None:
+        """Start no more turns; with a durable store another process answers what is queued, too."""
+        self.draining = True
+
+    @property
+    def _suspended(self) -> bool:
+        return self.draining and self._committer.durable
+
+    def _set_turn(self, turn: Turn | None) -> None:
+        self._turn = turn
+        self._context.turn = None if turn is None else turn.state
 
     def knows(self, event_id: str) -> bool:
         """Tell whether a transcript is queued or starting, though it may not be recorded yet."""
@@ -270,13 +272,13 @@ class TurnQueue:
         No more partials are sent. ``heard`` is the part of its reply that the client reports as spoken.
         """
         turn = self._turn
-        if turn is None or (speech is not None and speech.turn_id != turn.id):
+        if turn is None or (speech is not None and speech.turn_id != turn.state.id):
             return
-        turn.stop("interrupted", heard)
+        turn.state.stop("interrupted", heard)
         self._committer.mark_dirty(TURN)
-        self._host.stop_partials()
-        if self._encoder.outbox.transport is not None:
-            self._encoder.outbox.transport.drop_partials()
+        self._context.stop_partials()
+        if self._outbox.transport is not None:
+            self._outbox.transport.drop_partials()
 
     def deliver_notices(self) -> None:
         """Start a turn about notices, if there are any and the session is idle."""
@@ -285,6 +287,9 @@ class TurnQueue:
             return
         if self._may_deliver_notices():
             self._runner = self._tasks.spawn(self._run_turns(None))
+
+    def _may_deliver_notices(self) -> bool:
+        return not self.draining and self._floor.is_free()
 
     def _has_notices(self, now: float) -> bool:
         return self._device.wants_turn or self.waiting.has_notices(now)
@@ -313,11 +318,11 @@ class TurnQueue:
             return
         if self._committer.durable:
             if self._turn is not None:
-                self._turn.release()
+                self._turn.state.release()
                 self._committer.mark_dirty(TURN)
             self._runner.cancel()
         elif self._turn is not None:
-            self._turn.stop("session_end")
+            self._turn.state.stop("session_end")
         await asyncio.wait([self._runner], timeout=2 * self._limits.close_timeout)
 
     # -- one turn after the other
@@ -331,7 +336,7 @@ class TurnQueue:
                 if turn is None:
                     break
                 if self._is_closed():
-                    turn.stop("session_end")
+                    turn.state.stop("session_end")
                 await self._run(turn)
                 turn = None
             healthy = True
@@ -345,7 +350,7 @@ class TurnQueue:
             self._fail("internal_error")
         finally:
             if not (self._closed and self._committer.durable):
-                self._turn = None  # else `release` still writes its snapshot
+                self._set_turn(None)  # else `release` still writes its snapshot
             self._runner = None
         if healthy:
             self.deliver_notices()
@@ -356,7 +361,7 @@ class TurnQueue:
             self._retry = loop.call_later(self._limits.failed_turn_retry, self._go_on)
 
     def _go_on(self) -> None:
-        idle = not (self.busy or self._closed or self._lays_down or self._committer.lost)
+        idle = not (self.busy or self._closed or self._suspended or self._committer.lost)
         if idle and self.waiting.transcripts:
             self._runner = self._tasks.spawn(self._run_turns(None))
 
@@ -366,11 +371,11 @@ class TurnQueue:
     def _fail(self, code: ErrorCode) -> None:
         if not self._committer.durable:
             self.waiting.drop_transcripts()
-        self._host.show_at_once(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
-        self._host.show_at_once(set_state(new_call_id(), "idle"))
+        self._context.show_at_once(ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"])))
+        self._context.show_at_once(set_state(new_call_id(), "idle"))
 
     async def _next(self) -> Turn | None:
-        if self._lays_down:
+        if self._suspended:
             return None
         transcript = self.waiting.next_transcript
         if transcript is not None:
@@ -382,18 +387,18 @@ class TurnQueue:
         if self._refused:
             # Say once that transcripts were refused, when the queue has room again: an error event is silent.
             self._refused = False
-            await self._apologise(Turn(self._host, _new_turn_id(), "refused"), "rate_limited")
+            await self._apologise(Turn(self._context, _new_turn_id(), "refused", self.follow), "rate_limited")
             return await self._next()
         now = asyncio.get_running_loop().time()
         if not self._has_notices(now) or not self._may_deliver_notices():
             return None
-        self._on_notices()
+        self._bucket.take(now)
         return await self._begin("news", None)
 
     async def _begin(self, cause: str, message: UserMessage | None, event_id: str | None = None) -> Turn:
         # Records the input; the turn runs later. Without a message it takes all notices; with one, only those
         # too old for a turn of their own.
-        turn = Turn(self._host, _new_turn_id(), cause)
+        turn = Turn(self._context, _new_turn_id(), cause, self.follow)
         state = self._committer.state
         now = asyncio.get_running_loop().time()
         told = list(self._device.notes)
@@ -408,7 +413,7 @@ class TurnQueue:
             operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
-            turn.stats.said = message.text
+            turn.state.stats.said = message.text
             operations.append(AppendLog(message))
             # A turn about notices sends no "thinking": that would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
@@ -419,19 +424,19 @@ class TurnQueue:
             self._device.wants_turn = self._device.wants_turn and bool(self._device.notes)
             self.waiting.drop_notices(notices)
             self.waiting.drop_transcript(event_id)
-            self._turn = turn
+            self._set_turn(turn)
 
-        snapshots = {TURN: lambda: turn_snapshot(turn)}
+        snapshots = {TURN: turn.state.dump}
         if told:
             snapshots[LATE] = lambda: self._device.dump(len(told))
         if notices or self.waiting.transcripts:
             snapshots[WAITING] = lambda: self.waiting.dump(event_id, notices)
-        await self._committer.commit(operations, events, turn.id, snapshots=snapshots, then=recorded)
+        await self._committer.commit(operations, events, turn.state.id, snapshots=snapshots, then=recorded)
         return turn
 
     async def _run(self, turn: Turn) -> None:
         if self._cancels and self.waiting.transcripts:
-            turn.stop("interrupted")
+            turn.state.stop("interrupted")
         started = asyncio.get_running_loop().time()
         reason = await turn.run()
         if reason in ("failed", "timed_out"):
@@ -441,18 +446,18 @@ class TurnQueue:
             await self._apologise(turn, "budget_spent" if code == "rate_limited" else code, error)
         elif reason != "answered" and not self.follow():
             idle = set_state(new_call_id(), "idle")
-            await self._committer.commit([], [idle], turn.id, snapshots=ENDED, then=turn.end)
-        self._turn = None
+            await self._committer.commit([], [idle], turn.state.id, snapshots=ENDED, then=turn.state.end)
+        self._set_turn(None)
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
     def follow(self) -> bool:
         """Whether another turn starts at once: then no ``idle`` is sent between them."""
-        return self.waiting.transcripts > 0 and not (self._closed or self._lays_down)
+        return self.waiting.transcripts > 0 and not (self._closed or self._suspended)
 
     async def _withdraw_speeches(self) -> None:
         if not self._cancels:
             return
-        outbox = self._encoder.outbox
+        outbox = self._outbox
         operations: list[Operation] = []
         for speech in self.speeches.unsent(outbox.was_written):
             if outbox.withdraw(speech.call_id):
@@ -470,42 +475,44 @@ class TurnQueue:
         events: list[ServerEvent] = [*errors]
         if shown:
             events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
-        speech = self._host.speech(turn, kept, sentence)
+        speech = self._context.speech(turn.state, kept, sentence)
         events += speech_events(speech)
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
-        snapshots = {**ENDED, **self._host.spoken_snapshot(speech)}
+        snapshots = {**ENDED, **self._context.speech_snapshot(speech)}
 
         def said() -> None:
             self.speeches.add(speech)
-            turn.end()
+            turn.state.end()
 
         while True:
             try:
-                await self._committer.commit(operations, events, turn.id, snapshots=snapshots, then=said)
+                await self._committer.commit(
+                    operations, events, turn.state.id, snapshots=snapshots, then=said
+                )
             except Fenced:
                 raise
             except StoreError:
-                if self._encoder.outbox.transport is not None:
+                if self._outbox.transport is not None:
                     break
                 await asyncio.sleep(self._limits.store_retry)  # no client to send an error to
             else:
                 return
         # Durable events need a commit; these two may be lost.
-        turn.end()
+        turn.state.end()
         self._committer.mark_dirty(TURN)
         for error in errors:
-            self._host.show_at_once(error)
-        self._host.show_at_once(set_state(new_call_id(), "idle"))
+            self._context.show_at_once(error)
+        self._context.show_at_once(set_state(new_call_id(), "idle"))
 
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
-        figures = turn.stats
+        figures = turn.state.stats
         first = figures.first_token_s
         content = {"said": figures.said, "answered": figures.answered} if self._log_content else {}
         log.info(
             "turn",
             session=self._committer.key.session_id,
-            turn=turn.id,
+            turn=turn.state.id,
             end=reason,
             error=turn.error,
             ms=round(seconds * 1000),

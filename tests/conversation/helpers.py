@@ -621,7 +621,7 @@ async def stage(
 
 
 def tasks_of(session: Session) -> Tasks:
-    return session._parts.tasks
+    return session._tasks
 
 
 def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:

@@ -79,9 +79,8 @@ def test_a_client_with_a_lease_is_told_how_long_a_call_may_take(
 
 def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
     services = replace(make_services(), rules=(Rule("deny", "device.pick"), Rule("ask", "device.look")))
-    profile = ClientProfile(services, "s-1", PendingCalls())
     granted: list[Rule] = []
-    profile.grants = lambda: granted
+    profile = ClientProfile(services, "s-1", PendingCalls(), lambda: granted)
     profile.declare([{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")])
 
     def kind(name: str) -> type:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from conductor.conversation.turn import TurnClock
+from conductor.conversation.turn_state import TurnClock
 from tests.conversation.helpers import later, run
 
 
