@@ -72,8 +72,10 @@ class AnthropicProvider:
         await self._started()
 
     async def _started(self) -> MessagesClient:
+        # One client for all sessions: requests that come before the import is done wait for it.
         async with self._starting:
             if self._client is None:
+                # The import takes a second or two: in a thread, so that open sockets are still answered.
                 await asyncio.to_thread(_import_client)
                 from conductor.models.anthropic_client import MessagesClient
 
@@ -92,6 +94,8 @@ class AnthropicProvider:
         names = names_of(request)
         body = encode(body_of(request, names, model=self._model, max_tokens=self._max_tokens))
         reply = await with_retries(
+            # A stream is opened up to its first event within the retries; after that, the turn decides about
+            # another try.
             lambda left: client.open(body, names, min(request.silence_s, left)),
             deadline_s=request.deadline_s,
             random=self._random,
@@ -113,7 +117,9 @@ class AnthropicProvider:
         if not reply.decoder.finished:
             await reply.aclose()
             return
+        # In a task of its own: the turn goes on, and a stream that never ends is given up there.
         task = asyncio.get_running_loop().create_task(reply.drain())
+        # The loop holds its tasks weakly.
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
 

@@ -45,6 +45,7 @@ class ReplyStream:
     async def read(self) -> None:
         """Read until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
         self.events = []
+        # A chunk may end in the middle of an event.
         while not self.events:
             self.events = self.decoder.feed(await self._next_chunk())
 
@@ -82,6 +83,8 @@ class MessagesClient:
         limits = httpx2.Limits(
             max_connections=pool_size, max_keepalive_connections=pool_size, keepalive_expiry=keep_alive_s
         )
+        # The SDK's aiohttp transport costs less CPU a token than httpx2's own (models, "The seam").
+        # No redirects: one to another host would take the API key along.
         self._http = anthropic.DefaultAioHttpClient(
             limits=limits, trust_env=trust_env, follow_redirects=False
         )
@@ -105,9 +108,11 @@ class MessagesClient:
             raise failure("timeout") from None
         reply = ReplyStream(response, names)
         try:
+            # A proxy's or a portal's page comes with status 200, too.
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise failure("protocol")
             await reply.read()
+        # Cancelled here by a barge-in: only a close stops the request at the service.
         except BaseException:
             await reply.aclose()
             raise

@@ -19,9 +19,12 @@ Json: TypeAlias = dict[str, Any]
 # Tokens of a reply that may hold calls: arguments need more than spoken words.
 TOKENS_WITH_TOOLS = 4096
 _CACHE: Json = {"type": "ephemeral"}
+# What stands for text that is missing: the service refuses a blank block and a history that begins with the
+# assistant (models, "Anthropic", rule 3).
 _BEGINNING = "[The conversation goes on from here.]"
 _NO_WORDS = "[No words.]"
 _NO_RESULT = "(nothing)"
+# The service's rules for ids and property names; calls in another provider's history may break them.
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 _THINKING = ("thinking", "redacted_thinking")
@@ -40,8 +43,10 @@ def _names(tools: tuple[ToolDefinition, ...], called: frozenset[str]) -> ToolNam
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
     rendered = [_tool(tool, names) for tool in tools]
+    # Rule 6 of models, "Anthropic": tools stay in the request while the history holds their calls.
     rendered += [_former_tool(name, names) for name in names.besides({tool.name for tool in tools})]
     if rendered:
+        # A cache mark covers all before it, so one at the end stands for all tools.
         rendered[-1]["cache_control"] = _CACHE
     return rendered
 
@@ -68,6 +73,8 @@ def body_of(request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens
     if tools:
         body["tools"] = tools
         if not may_call:
+            # Leaving the tools out instead would be refused with a history of calls, and would lose the
+            # cached prefix.
             body["tool_choice"] = {"type": "none"}
     return body
 
@@ -94,6 +101,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder().encode
+# The hook: msgspec takes 100 times as long as Python for floats such as 1e308.
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 _EMPTY = msgspec.Raw(b"{}")
 
@@ -173,6 +181,8 @@ def _messages(history: Sequence[Message], names: ToolNameMap) -> list[_Message]:
             users.append(_Message("user", [*results, *texts]))
             messages.append(users[-1])
             results, texts = [], []
+        # Roles alternate: two replies in a row, such as one that a barge-in cut, are one message to the
+        # service.
         if messages and messages[-1].role == "assistant":
             messages[-1].content += blocks
         else:
@@ -212,6 +222,7 @@ def _assistant(message: AssistantMessage, names: ToolNameMap) -> list[Any]:
     if text:
         blocks.append(_Text(_unicode(text)))
     blocks += [_tool_use(call, names) for call in message.calls]
+    # Thinking goes back verbatim with its tool_use (rule 5), and another provider's is not understood.
     if blocks and message.opaque is not None and message.provider == PROVIDER:
         return [*_thinking(message.opaque), *blocks]
     return blocks

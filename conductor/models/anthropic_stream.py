@@ -60,6 +60,7 @@ class SSEParser:
         if not self._begun:
             data = data.removeprefix(_BOM)
             self._begun = True
+        # Most chunks hold whole events: cut at blank lines at once, and not line by line.
         whole, blank, self._rest = data.rpartition(b"\n\n")
         self._size = len(self._rest)
         if self._size > self._max:
@@ -140,6 +141,7 @@ def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelE
 
 def from_status(status: int, message: str, headers: Mapping[str, str]) -> ModelError:
     """Map an error status; ``message`` is the service's text, which is read but not passed on."""
+    # Not retried: a wrong model name or base URL stays wrong.
     if status == 404:
         return ModelError("protocol", "The model service does not know this model or address.")
     reason = _BY_STATUS.get(status)
@@ -156,6 +158,7 @@ def from_event(error_type: str, message: str) -> ModelError:
 
 def _of_bad_request(message: str) -> ModelFailure:
     text = message.lower()
+    # The service has no error type for it, so its text is searched; only this decision depends on the words.
     return "context_too_long" if any(words in text for words in _TOO_LONG) else "protocol"
 
 
@@ -266,8 +269,10 @@ class ReplyDecoder:
             case "content_block_delta":
                 self._extend(event)
             case "content_block_start" if event.content_block is not None:
+                # Blocks are numbered, since their deltas may alternate.
                 self._blocks[event.index] = (event.content_block, [])
             case "content_block_stop":
+                # A call leaves only here, where its arguments are complete (rule 7 of models, "Anthropic").
                 return self._end_block(event.index)
             case "message_start" if event.message is not None:
                 self._count(event.message.usage)
@@ -318,6 +323,7 @@ class ReplyDecoder:
             self._usage = msgspec.structs.replace(self._usage, **given)
 
     def _finish(self) -> Finished:
+        # The stream ended in order, but its last message_delta was lost: the reply may be cut.
         if self._stop is None:
             raise failure("connection")
         # A call whose block has not ended has only part of its arguments: it must not run.

@@ -25,6 +25,7 @@ class BudgetedProvider:
             raise BudgetSpent("The tokens of this day are used up.")
         async with aclosing(self._provider.stream(request)) as events:
             async for event in events:
+                # A reply that was cut short has no usage: what the service counted of it is not known here.
                 if isinstance(event, Finished):
                     self._budget.spend(self._subject, event.usage.input_tokens + event.usage.output_tokens)
                 yield event

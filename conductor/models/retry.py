@@ -68,6 +68,7 @@ async def with_retries(
         try:
             return await _bounded(attempt, left)
         except ModelError as error:
+            # A wait that outlasts the turn is not begun: the person hears the apology at once.
             wait = policy.wait_s(retry, error.retry_after, random)
             if error.reason not in RETRYABLE or retry >= policy.retries or wait >= end - waiting.clock():
                 raise

@@ -38,11 +38,14 @@ class ToolNameMap:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
+        # Sorted, so that the names of a request do not change with the order of tools: that would spoil the
+        # cached prefix.
         distinct = sorted(set(names))
         self._to_service = {name: name for name in distinct if is_accepted(name)}
         others = [name for name in distinct if name not in self._to_service]
         plain = {name: _REFUSED.sub("_", name) for name in others}
         wanted = Counter(plain.values())
+        # Accepted names come first: what a tool is called already is never given to another.
         taken = set(self._to_service)
         hashed: list[str] = []
         for name, candidate in plain.items():

@@ -200,6 +200,7 @@ class SessionState(msgspec.Struct):
 
     def _remember(self, event_id: str) -> None:
         self.seen[event_id] = None
+        # The oldest goes first: dictionaries keep the order of insertion.
         if len(self.seen) > MAX_SEEN:
             del self.seen[next(iter(self.seen))]
 
@@ -222,6 +223,7 @@ class SessionState(msgspec.Struct):
 
         A claim commits one after the other, so its token and a revision name a commit.
         """
+        # Nothing was committed yet: each state goes on from the empty one.
         if not earlier.authors:
             return True
         token, revision = list(earlier.authors.items())[-1]

@@ -81,6 +81,7 @@ class HealthCheckedStore:
             except StoreUnavailable:
                 continue
             except Exception:
+                # A fault of ours must not end the probe: the node would stay not ready for good.
                 log.exception("session store not tried")
                 continue
             self.available = True

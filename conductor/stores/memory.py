@@ -46,6 +46,7 @@ class MemoryStore:
         meta = row.meta
         meta.token = self._tokens()
         meta.epoch += 1
+        # A copy: a commit advances the store's state and the claim's, each by itself.
         return Claim(key, meta.token, meta.epoch, meta.revision, row.state.copy())
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
@@ -65,6 +66,7 @@ class MemoryStore:
     async def release(self, claim: Claim) -> None:
         """Delete the session: its grace is over, and memory keeps nothing longer."""
         row = self._rows.get(claim.key)
+        # A release that comes after another claim must not delete the new owner's session.
         if row is not None and row.meta.token == claim.token:
             del self._rows[claim.key]
             self._counts[claim.key.subject] -= claim.key.counted

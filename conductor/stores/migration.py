@@ -64,6 +64,7 @@ def migrate_sqlite(connection: sqlite3.Connection) -> None:
             connection.execute(
                 "INSERT INTO record VALUES(?, ?, ?)", (number, revision, _snapshot(state, token))
             )
+    # In the same transaction, so that a crash leaves the former tables or the new ones, never both.
     for table in ("former", "log", "call", "seen", "outbound", "field"):
         connection.execute(f"DROP TABLE {table}")
 

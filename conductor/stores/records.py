@@ -55,6 +55,7 @@ class Stored:
                 record = _decode(data)
                 if record.state is not None:
                     state = record.state
+                # A gap: what comes after it rests on something that is lost.
                 elif revision != last + 1:
                     break
                 state.advance(record.operations, record.by, revision)
@@ -96,6 +97,7 @@ class Draft:
         claim.revision += 1
         claim.state.advance(self._operations, claim.token, claim.revision)
         claim.commits = 1 if self.snapshot else claim.commits + 1
+        # The snapshot itself does not count, or a long history would write one at each commit.
         claim.size = 0 if self.snapshot else claim.size + len(self.data)
 
     def settle(self, found: Meta | None) -> None:
@@ -117,8 +119,10 @@ def check(claim: Claim, commit_id: str, duplicate: str | None, found: Meta | Non
         raise Fenced("This session was deleted or released.", gone=True)
     if found.token != claim.token:
         raise Fenced("Another claim owns this session.")
+    # A retry after a lost reply: before the revisions, which it has advanced (durability, "Invariants", 2).
     if found.commit_id == commit_id:
         return False
+    # The store is behind its owner: a failover lost acknowledged writes (durability, "Faults").
     if found.revision < claim.revision:
         raise Rollback(f"The session is back at revision {found.revision}; it was at {claim.revision}.")
     if found.revision > claim.revision:

@@ -90,6 +90,7 @@ class RedisStore:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         if key.counted:
             await self._count(key)
+        # Unique, never a counter: a failover could issue a number twice (durability, "Invariants").
         token = f"{self._node}:{uuid4().hex}"
         stored = read_session(
             await self.client.write(CLAIM, session_name(self.prefix, key), (token, self._ttl(key)))
@@ -110,6 +111,7 @@ class RedisStore:
             "1" if draft.snapshot else "",
         )
         reply = await self.client.write(COMMIT, session_name(self.prefix, claim.key), arguments)
+        # The script answers 1 on the usual way, so that a commit's reply is four bytes.
         if reply == 1:
             draft.accept()
         else:
@@ -127,6 +129,8 @@ class RedisStore:
         # A session that is there already may always be claimed.
         index = index_name(self.prefix, key.subject)
         arguments = (key.session_id, self._ttl_ms, str(self._kept))
+        # Two commands and no transaction: the subject's index is in another slot of a cluster than the
+        # session.
         if await self.client.query(index, "EVAL", COUNT, "1", index, *arguments) == 0:
             name = session_name(self.prefix, key)
             if await self.client.query(name, "HEXISTS", name, "epoch") == 0:
@@ -150,6 +154,8 @@ class RedisStore:
             keys = [key for key in (session_of(text(name)) for name in names) if key is not None]
             pairs = {(key.subject, key.session_id) for key in keys}
             found |= pairs if after is None else {pair for pair in pairs if pair > first}
+            # Names come in no order, and SCAN may name one twice: the smallest are kept, and memory stays
+            # bounded.
             if len(found) > 10 * limit:
                 found = set(heapq.nsmallest(limit, found))
         return [SessionKey(*pair) for pair in heapq.nsmallest(limit, found)]
@@ -173,6 +179,8 @@ class RedisStore:
     async def _delete(self, key: SessionKey) -> int:
         reply = await self.client.write(DELETE, session_name(self.prefix, key), (self._ttl_ms,))
         index = index_name(self.prefix, key.subject)
+        # After the session: a failure between the two leaves the count too high, which expires, and not too
+        # low.
         await self.client.query(index, "ZREM", index, key.session_id)
         return int(reply == 1)
 

@@ -20,6 +20,7 @@ _PASSING = frozenset(
     ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF", "OOM", "NOREPLICAS")
 )
 """Errors of a server that starts, fails over or is full: they pass."""
+# What a primary answers that a failover made a replica.
 _DEMOTED = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 
 
@@ -61,6 +62,8 @@ class Batcher:
         """
         asked = _Asked(command, writes, asyncio.get_running_loop().create_future())
         self._next.append(asked)
+        # The task runs in the next pass of the loop: what all sessions ask for until then leaves in one
+        # write.
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         return asked.answer
@@ -80,6 +83,8 @@ class Batcher:
                 batch, self._next = [each for each in self._next if not each.answer.done()], []
                 try:
                     await self._exchange(batch)
+                # TimeoutError is an OSError, so a silent server ends here as well. The library disconnects on
+                # any error, so no late answer is taken for another command's.
                 except (ConnectionLost, Refused, exceptions.RedisError, OSError) as error:
                     _fail(batch, failure(error))
         finally:
@@ -98,6 +103,7 @@ class Batcher:
             if not connection.is_connected:
                 await connection.connect()
             await connection.send_packed_command(commands)
+            # One error must not shift the others: each command has an answer of its own.
             answers = [await _answer(connection) for _ in commands]
             if any(isinstance(each, _DEMOTED) for each in answers):
                 await connection.disconnect()  # its name may lead to another server by now
@@ -150,6 +156,7 @@ def failure(error: Exception) -> ConnectionLost | Refused:
             return Refused(f"it answered {code}")
         case exceptions.BusyLoadingError():
             return ConnectionLost("the server says LOADING")
+        # The library hides why signing in failed behind a ConnectionError.
         case exceptions.ConnectionError() if isinstance(error.__context__, exceptions.RedisError):
             return failure(error.__context__)
         case exceptions.ConnectionError():
@@ -182,4 +189,5 @@ async def _answer(connection: AbstractConnection) -> Answer:
 def _fail(batch: Iterable[_Asked], error: ConnectionLost | Refused) -> None:
     for each in batch:
         if not each.answer.done():
+            # An exception for each: raising one object in several tasks would mix their tracebacks.
             each.answer.set_exception(type(error)(*error.args))

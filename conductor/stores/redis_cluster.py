@@ -50,6 +50,7 @@ class Cluster:
         match answer:
             case exceptions.MovedError():
                 self._owners[slot] = (answer.host or owner[0], answer.port)
+                # Not followed here: the retry goes by the new map, and counts against the time limit.
                 raise ConnectionLost("the slot has moved")
             case exceptions.AskError():
                 other = self._batcher((answer.host or owner[0], answer.port))
@@ -83,12 +84,14 @@ class Cluster:
         """Learn who has which slots; all who want to know at the same time share the answer."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._read_map())
+        # Shielded: the one who gives up must not cancel the look-up of the others.
         why = await asyncio.shield(self._looking)
         if why is not None:
             raise type(why)(*why.args)
 
     async def _read_map(self) -> ConnectionLost | Refused | None:
         why: ConnectionLost | Refused | None = None
+        # Known primaries first; the configured addresses may be of nodes that are long gone.
         for nodes in (self._primaries, self._address.hosts):
             # The first map counts, so that a node that hangs holds nothing up.
             for found in asyncio.as_completed([self._map_of(each) for each in nodes]):
@@ -117,6 +120,7 @@ class Cluster:
             owners[first : last + 1] = [node] * (last - first + 1)
         self._owners = owners
         self._primaries = list(dict.fromkeys(node for _, _, node in rows))
+        # A node that left keeps its socket open otherwise, for as long as the process lives.
         for gone in self._batchers.keys() - set(self._primaries):
             await self._batchers.pop(gone).aclose()
 

@@ -73,6 +73,7 @@ class _Sentinels(Sentinel):  # type: ignore[misc]  # of a library that has no ty
             failures = [failure(each) for each in answers if isinstance(each, Exception)]
             if len(failures) == len(answers):
                 raise next((each for each in failures if isinstance(each, Refused)), failures[0]) from None
+            # In the seconds of a failover: they will name one.
             raise ConnectionLost(f"its Sentinels name no primary {service_name} that is up") from None
 
 

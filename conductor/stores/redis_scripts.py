@@ -84,6 +84,7 @@ redis.call('PEXPIRE', key, ARGV[1])
 return was
 """)
 
+# By a sorted set and not a counter: sessions expire by themselves, and a counter would not hear of it.
 COUNT = """
 -- KEYS: the index of a subject's sessions by their last claim. ARGV: session id, milliseconds to live, most.
 -- Counts a session that is about to be claimed; returns 0, and counts none, if there are as many already.

@@ -200,6 +200,7 @@ class SqliteStore:
     async def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
         # On a connection of its own, so that no commit waits for it.
         def work() -> _T:
+            # Read-only: a reader never makes a file that is missing.
             uri = f"{self.path.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=_LOCK_S, isolation_level=None)
             with closing(connection):
@@ -233,6 +234,7 @@ def _claim(
 ) -> Stored | TooManySessions:
     sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
     found = connection.execute(sql, (key.subject, key.session_id)).fetchone()
+    # Expired, and not swept yet: what a client finds must not depend on when the sweep runs.
     if found is not None and found[-1] < expired and not key.lasting:
         _delete_rows(connection, [found[0]])
         found = None
@@ -244,6 +246,7 @@ def _claim(
         meta = Meta("", 0, 0, "", now)
         sql = f"INSERT INTO session(subject, session_id, {_META}) VALUES(?, ?, '', 0, 0, '', ?)"
         row = connection.execute(sql, (key.subject, key.session_id, now)).lastrowid
+    # The row number in the token finds the session without an index; the rest cannot be guessed.
     meta.token = f"{row}.{secrets.token_hex(16)}"
     meta.epoch += 1
     connection.execute(

@@ -55,7 +55,9 @@ _FAILURES: dict[int, Failure] = {
 
 def failure(error: sqlite3.Error) -> Failure:
     """Classify an error: another process's lock, a full disk, a failing file, or a bad statement."""
+    # Errors of the module itself, such as a closed connection, carry no code.
     code = getattr(error, "sqlite_errorcode", None)
+    # Extended codes hold the primary one in their low byte.
     return "refused" if code is None else _FAILURES.get(code & 0xFF, "refused")
 
 
@@ -73,6 +75,7 @@ def connect(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except sqlite3.Error as error:
         connection.close()
+        # These pass; the others are mistakes of the configuration, said at the start.
         if failure(error) in ("locked", "full"):
             raise
         raise SettingsError(_explain(path, error)) from error
@@ -115,12 +118,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise SettingsError(f"The session store's file {path} must be on a local disk that can share memory.")
+    # An fsync a commit: with WAL and NORMAL a power failure loses acknowledged turns (durability, "Choice").
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")  # deleted text is overwritten, in free pages too
     connection.execute("PRAGMA wal_autocheckpoint=4000")  # in pages; the same few are written often
     connection.execute(
         "PRAGMA cache_size=-16000"
     )  # in KiB; a smaller cache spills a large group before its commit
+    # Otherwise the write-ahead log stays as large as its largest burst.
     connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
     if version < SCHEMA_VERSION:
         connection.execute("BEGIN IMMEDIATE")

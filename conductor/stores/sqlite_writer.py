@@ -98,6 +98,7 @@ class Writer:
 
         The future gets its result, or `StoreUnavailable`. Cancelling it does not undo the work.
         """
+        # A future in a queue that nothing reads would never be done.
         if self._closed:
             raise StoreUnavailable("The session store is closed.")
         future: asyncio.Future[_T] = self._loop.create_future()
@@ -128,6 +129,7 @@ class Writer:
             self._drop()
             self._drain()
             self._refuse([job for job in self._waiting if job.work is not None], _REASONS["away"])
+            # Last: who waits for the end finds all other futures settled.
             self._answer([(self._ended, None)])
 
     def _opens(self, opened: asyncio.Future[None]) -> bool:
@@ -180,6 +182,7 @@ class Writer:
         if kind == "away" and not again:
             # The commit may have succeeded; its id makes the retry safe.
             self._serve(group, again=True)
+        # One by one, so that only the faulty job fails.
         elif kind == "refused" and len(group) > 1:
             for job in group:
                 self._serve([job])
@@ -200,6 +203,7 @@ class Writer:
                     break
             if connection.in_transaction:
                 connection.execute("COMMIT")
+        # An open transaction would keep the file locked for all other processes.
         except BaseException:
             self._roll_back(connection)
             raise
@@ -218,6 +222,7 @@ class Writer:
                 connection.execute("BEGIN IMMEDIATE")
                 return connection
             except sqlite3.Error as error:
+                # Only a lock passes by waiting.
                 if failure(error) != "locked" or time.monotonic() >= deadline:
                     raise
             self._pause.wait(random.uniform(*_POLLS_S))
@@ -226,6 +231,7 @@ class Writer:
         # The file may have been removed or replaced while the store was open.
         if self._connection is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self._look_every
+            # Commits to an unlinked file would succeed, and be gone with the process.
             if self._identity() != self._inode:
                 log.error("session store taken away")
                 self._drop()
@@ -274,6 +280,7 @@ class Writer:
 
     def _answer(self, answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
         try:
+            # One wake-up of the loop for the whole group.
             self._loop.call_soon_threadsafe(_settle, answers)
         except RuntimeError:
             pass  # the loop is closed: no caller waits
