@@ -177,6 +177,7 @@ class Approvals:
     async def flush(self, connection: int, *, resumed: bool) -> None:
         """Send what a new connection has not had; drop the requests of a session that expired."""
         for question in list(self._questions.values()):
+            # A new session knows none of the former one's requests.
             if not resumed and question.came_on < connection:
                 self._settle(question)
             elif question.decision is not None and not question.settled:
@@ -209,6 +210,7 @@ class Approvals:
                     value = await value
             decision = _checked(value, question.approval)
             if decision is not None:
+                # An edit too large for a frame is noticed here, where it still becomes a refusal.
                 self._sender.frame("check", _response(question, decision))
         except Exception as error:
             log.warning("approval handler failed: %s", where(error))
@@ -223,6 +225,7 @@ class Approvals:
         connection = self._sender.connection
         if question.decision is None or connection is None or question.sent_on == connection:
             return
+        # Before the await, so that `flush` does not send it a second time.
         question.sent_on = connection
         question.sent += 1
         try:

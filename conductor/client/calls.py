@@ -105,7 +105,9 @@ class ToolRun:
         if self._over or self._limit is None or not self._sender.accepts("async") or not self._room():
             return False
         self.job_id = job_id
+        # A job's limit counts from here: what the call used is not taken from it.
         self._limit.reschedule(asyncio.get_running_loop().time() + self._limits.job_s)
+        # Kept until confirmed, as a result is: a server that misses it reports the call as unknown.
         await self._sender.keep(ToolAccepted(self.call_id, job_id))
         self.released.set()
         return True
@@ -295,6 +297,7 @@ class Calls:
             await self._end(call, failure(call, f"This device has no tool {call.name}."))
         else:
             run = ToolRun(call, self._sender, self._limits, self._room_for_job)
+            # Before the first await: a ``tool.cancel`` or a replay may come in between.
             self._runs[call.call_id] = run
             self._note(call.call_id, "taken")
             self._spawn(self._use(call, run, handler, arguments))
@@ -330,6 +333,7 @@ class Calls:
         if self._sender.accepts("lease"):
             with contextlib.suppress(ConnectionLost):
                 await self._sender.once(ToolStarted(call.call_id))
+        # Cancelled while ``tool.started`` was sent: nothing has run.
         if not run.cancelled.is_set() and not run.dropped:
             work = self._run(call, lambda limit: run.begin(handler, arguments, limit), lambda: run.limit_s)
             task = asyncio.create_task(work)

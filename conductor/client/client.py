@@ -194,6 +194,7 @@ class Client:
         frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
         if not self.connected and (not self._keeps or self._outbox.transcripts >= limits.unsent):
             raise ConnectionLost(str(self.lost or "There is no connection."))
+        # Before it is sent: its answer may come while `put` waits for the socket.
         self._turns.add(turn)
         if not await self._outbox.put(frame, turn) and not self._keeps:
             self._outbox.discard(turn)

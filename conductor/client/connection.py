@@ -255,6 +255,7 @@ class Connection:
         event_id = self._new_id()
         answer: asyncio.Future[SessionStarted | ClientError] = asyncio.get_running_loop().create_future()
         self._starting = event_id, answer
+        # Before the start is sent: the answer may be there first.
         self._reader = asyncio.create_task(self._read(link, self.connection))
         seconds = self._options.limits.start_s
         try:
@@ -314,6 +315,7 @@ class Connection:
 
     async def _deliver(self, received: Received) -> None:
         try:
+            # While the queue is full nothing is read, so a handler that hangs would hold the connection.
             async with asyncio.timeout(self._options.limits.backlog_s):
                 await self.inbox.put(received)
         except BaseException:
@@ -335,7 +337,11 @@ class Connection:
             self._on_started(event)
             self._answer_start(event)
         elif isinstance(event, ErrorEvent) and self._starting is not None:
+            # An error without an id is about a frame that the server could not read: the start is the only
+            # one sent.
             if event.event_id in (None, self._starting[0]) and not self._starting[1].done():
                 self._answer_start(StartRefused(event))
                 return None  # `open` raises it: listeners do not get it
+        # A replayed event counts as received, but is handled once (protocol, "How the shipped client
+        # behaves").
         return received if new else None

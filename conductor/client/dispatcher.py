@@ -82,6 +82,7 @@ class EventDispatcher:
         """Handle the events in order, until cancelled."""
         while True:
             received = await inbox.get()
+            # A position that is ahead of what was handled loses events on a resume; one behind repeats some.
             self.handled.begin(received.id, counts=not isinstance(received.event, _PASSING))
             goes_on = False
             try:
@@ -103,6 +104,7 @@ class EventDispatcher:
             self._approvals.ask()
         elif isinstance(event, ToolCallEvent):
             goes_on = await self._take_call(event, received)
+        # After the handlers: a turn ends when its last call has run, and not when its ``idle`` was read.
         self._turns.settle(event, received.connection)
         return goes_on
 

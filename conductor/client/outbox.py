@@ -123,6 +123,7 @@ class Outbox:
             self._bytes > self._limits.unconfirmed_bytes and len(self._entries) > 1
         ):
             others = (each for each in self._entries if not each.firm and each is not entry)
+            # Transcripts and results last: a person's words, or a tool that has run, cannot be made again.
             oldest = next(others, self._entries[0])
             if oldest.sent_on < 0:
                 log.warning("an event that was never sent is dropped: %d wait", len(self._entries))
@@ -134,6 +135,7 @@ class Outbox:
 
         Each frame is bounded by the socket's time limit.
         """
+        # One at a time: entries must leave in order, and a reconnect flushes beside `put`.
         async with self._sending:
             while entry := self._next():
                 if not self._way.connected:
@@ -163,6 +165,7 @@ class Outbox:
 
     def acknowledge(self, event_ids: Collection[str]) -> None:
         """Drop the events that the server has recorded."""
+        # Acknowledged events need not be the oldest: results overtake a transcript that is queued.
         for entry in [entry for entry in self._entries if entry.event_id in event_ids]:
             if entry.turn is not None:
                 entry.turn.recorded = True
@@ -251,6 +254,7 @@ def fit_cancelled(cancelled: ToolCancelled) -> ToolCancelled:
 
 def done_by(result: ToolResultEvent, size: int) -> ResumeDone:
     """Give a call's result as part of ``session.start``, with its content if ``size`` bytes allow it."""
+    # The call's id alone says that it has run; the server asks for what it still wants (``resend``).
     if size > MAX_RESUME_BYTES:
         return ResumeDone(result.call_id)
     return ResumeDone(result.call_id, None if result.error is not None else result.result, result.error)

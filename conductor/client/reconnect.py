@@ -60,6 +60,7 @@ class Reconnect:
         ``retryAfterMs`` of the server is respected, up to ``most_s``.
         """
         delay = min(self.most_s, self.first_s * self.factor ** min(number - 1, _MAX_EXPONENT))
+        # Less, never more: ``most_s`` stays the limit.
         delay *= 1 - self.jitter * self.random()
         if isinstance(after, StartRefused) and after.event.retry_after_ms is not None:
             delay = max(delay, min(after.event.retry_after_ms / 1000, self.most_s))
@@ -70,10 +71,12 @@ def is_final(error: ClientError) -> bool:
     """Tell whether a retry is pointless: the token is refused, or another client has the session."""
     match error:
         case CannotConnect():
+            # A token does not become valid by itself; 429 and 503 pass.
             return error.status in (401, 403)
         case StartRefused():
             return error.code in ("unauthorized", "unsupported_protocol_version", "session_mismatch")
         case ConnectionLost():
+            # Reconnecting would take the session back, and the two clients would do so for ever.
             return error.close_code == SUPERSEDED
         case _:
             return False
@@ -186,6 +189,7 @@ class Reconnector:
         while True:
             since = loop.time()
             lost = await self._client.wait_lost()
+            # Only a connection that lasted resets the backoff.
             if loop.time() - since >= self._terms.steady_s:
                 failures = 0
             await self._tell(Lost(lost))

@@ -56,12 +56,14 @@ class ResumeState:
     def started(self, event: SessionStarted) -> None:
         """Apply the answer, before any event that follows it."""
         self._known = True
+        # The server lost the session: it will not process the transcripts that it had recorded.
         if not event.resumed:
             self._turns.forgotten()
         if "resume" not in (event.capabilities or ()):
             return
         drop = frozenset(event.drop or ())
         self._calls.drop(drop)
+        # Content that was in ``session.start`` is recorded by now, unless the server asks for it again.
         self._outbox.forget(drop | (self._told - frozenset(event.resend or ())))
 
 
@@ -72,6 +74,7 @@ def fit_resume(last: str | None, done: Sequence[ResumeDone], pending: Sequence[s
     is sent again and recognised.
     """
     left = room - len(_encode(Resume(last))) - len(',"done":[],"pending":[]')
+    # Ids of all results come first: content that does not fit can be asked for.
     named, left = _first([ResumeDone(each.call_id) for each in done[:MAX_RESUMED]], left)
     waiting, left = _first(pending[:MAX_RESUMED], left)
     for place, (full, short) in enumerate(zip(done, list(named), strict=False)):

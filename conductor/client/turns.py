@@ -156,6 +156,7 @@ class Turn:
             self._asked.add(event.approval_id)
         elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
             self._resolved.add(event.approval_id)
+        # Bounded: a turn with long partials may have thousands.
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
         for fits, future in self._watchers:
@@ -334,4 +335,5 @@ class Turns:
 
 
 def _plain(text: str) -> str:
+    # Servers may normalise text and white space.
     return " ".join(unicodedata.normalize("NFC", text).split())

@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Run the checks, and print a line for each item; returns the exit code, 0 or 2."""
+    # The items say what is wrong; log lines of the parts that are tried would say it twice.
     configure_logs("error", "console", cache=False)
     names = ("host", "port", "model_provider", "anthropic_model")
     overrides = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -139,6 +140,7 @@ async def model_items(settings: Settings, *, offline: bool, seconds: float) -> A
     """Send the provider a request of one token, within ``seconds``, and report what came of it."""
     name = f"Claude ({settings.anthropic_model})" if settings.provider == "anthropic" else settings.provider
     try:
+        # One token: a check that costs something is not run.
         provider = make_provider(settings.model_copy(update={"anthropic_max_tokens": 1}))
     except ImportError as error:
         yield fail("model", f"the package {error.name} is missing, which {settings.provider} needs.")

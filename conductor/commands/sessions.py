@@ -118,6 +118,7 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     if limit < 1:
         raise SettingsError("--limit must be at least 1.")
     async with _opened(settings) as admin:
+        # One more than is shown tells whether there are more.
         found = await admin.sessions(options.subject, limit=min(limit + 1, sys.maxsize))
     if not found:
         raise _nothing(settings, options.subject)
@@ -208,6 +209,7 @@ async def _doomed(options: argparse.Namespace, settings: Settings) -> list[Sessi
                 raise _nothing(settings, options.subject)
             return [SessionKey(info.subject, info.session_id) for info in infos]
         key = await _find(admin, options.session, options.subject)
+        # Before the question: nobody is asked about what is not there.
         if key.subject not in await admin.subjects(key.session_id):
             raise _no_session(key)
         return [key]
@@ -303,6 +305,7 @@ def private_file(target: Path, *, replace: bool) -> Iterator[TextIO]:
             raise FileExistsError
         with tempfile.TemporaryDirectory(prefix=".conductor-", dir=target.parent) as folder:
             temporary = Path(folder, target.name)
+            # Before anything is written: it holds what people said.
             temporary.touch(0o600)
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 yield file

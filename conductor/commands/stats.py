@@ -82,6 +82,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, timeout_s: fl
     answer = _fetch(url, _token(options.token), timeout_s)
     try:
         stats = msgspec.json.decode(answer, type=_Stats)
+        # Decoded twice: the struct checks what the table shows, --json passes on newer servers' fields too.
         everything = json.loads(answer)
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise _not_conductor(url) from None
@@ -111,6 +112,7 @@ def address(url: str) -> str:
 def _token(given: str | None) -> str:
     token = (given or "").strip()
     if not token:
+        # Only without --token: a mistake in .env must not stop who needs nothing of it.
         secret = load_settings().admin_token
         token = secret.get_secret_value() if secret is not None else ""
     if not token:

@@ -85,6 +85,7 @@ def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
     value = _parse(frame, found)
     payload = _check_envelope(value, found)
     assert found.id is not None and found.type is not None and found.session_id is not None
+    # An unknown type is no error (protocol, "Envelope"): an old server meets a newer app.
     struct = _TYPES.get(found.type)
     event = None if struct is None else _convert(payload, struct, found)
     return Inbound(found.id, found.type, found.session_id, len(frame), event)
@@ -123,6 +124,7 @@ def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
     Building all values of a hostile megabyte would hold the loop for longer than everything else together.
     """
     _read_head(frame, found)
+    # A result may be large up to the hard limit; no other event has a reason to be (protocol, "Transport").
     if found.type != client.ToolResultEvent.TYPE:
         _refuse(f"event_too_large:{len(frame)}", found)
     try:
@@ -200,6 +202,7 @@ def _parse(frame: bytes, found: _Found) -> dict[str, Any]:
 
 def _check_values(value: dict[str, Any], found: _Found) -> None:
     nodes = 0
+    # Level by level, without recursion: depth is the sender's choice.
     level: list[Any] = [value]
     depth = 0
     while level:

@@ -126,6 +126,7 @@ def _bind(info: _Info, port: int, options: Sequence[int]) -> socket.socket:
         for option in options:
             made.setsockopt(socket.SOL_SOCKET, option, 1)
         if family == socket.AF_INET6:
+            # Else ``::`` takes IPv4 as well, and binding 0.0.0.0 beside it fails.
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             made.bind((address, port, 0, scope))
         else:
@@ -146,6 +147,8 @@ class Authenticator:
     """Static tokens, kept hashed and compared in constant time. Without tokens every client is anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
+        # The subject names the token without revealing it, and is the same after a restart: sessions are
+        # stored under it.
         self._tokens = tuple(_Token(digest, f"token-{digest.hex()[:16]}") for digest in map(_digest, tokens))
 
     @property
@@ -303,6 +306,7 @@ class Access:
         self._connections -= 1
         for counter, name in ((self._subjects, client.subject), (self._addresses, client.address)):
             counter[name] -= 1
+            # A counter keeps names at zero: strangers' addresses would fill memory.
             if not counter[name]:
                 del counter[name]
 
@@ -320,6 +324,7 @@ class Access:
             reason = "no token" if bearer_token(request) is None else "wrong token"
             return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is needed.", reason)
         origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
+        # A proxy and this server might each believe another one of them.
         if len(origins) > 1 or len(hosts) > 1:
             text = "A header that may come once came twice."
             return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")

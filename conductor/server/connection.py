@@ -95,6 +95,8 @@ class Connection:
         """Close once the session's turn has ended and its client has answered every call."""
         if self._session is not None:
             self._session.drain()
+            # The app speaks what it was sent last: a close before its acknowledgements would cut it off
+            # (durability, "Faults").
             await self._session.settled()
         self.close(code, reason)
 
@@ -168,6 +170,7 @@ class Connection:
     async def _read(self) -> None:
         deadline = self._now() + self._limits.first_event_timeout
         while True:
+            # Only until the first event: afterwards the WebSocket's pings find dead clients.
             async with asyncio.timeout_at(None if self._heard else deadline):
                 frame = await self._incoming.next()
             size = len(frame)
@@ -190,6 +193,7 @@ class Connection:
         except InvalidFrame as error:
             self._send_error(error.code, str(error), error.event_id, error.session_id)
             log.debug("event refused", code=error.code, session=self._session_id)
+            # The app transcribes until it hears ``idle`` (protocol, "Base: server to client").
             if error.event_type in (client.TranscriptFinal.TYPE, None):
                 await self._reopen_microphone(error.session_id)
             return
@@ -239,6 +243,7 @@ class Connection:
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event
+        # One connection serves one session (protocol, "Transport").
         if self._bound_to not in (None, inbound.session_id):
             self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
             if isinstance(event, client.TranscriptFinal):
@@ -259,6 +264,7 @@ class Connection:
             return
         if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
             return  # suspended: another process serves the session
+        # A claim may be lost between binding and the commit: bind again, and deliver the same event.
         for _ in range(DELIVERY_ATTEMPTS):
             if await self._deliver(inbound, starts_turn=starts_turn):
                 return
@@ -305,6 +311,7 @@ class Connection:
         return self._session is session
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
+        # A claim for a dead client would fence the process that serves its successor.
         if isinstance(event, client.SessionStart) and self._socket.state is not State.OPEN:
             return False  # the client has gone
         # A dead client's events must not take the session from the process that serves it now.

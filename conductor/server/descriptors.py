@@ -14,6 +14,7 @@ INFINITE = 65_536
 def raise_limit() -> int:
     """Raise the limit of open files to its hard limit; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS says infinity, and refuses it as a soft limit.
     wanted = INFINITE if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):

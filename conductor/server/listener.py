@@ -91,6 +91,8 @@ class Listener:
             ),
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
+            # Off: it takes memory and time for each connection (durability, "Who may connect", 3), and frames
+            # are small.
             compression=None,
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
@@ -108,6 +110,7 @@ class Listener:
         if not self._servers:
             return
         for server in self._servers:
+            # Only the listening sockets: running turns end first.
             server.close(close_connections=False)
         await self._drain(self.services.limits.drain_timeout if drain_s is None else drain_s)
         await self.registry.close()
@@ -172,6 +175,7 @@ class Listener:
         return self._answer(socket, path, request, peer)
 
     def _answer(self, socket: ServerConnection, path: str, request: Request, peer: str) -> Response | None:
+        # Before authentication: orchestrators probe without a token, and learn nothing but this.
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":

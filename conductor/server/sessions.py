@@ -199,6 +199,7 @@ class SessionRegistry:
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
         except TimeoutError:
             log.warning("sessions not verified in time")
+        # A second suspension has started its own verification: that one decides.
         if self._verifying is asyncio.current_task():
             self.ownership_verified.set()
 

@@ -49,6 +49,7 @@ class Admin:
         A valid token always works: wrong guesses from other clients must not lock the operator out.
         """
         if "Origin" in headers:
+            # A page of a stranger must not read figures through a browser inside the network.
             return Answer(http.HTTPStatus.FORBIDDEN, "Not for pages in a browser.\n")
         token = _bearer(headers)
         if token is None or not hmac.compare_digest(self._digest, _digest(token)):

@@ -65,6 +65,7 @@ class Worker:
 
     def leave(self) -> None:
         """Tell the parent that this worker accepts no more connections, so that it starts another."""
+        # The pipe's last writing end closes, and the parent reads its end.
         os.dup2(_STDERR, _STDOUT)
 
 
@@ -357,6 +358,7 @@ class Supervisor:
                 return False
             slot.child = new
         self._ready(slot, new)
+        # Only now: the new one listens on the same sockets, and no connection is refused.
         old.send(signal.SIGTERM)
         await self._reaped(old)
         return True

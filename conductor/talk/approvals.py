@@ -46,6 +46,7 @@ class ApprovalPrompt:
 
         ``shown`` is awaited when the request is on the screen.
         """
+        # One question at a time: a number typed for one must not answer the other.
         async with self._floor:
             self._show(approval)
             await shown()

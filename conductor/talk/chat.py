@@ -224,6 +224,7 @@ class TerminalChat:
         client.on(ApprovalResolved, self._show_resolved)
         if self._cards and self._lines.tty:
             client.on_approval(self._asking.ask)
+        # A closed pipe (``talk | head``) is noticed by the next write only.
         client.on("*", self._notice_the_end)
         client.on(Lost, lambda news: screen.error(str(news.error)))
         client.on(TryFailed, lambda news: screen.error(f"Try {news.number}: {news.error}"))

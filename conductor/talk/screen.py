@@ -58,6 +58,7 @@ class StdinReader:
     def _start(self) -> None:
         if self._thread is None:
             loop = asyncio.get_running_loop()
+            # A daemon thread, since a read from a terminal cannot be interrupted at the exit.
             self._thread = threading.Thread(target=self._pump, args=(loop,), daemon=True)
             self._thread.start()
 
@@ -159,6 +160,7 @@ class Screen:
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "utf-8"
         try:
+            # A terminal in another encoding would raise in the middle of an answer.
             stream.write(text.encode(encoding, "replace").decode(encoding))
             stream.flush()
         except BrokenPipeError:

@@ -55,6 +55,7 @@ def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     try:
         loop.add_signal_handler(signal.SIGINT, handle)
+    # Windows, or a thread that is not the main one: Ctrl-C raises KeyboardInterrupt there.
     except (NotImplementedError, RuntimeError, ValueError):
         yield
         return

@@ -156,6 +156,7 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
         title=_text(declaration, "title", MAX_TITLE_CHARS) or _text(annotations, "title", MAX_TITLE_CHARS),
         spoken=_text(wishes, "spoken", MAX_SPOKEN_CHARS),
     )
+    # Compiled at the declaration: a fault is reported then, and the first call need not wait.
     checkers.get(spec)
     _check_template(spec)
     return spec

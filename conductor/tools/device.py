@@ -72,6 +72,8 @@ def _read(path: Path | None, name: str) -> Any:
             encoded = resources.files("conductor").joinpath("catalogs", _PACKAGED).read_bytes()
         else:
             with path.open("rb") as file:
+                # One byte more than the limit shows that there is more; a device such as /dev/zero never
+                # ends.
                 encoded = file.read(MAX_CATALOG_BYTES + 1)
         if len(encoded) > MAX_CATALOG_BYTES:
             raise SettingsError(f"The tool catalog {name} is larger than {MAX_CATALOG_BYTES} bytes.")

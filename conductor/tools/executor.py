@@ -92,6 +92,7 @@ class ToolExecutor:
         if found is None:
             return failed("not_found", self._unknown(call.name))
         spec, toolset = found
+        # Validation comes before permission: a rule is matched against coerced arguments, as they would run.
         checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
             return checked

@@ -36,6 +36,7 @@ class PendingCalls:
     def answer(self, call_id: str, outcome: ToolOutcome) -> bool:
         """Wake the waiter; False for a late, unknown or repeated result."""
         waiting = self._waiting.get(call_id)
+        # Done: a barge-in or the time limit came first, and the result goes the way of late ones.
         if waiting is None or waiting.done():
             return False
         waiting.set_result(outcome)

@@ -103,6 +103,7 @@ def steps(
             return Step(effect, effect, (*others, *more))
         return Step(effect, None, (f"No rule is to {effect} it.",))
 
+    # Asked before any allow rule: what strangers wrote may speak in the person's name (tools, "Permissions").
     taint = (_STRANGERS,) if _is_tainted(spec, tainted) else ()
     undone = (UNDONE,) if spec.effect == "irreversible" else ()
     return (step("deny", _refusals(spec, options)), step("ask", taint, undone), step("allow"), _default(spec))

@@ -100,6 +100,7 @@ def _signature(path: Path) -> _Signature:
         found = path.stat()
     except OSError:
         return None
+    # The inode too: a file that was renamed over may have the same size and time.
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -140,6 +141,7 @@ def remove(path: Path, number: int) -> Mapping[str, Any]:
 
 def _read(path: Path, *, required: bool = False) -> tuple[dict[str, Any], str]:
     try:
+        # Opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise SettingsError(f"{path.name} is no regular file.")
         with path.open("rb") as file:

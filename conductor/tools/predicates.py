@@ -72,10 +72,12 @@ class Argument:
         waiting: list[tuple[int, Any]] = [(0, self.value)]
         while waiting:
             depth, each = waiting.pop()
+            # Counted before it is unpacked: one list may hold everything that the limit is to keep out.
             size = len(each) if isinstance(each, Mapping | list | tuple) else 0
             if depth > MAX_DEPTH or len(found) + len(waiting) + size > MAX_LEAVES:
                 return None
             if isinstance(each, Mapping):
+                # A key may carry what a rule looks for, such as a URL; a plain name cannot.
                 found += [name for name in each if not name.replace("-", "_").isidentifier()]
                 waiting += [(depth + 1, inner) for inner in each.values()]
             elif isinstance(each, list | tuple):
@@ -193,8 +195,10 @@ def fold(text: str) -> str | None:
     blocks = range(0, len(text) - _PILE + 1, _PILE)
     if any(all(map(unicodedata.combining, text[start : start + _PILE])) for start in blocks):
         return None
+    # A text of these alone would grow to 18 times its length.
     if text.count(_LONG_SIGN) > _PILE:
         return None
+    # Twice, since NFKC makes blanks of some signs.
     return _UNSEEN.sub("", unicodedata.normalize("NFKC", text)).casefold()
 
 
@@ -250,6 +254,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
+    # Python has True == 1.
     return bool(one == other) and (type(one) is type(other) or (_number(one) and _number(other)))
 
 
@@ -258,6 +263,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Compile a glob (``*``, ``?``, ``[...]``) to a test of whole strings."""
+    # Only these patterns need backtracking; `ComparisonBudget` counts what they cost.
     if "?" in pattern or "[" in pattern:
         match = re.compile(fnmatch.translate(pattern)).match
         return lambda text: match(text) is not None
@@ -354,6 +360,7 @@ class _Under:
         if argument.unclear:
             return True
         begins, folders = argument.places
+        # A path that begins elsewhere, relative where the folder is absolute, may lead into it.
         return bool(begins - {self._folder[0]}) or self._folded in folders
 
 

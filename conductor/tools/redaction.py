@@ -103,6 +103,8 @@ class Redactor:
         return _in_places(self._paths, text) if self._paths else text
 
     def _without_known(self, text: str) -> str:
+        # The spellings as they stand come first, by plain replacement; the longest first, since one may hold
+        # another.
         for form in self._spelled:
             text = text.replace(form, mark("secret"))
         data = searched = _encoded(text)
@@ -188,6 +190,7 @@ def _replaced(text: str, spans: Iterable[_Span]) -> str:
     for start, end, kind in spans:
         pieces += (text[done:start], mark(kind))
         done = end
+        # Withheld, not left as it is: what was not looked at may hold a secret.
         if len(pieces) > 2 * MOST:
             return "".join((*pieces, mark("rest")))
     return "".join((*pieces, text[done:])) if pieces else text

@@ -166,6 +166,7 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
         return "no"
     if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
         return "no"
+    # In doubt a call is denied or asked about: allow rules must hold, the others need only be meant.
     strict = rule.effect == "allow"
     if strict and rule.args and not arguments.values.keys() <= rule.args.keys():
         return "no"
@@ -291,6 +292,7 @@ def parse_json(text: str) -> Any:
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
+        # The last of two would win silently, and a reader may look at the first.
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise RuleError(f"the field {twice!r} is there twice", twice)

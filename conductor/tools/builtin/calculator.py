@@ -159,6 +159,7 @@ def calculate(expression: str) -> str:
     """Compute an expression. Raises `CalculationError`, and nothing else, within milliseconds."""
     text = normalise(expression, _NAMES)
     try:
+        # Only parsed, never evaluated by Python: `_evaluate` knows the few nodes that are arithmetic.
         tree = ast.parse(text, mode="eval").body
         return _written(_evaluate(tree, 0))
     except SyntaxError:
@@ -302,4 +303,5 @@ _NAMES = (_FUNCTIONS.keys() | _CONSTANTS.keys()) - {"percent"}
 def _written(value: Number) -> str:
     if isinstance(value, int):
         return str(value)
+    # 15 digits are those that a float holds for certain: 0.1 + 0.2 is 0.3.
     return f"{value:.15g}" if value else "0"  # no -0

@@ -84,6 +84,7 @@ def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
 @lru_cache(maxsize=1)
 def _names() -> dict[str, str]:
     zones = sorted(zoneinfo.available_timezones())
+    # Models name cities more often than zones.
     cities = {zone.rpartition("/")[2].lower(): zone for zone in zones if "/" in zone}
     return cities | {zone.lower(): zone for zone in zones}
 

@@ -170,6 +170,7 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
             written = 0
             while written < len(data):
                 written += os.write(file, data[written:])
+            # Before the name appears: a crash must not leave an empty file under it.
             os.fsync(file)
         finally:
             os.close(file)

@@ -138,6 +138,7 @@ def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag) -> bytes:
 
 def _check_text(data: bytes, shown: str) -> None:
     try:
+        # UTF-8 allows NUL, text files do not have it; binary files nearly always do.
         if b"\0" not in data:
             data.decode()
             return
@@ -174,6 +175,7 @@ def cut(data: bytes, offset: int, limit: int, max_bytes: int) -> Cut:
         lines, at = lines + 1, end
     if lines or at == len(data):
         return Cut(data[start:at].decode(), lines, False)
+    # The cut may go through a character.
     piece = data[at : at + max_bytes].decode(errors="ignore")
     while _json_size(piece.encode()) > max_bytes:
         piece = piece[: len(piece) // 2]

@@ -80,6 +80,7 @@ def open_folder_walk(start: int, parts: Sequence[str]) -> int:
     for part in parts:
         try:
             below = os.open(part, _FOLDER, dir_fd=at)
+        # O_NOFOLLOW with O_DIRECTORY reports a link as no folder; the caller must know the difference.
         except NotADirectoryError:
             if stat.S_ISLNK(os.stat(part, dir_fd=at, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
@@ -109,6 +110,7 @@ def folder_opener() -> OpenFolder:
 @lru_cache(maxsize=1)
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
+    # ctypes assumes an int, which would cut a long.
     libc.syscall.restype = ctypes.c_long
     return libc
 
@@ -194,6 +196,7 @@ class Roots:
         roots: list[AllowedDirectory] = []
         for folder in folders:
             resolved = folder.resolve()
+            # People and models write the path as configured; links in it are resolved for opening.
             spellings = {resolved.parts[1:]: None, Path(os.path.abspath(folder)).parts[1:]: None}
             if any(root.parts == resolved.parts[1:] for root in roots):
                 continue
@@ -345,6 +348,7 @@ class Files:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, _guarded, work, stop)
         except asyncio.CancelledError:
+            # The thread cannot be cancelled, so it looks at the flag between its steps.
             stop.set()
             raise
 

@@ -182,6 +182,7 @@ async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, 
         return data.decode()
 
     try:
+        # Read and written in one step: calls of a round may run at the same time.
         await context.fields.update(FIELD, update)
     except TaskError as error:
         return failed(error.error_type, f"{error} Nothing was changed.")

@@ -41,6 +41,7 @@ def name_call(spec: ToolSpec, said: Sequence[Leaf], known: Vocabulary) -> Call:
     own = {name: [leaf for leaf in said if leaf.argument == name] for name in parts[1::2]}
     literal = " ".join(map(clean, parts[::2])).strip()
     if all(found and len(found) >= found[0].size and not found[-1].nested for found in own.values()):
+        # An app's own words must not pass for the server's question.
         if literal and not is_framing(literal, known):
             texts = {name: listed([leaf.text for leaf in found]) for name, found in own.items()}
             filled = (texts[part] if at % 2 else clean(part) for at, part in enumerate(parts))

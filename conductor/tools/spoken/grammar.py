@@ -95,12 +95,14 @@ def classify_answer(utterance: str, question: Question) -> Answer:
         return Answer("unclear", "once", _shown(text[:MAX_CHARS]))
     said, words = known.words(text[:MAX_CHARS]), _shown(text[:MAX_CHARS])
     short = len(text) <= MAX_CHARS and len(said) <= MAX_WORDS
+    # A long utterance is talk that may hold a yes, not an answer.
     scope = _approves(said, question, known) if short else None
     repeated = short and question.risk == "high" and _repeats(said, question, known)
     if question.by_voice and (repeated or (scope and question.risk != "high")):
         return Answer("allow", scope if scope and question.for_session else "once", words)
     if scope:  # a yes that is not enough
         return Answer("unclear", "once", words)
+    # After approval, which must fit as a whole: "no problem, go ahead" is a yes.
     if _refuses(said, question, known):
         return Answer("deny", "once", words)
     return Answer("other" if _is_request(said, question, known) else "unclear", "once", words)
@@ -137,6 +139,7 @@ def _approves(said: Words, question: Question, known: Vocabulary) -> Scope | Non
                 return None
         letters += _LETTERS[kind or ""]
         at += max(length, len(phrase))
+    # It ends in a hesitation: the sentence goes on.
     if letters.endswith("h") or not _APPROVAL.fullmatch(letters.replace("h", "")):
         return None
     return "session" if "s" in letters else "once"

@@ -68,6 +68,7 @@ def object_pattern(
     ]
     ways.append(_any(f"{run} {it}" for run in sets["generic"] for it in ("it", " ".join(call.words))))
     alone = _any(heads - sets["transitive"])
+    # "Cancel it" may be meant for the call that is asked about, or for the question itself.
     if stops:
         return re.compile(f"(?P<own>{ahead}{own}|{'|'.join(ways)})|(?P<own_stop>{own})")
     return re.compile(f"(?P<own>(?:{ahead})?{own}|{'|'.join(ways)})|(?P<own_stop>{alone})")

@@ -95,6 +95,7 @@ def _first(arguments: Mapping[str, Any], spec: ToolSpec, known: Vocabulary) -> t
     for found in walk:
         leaf = said(found, known)
         length += len(leaf.text) + (0 if leaf.index else len(" ".join(leaf.label)))
+        # Bounded: people do not listen to a long question to its end. The rest is counted.
         if len(told) == MAX_LEAVES or length > MAX_SAID_CHARS:
             return told, 1 + sum(1 for _ in islice(walk, MAX_COUNTED))
         told.append(leaf)

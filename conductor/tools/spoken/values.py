@@ -87,6 +87,7 @@ def is_framing(text: str, known: Vocabulary) -> bool:
 
 def clean(text: str) -> str:
     """Remove invisible characters and spoken punctuation, and collapse spaces."""
+    # Cut before and after: the text may be a megabyte, and NFKC makes up to 18 characters of one.
     text = unicodedata.normalize("NFKC", text[: 4 * MAX_VALUE_CHARS])[: 4 * MAX_VALUE_CHARS]
     seen = "".join(" " if c.isspace() else c if unicodedata.category(c)[0] != "C" else "" for c in text)
     return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", seen))).split())
@@ -100,6 +101,7 @@ def listed(texts: Sequence[str]) -> str:
 def said(leaf: Leaf, known: Vocabulary) -> Leaf:
     """Render a value: an opaque id by its end, a long text by its beginning, a secret not at all."""
     ways, value = known.data["said"], leaf.value
+    # Others may hear what the device says.
     if any(leaf.label[-len(phrase) :] == phrase for phrase in known.secrets):
         return replace(leaf, text=ways["secret"], told=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -116,6 +118,7 @@ def said(leaf: Leaf, known: Vocabulary) -> Leaf:
     if long:
         begin = begin[: MAX_VALUE_CHARS // 2].rpartition(" ")[0] or begin[: MAX_VALUE_CHARS // 3]
     heard = known.words(f"{begin} {end}")
+    # A value that sounds like an answer or an instruction: only its length is said.
     if not heard or any(phrase_at(heard, at, known.mimics) for at in range(len(heard))):
         return replace(leaf, text=ways["text"].format(len(value)), told=not word)
     if known.sets["framing"] & {*heard}:  # it could pass for the prompt
