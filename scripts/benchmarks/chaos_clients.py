@@ -72,6 +72,7 @@ class Talker:
         self._job: Job | None = None
         self._answering: Job | None = None
         """What an apology is for: a relaunched app may be shown an older job and its apology again."""
+        self._apologies: set[str] = set()
 
     async def run(self) -> None:
         raise NotImplementedError
@@ -102,7 +103,7 @@ class Talker:
         self._injector.at("speech outstanding", self.name)
         await asyncio.sleep(self._chance.uniform(0.005, 0.03))
 
-    def _append(self, role: str, text: str) -> bool:
+    def _append(self, role: str, text: str, call_id: str) -> bool:
         """Show a message; False if it is about no job, and no apology."""
         number = job_of(text) if role == "user" else done_job_of(text)
         job = self._book.jobs.get(number or 0)
@@ -114,7 +115,9 @@ class Talker:
             else:
                 self._book.answer(job)
         elif text in _APOLOGIES and (answering := self._answering or self._job) is not None:
-            self._book.apologised(answering, text)
+            if call_id not in self._apologies:  # an earlier job's may be replayed to a relaunched app
+                self._apologies.add(call_id)
+                self._book.apologised(answering, text)
         return job is not None or role == "user" or text in _APOLOGIES
 
     def _take_error(self, code: str, event_id: str | None) -> None:
@@ -304,7 +307,7 @@ class App(Talker):
             if payload["name"] == "convo.setState":
                 self._set_state(arguments["state"])
             elif payload["name"] == "convo.appendMessage":
-                self._show(arguments["role"], arguments["text"])
+                self._show(arguments["role"], arguments["text"], payload["callId"])
             elif payload["name"] == "tts.speak":
                 await self._speak_up()
             else:
@@ -344,8 +347,8 @@ class App(Talker):
         if state == "thinking":
             self._injector.at("transcript committed", self.name)
 
-    def _show(self, role: str, text: str) -> None:
-        if self._append(role, text):
+    def _show(self, role: str, text: str, call_id: str) -> None:
+        if self._append(role, text, call_id):
             return
         if text == NOTED:
             if self._job is not None:
@@ -535,7 +538,7 @@ class LibraryClient(Talker):
                 self._injector.at("transcript committed", self.name)
             case ToolCallEvent(name="convo.appendMessage"):
                 message = msgspec.json.decode(event.arguments)
-                self._append(message["role"], message["text"])
+                self._append(message["role"], message["text"], event.call_id)
             case SpeechPartial():
                 self._injector.at("mid model stream", self.name)
             case SpeechFinal() if done_job_of(event.text) is not None:
