@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from conductor.rate_limit import Admission, TokenBucket
+from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 
 
 class EventRate:
     """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once for each flood."""
 
-    def __init__(self, limits: Limits, admission: Admission, on_flood: Callable[[float], None]) -> None:
+    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
         self._limits = limits
-        self._admission = admission
         self._on_flood = on_flood
         self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, _now())
         self._flooding_since = self._waited_until = -inf
@@ -27,7 +26,7 @@ class EventRate:
         wait = self._bucket.reserve(now, cost * self._limits.flood_cost if floods else cost)
         if not wait:
             if self._bucket.used(now) > self._limits.frames_in_a_row:
-                await self._admission.enter()
+                await asyncio.sleep(0)  # a burst lets other connections run between two events
             return True
         if not floods:
             self._flooding_since = now

@@ -51,7 +51,7 @@ class Connection:
         self._opened_at = self._now()
         self._incoming = Incoming(socket, limits)
         self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
-        self._rate = EventRate(limits, registry.admission, self._warn_of_flood)
+        self._rate = EventRate(limits, self._warn_of_flood)
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from conductor.rate_limit import Admission
 from conductor.server.admission import EventRate
 from conductor.settings import Limits
 
@@ -22,9 +21,7 @@ async def times_of(rate: EventRate, sizes: Sequence[int]) -> list[float]:
 
 async def test_events_within_the_burst_do_not_wait_and_more_wait_at_the_rate() -> None:
     told: list[float] = []
-    rate = EventRate(
-        Limits(frames_per_second=50.0, frames_burst=3.0, flood_cost=1.0), Admission(), told.append
-    )
+    rate = EventRate(Limits(frames_per_second=50.0, frames_burst=3.0, flood_cost=1.0), told.append)
     waits = await times_of(rate, [100] * 6)
     assert max(waits[:3]) < 0.01 <= min(waits[3:])
     assert len(told) == 1 and 0.0 < told[0] <= 0.02, "once"
@@ -33,7 +30,7 @@ async def test_events_within_the_burst_do_not_wait_and_more_wait_at_the_rate() -
 async def test_a_flood_is_over_after_a_pause_and_the_next_is_told_again() -> None:
     told: list[float] = []
     limits = Limits(frames_per_second=50.0, frames_burst=1.0, flood_pause=0.01, flood_timeout=0.0)
-    rate = EventRate(limits, Admission(), told.append)
+    rate = EventRate(limits, told.append)
     for floods in (1, 2):
         await times_of(rate, [100] * 2)
         assert len(told) == floods
@@ -43,8 +40,7 @@ async def test_a_flood_is_over_after_a_pause_and_the_next_is_told_again() -> Non
 
 
 async def test_a_burst_is_admitted_in_turn_with_those_of_others() -> None:
-    admission = Admission()
-    rates = [EventRate(Limits(frames_in_a_row=2.0), admission, lambda _: None) for _ in range(4)]
+    rates = [EventRate(Limits(frames_in_a_row=2.0), lambda _: None) for _ in range(4)]
     admitted: list[int] = []
 
     async def burst(number: int) -> None:
