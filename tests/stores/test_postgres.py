@@ -14,12 +14,10 @@ from hypothesis import settings
 
 from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
 from conductor.messages import UserMessage
-from conductor.settings import load_settings
 from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
 from conductor.stores.postgres import PostgresStore
 from conductor.stores.records import with_state
-from conductor.stores.registry import describe_store, make_store, store_secrets
 from tests.stores.contract import (
     HISTORY,
     KEY,
@@ -317,13 +315,3 @@ async def test_a_configuration_that_loses_sessions_is_warned_of(server: Postgres
             await store.open()
             assert await store.warnings() == ["fsync is off: a crash loses what was acknowledged"]
     assert [line["event"] for line in lines] == ["sessions may be lost"]
-
-
-def test_the_settings_name_it_without_its_password() -> None:
-    for scheme in ("postgres", "postgresql"):
-        given = load_settings(None, session_store_url=f"{scheme}://me:a%40b@h:1,i:2/talks?sslmode=require")
-        assert isinstance(make_store(given), PostgresStore)
-        assert describe_store(given) == f"{scheme}://h:1,i:2/talks"
-        assert store_secrets(given) == ["a@b"]
-    given = load_settings(None, session_store_url="postgres:///talks?host=h&password=c%40d")
-    assert (store_secrets(given), describe_store(given)) == (["c@d"], "postgres:///talks")

@@ -33,11 +33,6 @@ def high(arguments: dict[str, Any], name: str = "delete_file", **more: Any) -> Q
     return ask(arguments, name, "high", **more)
 
 
-def details(arguments: dict[str, Any]) -> str:
-    said = prompt(ask(arguments, "t"))
-    return said.removeprefix("May I run t, with ").removesuffix("? Say yes or no.")
-
-
 # -- the form
 
 
@@ -131,59 +126,6 @@ def test_a_template_whose_values_cannot_be_filled_in_is_not_used(album: Any) -> 
 def test_a_list_in_a_template_is_read_out() -> None:
     question = ask({"names": ["Ann", "Bo", "Cy"]}, spoken="invite {names}")
     assert prompt(question) == "May I invite Ann, Bo and Cy? Say yes or no."
-
-
-# -- the values
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"path": "notes.txt"}, "path notes.txt"),
-        ({"title": "Shopping list"}, "title “Shopping list”"),
-        ({"force": True, "autoCreatePr": False}, "force true; and auto create pr false"),
-        ({"limit": 5, "delta": -5}, "limit 5; and delta -5"),
-        ({"ref": None, "paths": [], "options": {}}, "ref nothing; paths nothing; and options nothing"),
-        ({"text": ""}, "text a text of 0 characters"),
-        ({"paths": ["a", "b", "c", "d", "e"]}, "paths 5 items: a, b, c, d and e"),
-        ({"order": {"recipient": "eve", "amount": 9}}, "order recipient eve; and order amount 9"),
-        ({"steps": [{"a": 1}, {"a": 2}]}, "steps a 1; and steps a 2"),
-        (
-            {"text": "one two " * 60},
-            "text a text of 480 characters that begins “one two one two one two one”",
-        ),
-        ({"note": "*bold* `code` [x](y) # head"}, "note “bold code x y head”"),
-        ({"id": "3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b"}, "id an id ending in 4a5b"),
-        ({"asset": "F621E1F8-C36C-495A-93FC-0C247A3E6E5F/L0/001"}, "asset an id ending in 6E5F"),
-        ({"commit": "da39a3ee5e6b4b0d3255bfef95601890afd80709"}, "commit an id ending in 0709"),
-        ({"repository": "https://github.com/acme/website"}, "repository https://github.com/acme/website"),
-        ({"key": "auto delete"}, "key “auto delete”"),
-        (
-            {"path": "/a" * 40 + "/notes.txt"},
-            "path a text of 90 characters that begins /a/a/a/a/a/a/a/a/a/a and ends in notes.txt",
-        ),
-    ],
-)
-def test_every_value_is_said(arguments: dict[str, Any], said: str) -> None:
-    assert details(arguments) == said
-
-
-def test_values_come_in_the_schemas_order() -> None:
-    order = {"type": "object", "properties": {"amount": {}, "recipient": {}}}
-    schema = {"type": "object", "properties": {"order": order, "note": {}}}
-    question = ask({"x": 1, "note": "hi", "order": {"recipient": "eve", "amount": 9}}, "pay", schema=schema)
-    assert "with order amount 9; order recipient eve; note hi; and x 1?" in prompt(question)
-
-
-@pytest.mark.parametrize(
-    "name", ["password", "apiKey", "user_password", "Authorization", "db.credentials", "accessToken"]
-)
-def test_secrets_are_neither_read_out_nor_asked_for(name: str) -> None:
-    for value in ("hunter2", ["hunter2"], {name: "hunter2"}, 4711):
-        question = high({name: value}, "login")
-        spoken = " ".join((prompt(question), question.repeat, *question.said))
-        assert "a secret" in spoken
-        assert "hunter2" not in spoken and "4711" not in spoken
 
 
 # -- what does not fit
