@@ -97,6 +97,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the sessions", settings.store_path if settings.store_kind == "sqlite" else settings.data_dir
     yield "the system prompt", settings.system_prompt_file
     yield "the catalog of tools", settings.device_tools_file
+    # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
 
@@ -142,6 +143,7 @@ async def running(
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
     )
     try:
+        # Before listening: a client must not be told to speak to a server that cannot save.
         await store.open()
     except StoreUnavailable as error:
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
@@ -152,6 +154,7 @@ async def running(
         try:
             yield listener
         finally:
+            # The order of the start backwards: turns end while the model and the store are still there.
             await listener.stop()
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
@@ -226,11 +229,13 @@ async def watch_policies(settings: Settings, listener: Listener, every: float = 
     """
     policies, checked = listener.services.policies, None
     while policies is not None:
+        # In a thread: a folder on a network may hang.
         await asyncio.to_thread(policies.refresh)
         rules = policies.rules
         if rules is not listener.services.rules:
             listener.reload(replace(listener.services, rules=rules))
             log.info("policies reloaded", rules=len(rules))
+        # Findings are logged once for each version of the rules.
         if rules is not checked:
             checked = rules
             for finding in await asyncio.to_thread(_lint, settings, rules):
@@ -279,6 +284,7 @@ async def serve(
         await stop.wait()
         watching.cancel()
         if worker is not None:
+            # The parent starts the next worker while turns end here.
             worker.leave()
         turns = sum(session.busy for session in listener.registry.sessions)
         log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)

@@ -54,6 +54,7 @@ class TokenBucket:
         Reservations are served in order. The debt is a burst at most.
         """
         wait = self.wait(now, tokens)
+        # Bounded, so that who sends too much is served again soon after stopping.
         self._tokens = max(self._tokens - min(tokens, self._burst), -self._burst)
         return wait
 
@@ -129,6 +130,7 @@ class DailyBudget:
 
     def _today(self) -> Counter[str]:
         today = int(self._now() // DAY_S)
+        # Never backwards: a clock that is set back must not give the budget a second time.
         if today > self._day:
             self._day = today
             self._spent.clear()
@@ -152,6 +154,7 @@ def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Networ
             address = ipaddress.ip_address(hop)
         except ValueError:
             return found
+        # On a socket for both families an IPv4 peer is written as IPv6.
         mapped = getattr(address, "ipv4_mapped", None)
         address = mapped or address
         found = str(address)

@@ -273,11 +273,13 @@ class Settings(BaseSettings):
             turns_per_minute=self.session_rate_limit_per_min,
             subject_turns_per_minute=self.subject_turns_per_min,
             max_sessions_per_subject=self.max_sessions_per_subject,
+            # It grows with the turns, or a busy session's tools would be refused before its turns are.
             calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
             max_handshakes=min(Limits().max_handshakes, max(self.max_connections // 5, 16)),
             max_connections_per_subject=self.max_connections_per_subject,
             max_connections_per_address=self.max_connections_per_address,
+            # Twice: a session outlives its connection by its grace.
             max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
@@ -306,6 +308,8 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
     try:
         return Found(Settings(**given), {}, file)
     except ValidationError as error:
+        # All mistakes at once: `conductor check` reports each, and the checks that do not depend on them go
+        # on.
         invalid = {str(one["loc"][0]): _reason(one["msg"]) for one in error.errors(include_url=False)}
     defaults = {name: Settings.model_fields[name].get_default() for name in invalid}
     return Found(Settings(**{**given, **defaults}), invalid, file)

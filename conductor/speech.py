@@ -75,6 +75,7 @@ def for_the_ear(text: str) -> str:
     that end without punctuation get a full stop when more follows, so that the voice pauses. Prose that holds
     none of this comes back with its white space made single.
     """
+    # Cut first: everything after it is linear or worse in the length.
     text = _bounded(_UNSPEAKABLE.sub("", _NEWLINES.sub("\n", text[:_CHARS])))
     text = _LINE_START.sub(_flat, _FOOTNOTE_TEXT.sub("", text))
     references: dict[str, Any] = {}
@@ -115,7 +116,7 @@ def _bounded(text: str) -> str:
 
 
 def _flat(start: re.Match[str]) -> str:
-    """Take out quotes, indentation and lists in lists: they mean nothing to the ear."""
+    # Take out quotes, indentation and lists in lists: they mean nothing to the ear.
     markers = _MARKER.findall(start[1][:100])
     numbers = [marker for marker in markers if marker[0].isdigit()]
     if numbers == markers and len(markers) == 1:
@@ -125,7 +126,7 @@ def _flat(start: re.Match[str]) -> str:
 
 
 def _blocks(tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield the source of each block, code and tables as their phrase the first time."""
+    # Yield the source of each block, code and tables as their phrase the first time.
     # One lone "3. …" is more likely a sentence that begins with a number than a list.
     listed = sum(1 for token in tokens if token.type == "list_item_open" and token.info) > 1
     phrases = {"fence": CODE_PHRASE, "table_open": TABLE_PHRASE}
@@ -185,7 +186,7 @@ def _prose(state: StateInline, silent: bool) -> bool:
 
 
 def _host(match: re.Match[str]) -> str:
-    """Return the host of an address, and the punctuation that ended the sentence after it."""
+    # Return the host of an address, and the punctuation that ended the sentence after it.
     address = match[1].rstrip(_URL_END)
     rest = match[1][len(address) :]
     if rest.startswith(")") and address.count("(") > address.count(")"):
@@ -197,7 +198,7 @@ def _host(match: re.Match[str]) -> str:
 
 
 def _tag(text: str) -> str:
-    """Take out comments and HTML's own tags; `a<b and c>d` and `List<int>` are words."""
+    # Take out comments and HTML's own tags; `a<b and c>d` and `List<int>` are words.
     if not (match := _TAG.fullmatch(text)):
         return "" if text.startswith("<!--") else text
     name, rest = match[1].lower(), (match[2] or "").strip(" /")
@@ -218,12 +219,13 @@ def _without_emoji(text: str) -> str:
 
 
 class _Reader(MarkdownIt):
-    """Reads what is written; where links lead is not said, so nothing is done to make them safe."""
-
+    # Reads what is written; where links lead is not said, so nothing is done to make them safe.
     def __init__(self) -> None:
         super().__init__("js-default", {"html": True})
         self.core.ruler.enableOnly(["block"])  # inline parsing comes block by block, within bounds
+        # Models indent and quote prose; as code it would not be said.
         self.disable(["blockquote", "code", "html_block"])
+        # "2*3*4" is a product to people, and emphasis to CommonMark.
         self.inline.ruler.before("strikethrough", "prose", _prose)
 
     def validateLink(self, url: str) -> bool:

@@ -314,8 +314,11 @@ class Client:
     async def _connect(self, *, replace_socket: bool) -> SessionStarted:
         if self._closed:
             raise ConnectionLost(CLOSED)
+        # One worker over all connections: events that an old one brought are handled before those of the
+        # next.
         if self._worker is None:
             self._worker = asyncio.create_task(self._dispatcher.run(self._connection.inbox))
+        # The person has moved on: an old transcript must not start a turn now.
         self._outbox.expire()
         started = await self._connection.open(self._start_event, replace_socket=replace_socket)
         await self._outbox.flush()

@@ -54,6 +54,7 @@ def _talk(settings: Settings, port: int, lan_token: str | None) -> list[str]:
     if str(port) != (known.get("port") or "8080"):
         command += ["--port", str(port)]
     tokens = [token.strip() for token in known.get("auth_tokens", "").split(",")]
+    # A token of the environment is not printed: the terminal's log would keep it.
     if settings.auth_tokens and next(filter(None, tokens), None) not in settings.auth_tokens:
         command.append(f"--token={lan_token or 'TOKEN'}")  # with =, since a token may begin with a dash
     return command

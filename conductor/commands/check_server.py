@@ -99,6 +99,7 @@ async def address_items(settings: Settings) -> AsyncIterator[Item]:
     host, port = settings.host, settings.port
     loop = asyncio.get_running_loop()
     try:
+        # HOST may be a name, and a resolver that does not answer takes a minute.
         async with asyncio.timeout(BIND_TIMEOUT_S):
             server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     except TimeoutError:

@@ -17,6 +17,7 @@ def lan_address() -> str:
     """Find this machine's address in the local network. Raises `SettingsError` if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # UDP: connecting chooses a route and sends nothing.
             probe.connect(_SOMEWHERE_ELSE)
             address = str(probe.getsockname()[0])
         except OSError:

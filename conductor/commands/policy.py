@@ -110,6 +110,7 @@ def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(predicate: str, text: str) -> Any:
+    # These are always text: a folder named 2024 is no number.
     if predicate in ("glob", "under", "host"):
         return text
     value = _json_or_text(text)
@@ -128,6 +129,7 @@ def _json_or_text(text: str) -> Any:
 def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     removed = remove(policies_path(settings), options.number)
     try:
+        # An invalid rule can be removed, too, and then has no description.
         said = describe(parse_rule(removed))
     except RuleError:
         said = json.dumps(removed)

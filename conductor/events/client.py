@@ -401,7 +401,7 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 def _make_text(event: ResumeDone | ToolResultEvent | ToolCancelled) -> None:
-    """Let a result that is no string be its JSON text: apps send objects."""
+    # Let a result that is no string be its JSON text: apps send objects.
     if event.result is not None and not isinstance(event.result, str):
         msgspec.structs.force_setattr(event, "result", _encode(event.result).decode())
 

@@ -50,16 +50,14 @@ class InvalidFrame(EventError):
 
 @dataclass(slots=True)
 class _Found:
-    """What is known of a frame so far, for the error about it."""
-
+    # What is known of a frame so far, for the error about it.
     id: str | None = None
     type: str | None = None
     session_id: str | None = None
 
 
 class _Head(msgspec.Struct, rename="camel"):
-    """The few fields worth reading of a frame that is too large."""
-
+    # The few fields worth reading of a frame that is too large.
     id: str = ""
     type: str = ""
     session_id: str = ""
@@ -96,16 +94,14 @@ def _refuse(message: str, found: _Found, code: ErrorCode = "invalid_event") -> N
 
 
 class _LargeResult(msgspec.Struct, rename="camel"):
-    """The payload of a `_Large`; the result is not built, whatever it holds."""
-
+    # The payload of a `_Large`; the result is not built, whatever it holds.
     call_id: client.Id
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str | None = None
 
 
 class _Large(msgspec.Struct, rename="camel"):
-    """A large ``tool.result``: other fields are passed over without being built."""
-
+    # A large ``tool.result``: other fields are passed over without being built.
     id: str | None = None
     type: str | None = None
     timestamp: str | None = None
@@ -119,10 +115,8 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
-    """Read a frame above the soft limit: a ``tool.result``, of which only what is needed is looked at.
-
-    Building all values of a hostile megabyte would hold the loop for longer than everything else together.
-    """
+    # Read a frame above the soft limit: a ``tool.result``, of which only what is needed is looked at.
+    # Building all values of a hostile megabyte would hold the loop for longer than everything else together.
     _read_head(frame, found)
     # A result may be large up to the hard limit; no other event has a reason to be (protocol, "Transport").
     if found.type != client.ToolResultEvent.TYPE:
@@ -180,7 +174,7 @@ def _note(found: _Found, event_id: Any, event_type: Any, session_id: Any) -> Non
 
 
 def _parse(frame: bytes, found: _Found) -> dict[str, Any]:
-    """Parse strictly: UTF-8, no NaN, no lone surrogates, no duplicate keys, bounded depth and size."""
+    # Parse strictly: UTF-8, no NaN, no lone surrogates, no duplicate keys, bounded depth and size.
     try:
         value = _decode(frame)
     except UnicodeDecodeError:
@@ -247,7 +241,7 @@ def _check_keys(frame: bytes, found: _Found) -> None:
 
 
 def _check_envelope(value: dict[str, Any], found: _Found) -> dict[str, Any]:
-    """Check the envelope's fields in the protocol's order; return the payload."""
+    # In the protocol's order: the first fault is the one that the client is told.
     for key, name in _REQUIRED:
         given = value.get(key)
         if given is None or (given == "" and key in ("id", "sessionId")):
@@ -294,7 +288,7 @@ def _convert(payload: dict[str, Any], struct: type[ClientEvent], found: _Found) 
 
 
 def _without_value(message: str) -> str:
-    """Take the client's own words out of a message: msgspec quotes only what is none of a field's choices."""
+    # Take the client's own words out of a message: msgspec quotes only what is none of a field's choices.
     if not message.startswith(_NO_CHOICE):
         return message
     _, at, path = message.rpartition(" - at `")

@@ -97,7 +97,7 @@ def _fields_table(struct: str) -> str:
 
 
 def _inner_tables(place: str, schema: Json) -> Iterator[str]:
-    """Describe the objects in a field, and those in them; ``place`` is the field, and how it is reached."""
+    # Describe the objects in a field, and those in them; ``place`` is the field, and how it is reached.
     for one in schema.get("anyOf", [schema]):
         items = one.get("items", one)
         if "$ref" in items:
@@ -121,7 +121,6 @@ def _example(value: Any) -> str:
 
 
 def _kind(schema: Json) -> str:
-    """Say in words what a JSON Schema asks for."""
     choices = schema.get("anyOf", [schema])
     limits = [limit for one in choices for limit in _limits(one)]
     return ", ".join([" or ".join(_bare_kind(one) for one in choices), *limits])

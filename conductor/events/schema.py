@@ -208,10 +208,8 @@ def frame(direction: Direction, event_type: str, payload: Any) -> Json:
 
 
 def _definitions(prefix: str) -> Json:
-    """Give the schemas of all frames, by the event's type, and of all payloads, by the struct's name.
-
-    ``prefix`` is where they will stand, as the beginning of a reference to them.
-    """
+    # Give the schemas of all frames, by the event's type, and of all payloads, by the struct's name.
+    # ``prefix`` is where they will stand, as the beginning of a reference to them.
     return {**{event.type: _frame_schema(event, prefix) for event in EVENTS}, **_payloads(prefix)}
 
 
@@ -233,7 +231,6 @@ def _frame_schema(event: Event, prefix: str) -> Json:
 
 
 def _payloads(prefix: str) -> dict[str, Json]:
-    """Make the schemas of all events' structs, and of those that they hold, by name."""
     structs = [struct for _, union in _UNIONS.values() for struct in typing.get_args(union)]
     _, found = msgspec.json.schema_components(structs, ref_template=f"{prefix}{{name}}")
     schemas: dict[str, Json] = _plain(found)
@@ -248,7 +245,6 @@ def _payloads(prefix: str) -> dict[str, Json]:
 
 
 def _needs(struct: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
-    """Name the fields of a struct that need a capability, and that."""
     for field in msgspec.structs.fields(struct):
         if typing.get_origin(field.type) is Annotated:
             for meta in field.type.__metadata__:
@@ -261,7 +257,7 @@ def _needing(capability: str) -> str:
 
 
 def _plain(schema: Any) -> Any:
-    """Turn the docstrings in a schema into Markdown: paragraphs on one line each, single backticks."""
+    # Turn the docstrings in a schema into Markdown: paragraphs on one line each, single backticks.
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):
@@ -280,7 +276,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _example(schema: Json) -> Any:
-    """Give a field's own example, else the plainest value that fits its schema."""
+    # Give a field's own example, else the plainest value that fits its schema.
     if "examples" in schema:
         return schema["examples"][0]
     if "$ref" in schema:

@@ -78,6 +78,7 @@ class DemoProvider:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Say the reply word by word, then make its calls."""
         output = output_for(request)
+        # Word by word, so that an interruption, partials and a barge-in can be tried without a model.
         for word in re.findall(r"\s*\S+(?:\s+\Z)?", output.text):
             yield TextDelta(word)
             await self._sleep(self._pace_s)
@@ -150,7 +151,6 @@ def dialogue_state(messages: Sequence[Message]) -> DialogueState:
 
 
 def _calls_with_results(messages: Sequence[Message]) -> Iterator[list[tuple[ToolCall, ToolResult]]]:
-    """Yield each reply's calls that have a result, from the last reply back."""
     results: dict[str, ToolResult] = {}
     for message in reversed(messages):
         if isinstance(message, ToolResult):
@@ -164,7 +164,7 @@ def _last_utterance(before: Sequence[Message]) -> str | None:
 
 
 def _last_reply(before: Sequence[Message]) -> str | None:
-    """Return what the model said last, as far as it was heard: without the history's marks of a cut."""
+    # As far as it was heard: without the history's marks of a cut.
     mark = re.compile(r"(?:\s*\[(?:The user interrupted|Done, though) [^\]]*\])+\s*\Z")
     replies = (
         mark.sub("", each.text).strip() for each in reversed(before) if isinstance(each, AssistantMessage)
@@ -173,7 +173,6 @@ def _last_reply(before: Sequence[Message]) -> str | None:
 
 
 def _latest_agent(before: Sequence[Message]) -> str | None:
-    """Return the id of the agent that was started last, as far as a result told it."""
     for calls in _calls_with_results(before):
         for call, result in reversed(calls):
             if call.name == "agent.spawn" and (found := agent_id(call_result(call, result).data)):
@@ -182,7 +181,7 @@ def _latest_agent(before: Sequence[Message]) -> str | None:
 
 
 def _waiting_agent(before: Sequence[Message]) -> Mapping[str, Any] | None:
-    """Return the agent that the user asked for and whose repository is not known yet, if it waits still."""
+    # Return the agent that the user asked for and whose repository is not known yet, if it waits still.
     seen = 0
     for message in reversed(before):
         if isinstance(message, AssistantMessage) and any(
@@ -203,7 +202,7 @@ def _waiting_agent(before: Sequence[Message]) -> Mapping[str, Any] | None:
 
 
 def _intents(utterance: str, state: DialogueState) -> tuple[Intent, ...]:
-    """Understand an utterance, also as the answer to a question that the demo asked before."""
+    # Understand an utterance, also as the answer to a question that the demo asked before.
     intents = understand(utterance)
     if len(intents) != 1 or intents[0].kind not in ("repository", "unclear"):
         return intents
@@ -275,7 +274,7 @@ def _call(intent: Intent, request: ModelRequest, state: DialogueState) -> DemoOu
 
 
 def _report(request: ModelRequest, state: DialogueState) -> list[DemoOutput]:
-    """Put results into words; a repository that was picked for a waiting agent starts it."""
+    # A repository that was picked for a waiting agent starts it.
     # How the user put each call is understood once more, since nothing is kept.
     said: dict[tuple[str, str], str] = {}
     for intent in _intents(state.asked, state) if state.results and state.asked else ():
@@ -312,14 +311,13 @@ def _help(request: ModelRequest) -> str:
 
 
 def _offered(tools: Sequence[ToolDefinition], name: str) -> ToolDefinition | None:
-    """Return the tool called ``name``, also where it was written with underscores for dots."""
+    # People say no dots, and write underscores for them.
     wanted = name.replace(".", "_").casefold()
     alike = [tool for tool in tools if tool.name.replace(".", "_").casefold() == wanted]
     return min(alike, key=lambda tool: tool.name != name, default=None)
 
 
 def _arguments(tool: ToolDefinition, slots: Mapping[str, Any]) -> str:
-    """Return the arguments as JSON, under the names that the tool's schema uses."""
     properties: Mapping[str, Any] = tool.input_schema.get("properties") or {}
     filled: dict[str, Any] = {}
     for role, value in slots.items():
@@ -341,7 +339,7 @@ def _typed(role: str, value: Any, schema: Any) -> Any:
 
 
 def _usage(request: ModelRequest, output: DemoOutput) -> Usage:
-    """Count tokens as roughly four characters each."""
+    # Count tokens as roughly four characters each.
     read = len(request.system) + sum(len(tool.name) + len(tool.description) for tool in request.tools)
     for message in request.messages:
         read += len(message.content) if isinstance(message, ToolResult) else len(message.text)

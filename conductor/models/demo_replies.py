@@ -333,6 +333,7 @@ def understand(text: str) -> tuple[Intent, ...]:
         start = cut.end() if cut else len(text)
         if intent := _clause(clause, intents[-1] if intents else None):
             intents.append(intent)
+        # What is dictated goes to the end: an "and" in it does not begin another request.
         if cut and (rest := _matched(text, start, takes_all=True)):
             intents.append(rest)
             break
@@ -347,7 +348,7 @@ def _matched(text: str, position: int = 0, *, takes_all: bool) -> Intent | None:
 
 
 def _clause(clause: str, before: Intent | None) -> Intent | None:
-    """Return the clause's intent, or None for nothing but politeness."""
+    # Return the clause's intent, or None for nothing but politeness.
     clause = clause.strip(" ,.?!")
     if match := _POLITE.match(clause):
         clause = clause[match.end() :]
@@ -418,8 +419,7 @@ _NUMBER_WORDS = re.compile(rf"(?i)\b{_THOUSANDS}(?: million\b(?: (?:and )?{_THOU
 
 
 def _digits(text: str) -> str:
-    """Write number words as digits: "twenty five times one hundred and two" is "25 times 102"."""
-
+    # Write number words as digits: "twenty five times one hundred and two" is "25 times 102".
     def value(match: re.Match[str]) -> str:
         total = current = 0
         for word in re.findall("[a-z]+", match[0].casefold()):
@@ -503,7 +503,7 @@ _AGENT_ID = ("id", "agentId", "agent_id")
 
 
 def _repository_name(match: re.Match[str]) -> str | None:
-    """Return owner/name, or None for what is rather a file: a repository is never guessed."""
+    # Return owner/name, or None for what is rather a file: a repository is never guessed.
     owner, name = match["owner"], match["name"].rstrip(".")
     if not name or owner.casefold() in _FOLDERS or _FILE.search(name.casefold()):
         return None
@@ -555,7 +555,7 @@ _OTHER_CITIES = {
 
 
 def _plain(name: str) -> str:
-    """Fold accents: transcripts hold "Sao Paulo" and "São Paulo" alike."""
+    # Fold accents: transcripts hold "Sao Paulo" and "São Paulo" alike.
     return "".join(mark for mark in unicodedata.normalize("NFKD", name) if not unicodedata.combining(mark))
 
 
@@ -580,7 +580,7 @@ def place(name: str) -> tuple[str, str] | None:
 
 
 def _clock(moment: datetime) -> str:
-    """Say a time of day: "3:42 in the afternoon", "noon", "7 o'clock in the evening"."""
+    # Say a time of day: "3:42 in the afternoon", "noon", "7 o'clock in the evening".
     hour, minute = moment.hour, moment.minute
     if minute == 0 and hour in (0, 12):
         return "noon" if hour else "midnight"
@@ -591,7 +591,6 @@ def _clock(moment: datetime) -> str:
 
 
 def _moment_in(data: Any) -> datetime | None:
-    """Find a time in a result: a local one rather than universal time."""
     candidates = [data] if isinstance(data, str) else []
     if isinstance(data, dict):
         candidates = [data[key] for key in sorted(data, key=lambda key: "utc" in key.casefold())]
@@ -655,7 +654,7 @@ def _first_of(data: Any, *names: str) -> Any:
 
 
 def _items_of(data: Any) -> list[Any] | None:
-    """Return the list that a result is, or the only list it holds."""
+    # Return the list that a result is, or the only list it holds.
     lists = [data] if isinstance(data, list) else []
     if isinstance(data, dict):
         lists = [part for part in data.values() if isinstance(part, list)]
@@ -701,5 +700,5 @@ def decoded(text: str) -> Any:
 
 
 def _unwrapped(data: Any) -> Any:
-    """Read a device's text result that is JSON itself."""
+    # Read a device's text result that is JSON itself.
     return decoded(data) if isinstance(data, str) and data[:1] in "{[" else data

@@ -60,5 +60,5 @@ def session_prompt(base: str, *, locale: str | None, time_zone: str | None, inst
 
 
 def _one_line(value: str | None) -> str:
-    """Keep a client's value from opening a heading of its own, or from filling the prompt."""
+    # Keep a client's value from opening a heading of its own, or from filling the prompt.
     return " ".join((value or "").split())[:MAX_VALUE_LENGTH]

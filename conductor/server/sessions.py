@@ -231,6 +231,7 @@ class SessionRegistry:
 
     def _make_room(self, subject: str) -> None:
         limits, own = self._services.limits, self._subjects.get(subject, {})
+        # Without tokens all clients share one subject, so only the limit of the whole server holds.
         if subject != ANONYMOUS and len(own) >= limits.max_sessions_per_subject:
             self._evict(own, subject, "This token has too many sessions in use.")
         elif len(self._places) >= limits.max_sessions:
@@ -294,6 +295,8 @@ class SessionRegistry:
         if place.connections or self._places.get(key) is not place:
             return
         if place.session.result().busy:
+            # A turn goes on without its client, and its final is kept for the next connection (durability,
+            # "Faults").
             self._arm(key, place, self._services.limits.busy_recheck)
             return
         self._end(key, place)

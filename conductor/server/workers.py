@@ -181,16 +181,14 @@ class RestartBackoff:
 
 
 class _GaveUp(Exception):
-    """The server cannot start; its process ends with ``exit_code``."""
-
+    # The server cannot start; its process ends with ``exit_code``.
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The sockets and the process of one worker; ``lock`` is held while a process starts for it."""
-
+    # The sockets and the process of one worker; ``lock`` is held while a process starts for it.
     number: int
     child: Child | None = None
     sockets: tuple[socket.socket, ...] = ()

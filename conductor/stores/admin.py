@@ -105,6 +105,7 @@ class SessionAdmin:
     async def _all(
         self, subject: str | None, after: SessionKey | None, page: int
     ) -> AsyncIterator[tuple[SessionKey, Stored]]:
+        # By pages behind the last key: sessions may come and go, and none is given twice.
         while keys := await self._store.keys(subject, None, after, page):
             for after in keys:
                 stored = await self._store.read(after)
@@ -139,6 +140,7 @@ def dump(key: SessionKey, stored: Stored) -> dict[str, Any]:
         "seen": list(state.seen),
         "fields": state.fields,
     }
+    # Through JSON: messages and frames are structs and raw bytes.
     plain = msgspec.json.decode(msgspec.json.encode(whole))
     log = [{"position": position, **one} for position, one in enumerate(plain["log"], state.log_start)]
     return {**plain.pop("info"), **plain, "log_start": state.log_start, "log": log}

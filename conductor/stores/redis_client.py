@@ -100,7 +100,6 @@ class Client:
     async def _run(
         self, script: Script, key: str, arguments: Sequence[str | bytes], *, writes: bool
     ) -> Reply:
-        """Run a script by its digest, or by its text on a server that has not seen it."""
         answer: Answer = None
         # EVALSHA first: 40 bytes in place of the script. A server that restarted has forgotten it.
         for way in (("EVALSHA", script.digest), ("EVAL", script.text)):
@@ -138,7 +137,6 @@ async def _checked(ask: Callable[..., Awaitable[Answer]], *arguments: Any) -> Re
 
 
 async def _warnings(batcher: Batcher) -> list[str]:
-    """Say what about the server's configuration may lose sessions; nothing if it will not tell."""
     told: dict[str, str] = {}
     for section in ("memory", "persistence"):
         answer = await batcher.ask(pack("INFO", section))

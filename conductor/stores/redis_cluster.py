@@ -81,7 +81,7 @@ class Cluster:
         return batcher
 
     async def _look(self) -> None:
-        """Learn who has which slots; all who want to know at the same time share the answer."""
+        # Learn who has which slots; all who want to know at the same time share the answer.
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._read_map())
         # Shielded: the one who gives up must not cancel the look-up of the others.
@@ -104,7 +104,7 @@ class Cluster:
         return why
 
     async def _map_of(self, node: Node) -> list[tuple[int, int, Node]] | ConnectionLost | Refused:
-        """Ask a node for the first slot, the last slot and the primary of each range."""
+        # Ask a node for the first slot, the last slot and the primary of each range.
         try:
             answer = await self._batcher(node).ask(_SLOTS)
             if isinstance(answer, exceptions.ResponseError) and answer.status_code == "ERR":

@@ -55,8 +55,7 @@ class Primary:
 
 
 class _Sentinels(Sentinel):  # type: ignore[misc]  # of a library that has no types
-    """Sentinels that say why they name no primary, of which the library makes one error."""
-
+    # Sentinels that say why they name no primary, of which the library makes one error.
     def __init__(self, address: RedisAddress, timeout: float) -> None:
         # Each has its share of the time, so that one which hangs leaves some for the next.
         share = timeout / (len(address.hosts) + 1)

@@ -29,6 +29,7 @@ class Script:
 
 def _script(body: str) -> Script:
     text = _COMMON + body
+    # Redis names scripts by SHA-1; nothing depends on its strength.
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

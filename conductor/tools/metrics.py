@@ -143,6 +143,7 @@ class ToolMetrics:
         labels = tool[:MAX_NAME_CHARS], source
         if labels not in self._tools:
             of_a_device = source == "device"
+            # Labels are never dropped by Prometheus' client: names that clients choose would fill memory.
             if len(self._tools) >= MAX_TOOLS or (of_a_device and self._device_tools >= MAX_DEVICE_TOOLS):
                 return _OTHERS
             self._device_tools += of_a_device
@@ -151,7 +152,7 @@ class ToolMetrics:
 
 
 def _read(metric: Counter | Histogram) -> collections.defaultdict[_Labels, collections.Counter[str]]:
-    """Read the numbers of all tools by the third label; buckets are cumulative and in order."""
+    # By the third label; buckets are cumulative and in order.
     rows: collections.defaultdict[_Labels, collections.Counter[str]]
     rows = collections.defaultdict(collections.Counter)
     for family in metric.collect():
@@ -172,7 +173,7 @@ def _counts(calls: Mapping[str, int], asked: Mapping[str, int], decided: Mapping
 
 
 def _quantiles(buckets: Mapping[str, int], longest_s: float | None) -> tuple[float | None, float | None]:
-    """Give p50 and p99 (nearest rank) in seconds, at most ``longest_s``; None without any time."""
+    # Give p50 and p99 (nearest rank) in seconds, at most ``longest_s``; None without any time.
     cumulative = list(buckets.values())
     if not any(cumulative) or longest_s is None:
         return None, None

@@ -167,6 +167,7 @@ def offered(spec: ToolSpec, options: GateOptions, rules: Sequence[Rule] = ()) ->
     """
     if not _listed(spec, options) or (options.local_only and spec.open_world):
         return False
+    # A tool that is always denied would only cost the model a try.
     return not any(
         rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec)
         for rule in rules
@@ -236,6 +237,7 @@ class Gate:
         """
         rules = [*self.rules, *self.grants(), *granted]
         verdict = decide(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
+        # A denied call is never asked about, whatever else speaks for asking.
         if verdict.effect == "deny":
             return verdict
         sensitive = None if spec.sensitive is None else spec.sensitive(arguments)

@@ -196,6 +196,7 @@ def _digest(tool_name: str, text: str) -> str:
     try:
         canonical = rfc8785.dumps(json.loads(text))
     except ValueError:
+        # Integers beyond 2^53 - 1 keep all digits here: two of them must not have one digest.
         canonical = text.encode()
     return hashlib.sha256(tool_name.encode() + b"\n" + canonical).hexdigest()
 

@@ -145,6 +145,7 @@ class CreateFile:
                 below = self._files.roots.below(folder, name)
             except FileNotFoundError:
                 os.mkdir(name, 0o755, dir_fd=folder)
+                # Undone if the file cannot be written: a failed call leaves nothing behind.
                 undoing.callback(_quietly, os.rmdir, name, folder)
                 _sync(folder)
                 made += 1
@@ -174,6 +175,7 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
             os.fsync(file)
         finally:
             os.close(file)
+        # The last moment: after the rename the file is there.
         stop.check()
         _publish(folder, temporary, name)
     except BaseException:

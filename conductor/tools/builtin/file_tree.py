@@ -163,6 +163,7 @@ class _Walk:
             ):  # no permission; a folder removed or replaced during the walk
                 self._leave(node, "(cannot be read)", "Some folders could not be read.")
                 continue
+            # Breadth first: what is nearer to the top is shown where not all can be.
             queue.extend(self._below(node, level + 1, depth, chain))
 
     def _below(self, node: _Node, level: int, depth: int, chain: _Chain) -> deque[tuple[_Node, int, _Chain]]:
@@ -207,6 +208,7 @@ class _Walk:
                 self.counts["ignored"] += 1
                 continue
             child = _Node(printable(name), kind, SandboxPath(node.place.root, (*parts, name)))
+            # As JSON, since that is what an observation's limit counts.
             self._text_left -= len(msgspec.json.encode(_line(child, level))) + (4 if kind == "folder" else 0)
             self.counts[kind] += 1
             node.children.append(child)
@@ -224,6 +226,7 @@ class _Walk:
                     if self._scanned >= self._limits.scanned:
                         break
                     self._scanned += 1
+                    # Now and then: the clock costs more than an entry.
                     if self._scanned % 1024 == 0 and self._full():
                         break
                     if entry.name != ".git":

@@ -87,6 +87,7 @@ def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) 
 
 def _trimmed(line: str) -> str:
     kept = line.rstrip(" ")
+    # An escaped blank at the end counts, and only that one.
     if len(kept) < len(line) and (len(kept) - len(kept.rstrip("\\"))) % 2:
         return kept + " "
     return kept
@@ -99,6 +100,7 @@ def _rule(line: str) -> IgnoreRule | None:
     pattern = pattern[:-1] if folders_only else pattern
     if not pattern:
         return None
+    # To git an escaped slash is a slash, and divides names as any other.
     pattern = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], pattern, flags=re.DOTALL)
     anchored = "/" in pattern
     names = pattern.removeprefix("/").split("/")
@@ -207,6 +209,7 @@ def _named(glob: str, at: int) -> tuple[str, int] | None:
     end = glob.find("]", at)
     if end <= at or glob[end - 1] != ":":
         return None
+    # An unknown class makes a pattern that matches nothing, as in git.
     return _CLASSES.get(glob[at : end - 1], ""), end
 
 

@@ -175,6 +175,7 @@ async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, 
         tasks, notes = _read(text)
         tasks, task = change(tasks)
         data = msgspec.json.encode(tasks)
+        # The list is written whole with each change, and read with each claim.
         if len(data) > MAX_BYTES:
             raise TaskError("validation_failed", f"The list is full: it has {MAX_BYTES // 1024} KiB of text.")
         still_open = sum(task.status != "completed" for task in tasks)

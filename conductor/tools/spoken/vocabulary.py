@@ -77,6 +77,7 @@ class Vocabulary:
         text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold().translate(_APOSTROPHES)
         if len(text) > MAX_CHARS:  # one character may become eighteen; what is cut off leaves a foreign word
             text = text[:MAX_CHARS] + " \ufffd"
+        # Invisible characters could hide a word in what people see, and part one in what is compared.
         text = "".join(c for c in text if unicodedata.category(c) != "Cf")
         found = _TOKEN.findall(self.spell(text))
         return tuple(self._numbered(word for token in found for word in self._plain(token)))
@@ -132,6 +133,7 @@ def singular(word: str) -> str:
 
 def vocabulary(locale: str) -> Vocabulary | None:
     """Load the vocabulary of a locale's language; None if there is none, which disables spoken approvals."""
+    # A client's text: cut, and later matched, since it becomes the name of a file.
     language = re.split("[-_]", locale[:10].lower())[0]
     return _read(language) if re.fullmatch("[a-z]{2,3}", language) else None
 
