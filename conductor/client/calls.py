@@ -286,7 +286,7 @@ class Calls:
             # A replay may bring a call under a new envelope id. It is not run again, but its answer may have
             # been lost.
             if fate == "taken":
-                await self._sender.again(call.call_id)
+                await self._sender.resend(call.call_id)
             return
         handler = self.handlers.get(call.name)
         if fate == "unwanted":

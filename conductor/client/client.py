@@ -18,7 +18,7 @@ from conductor.client.errors import ClientError, ConnectionLost
 from conductor.client.events import Callback, EventStream, Listeners, Received, Typed
 from conductor.client.options import ClientLimits, ClientOptions
 from conductor.client.outbox import Outbox, Sender
-from conductor.client.reconnect import ConnectionNews, GaveUp, Reconnect, Reconnector
+from conductor.client.reconnect import ConnectionEvent, GaveUp, Reconnect, Reconnector
 from conductor.client.resume import ResumeState
 from conductor.client.turns import Turn, Turns
 from conductor.events.client import (
@@ -74,7 +74,7 @@ class Client:
         )
         self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.handled)
         self._worker: asyncio.Task[None] | None = None
-        self._reconnector = Reconnector(options.reconnect, self, self._tell) if options.reconnect else None
+        self._reconnector = Reconnector(options.reconnect, self, self._notify) if options.reconnect else None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -351,10 +351,10 @@ class Client:
     def _keeps(self) -> bool:
         return self._reconnector is not None and self._reconnector.running
 
-    async def _tell(self, news: ConnectionNews) -> None:
-        await self._listeners.tell(news)
-        if isinstance(news, GaveUp) and not self.connected:
-            self._turns.close(ConnectionLost(f"The connection was given up. {news.error}"))
+    async def _notify(self, event: ConnectionEvent) -> None:
+        await self._listeners.notify(event)
+        if isinstance(event, GaveUp) and not self.connected:
+            self._turns.close(ConnectionLost(f"The connection was given up. {event.error}"))
 
     def _reads(self, name: str) -> bool:
         return self._options.reads(name)

@@ -135,7 +135,7 @@ Callback: TypeAlias = Callable[[Any], Any]
 
 
 class Typed(Protocol):
-    """A class of events, or of news about the connection; ``TYPE`` is its name."""
+    """A class of events, of the server or of the connection; ``TYPE`` is its name."""
 
     TYPE: ClassVar[str]
 
@@ -195,9 +195,9 @@ class Listeners:
         await self._call_all(wire_type(event), event)
         await self._call_all("*", event)
 
-    async def tell(self, news: Typed) -> None:
+    async def notify(self, event: Typed) -> None:
         """Call the listeners of this type only, without ``*`` and streams."""
-        await self._call_all(news.TYPE, news)
+        await self._call_all(event.TYPE, event)
 
     def close(self) -> None:
         """End the streams."""

@@ -98,8 +98,8 @@ class Outbox:
     dropped, transcripts and tool results last.
     """
 
-    def __init__(self, way: FrameSender, limits: ClientLimits) -> None:
-        self._way = way
+    def __init__(self, sender: FrameSender, limits: ClientLimits) -> None:
+        self._sender = sender
         self._limits = limits
         self._entries: deque[_Entry] = deque()
         self._bytes = 0
@@ -138,17 +138,17 @@ class Outbox:
         # One at a time: entries must leave in order, and a reconnect flushes beside `put`.
         async with self._sending:
             while entry := self._next():
-                if not self._way.connected:
+                if not self._sender.connected:
                     return False
                 # Set before the await: a frame whose send is cancelled may have left.
-                entry.sent_on = self._way.connection
+                entry.sent_on = self._sender.connection
                 try:
-                    await self._way.send(entry.frame)
+                    await self._sender.send(entry.frame)
                 except ConnectionLost:
                     return False
             return True
 
-    async def again(self, call_id: str) -> None:
+    async def resend(self, call_id: str) -> None:
         """Send the answer to a call again, even if this connection has had it."""
         for entry in self._answering({call_id}):
             entry.sent_on = -1
@@ -182,7 +182,7 @@ class Outbox:
             return
         for entry in entries[: place + 1]:
             refused = entry is entries[place] and entry.turn is not None and entry.turn.stage == "refused"
-            if refused or not (entry.firm and self._way.acknowledges):
+            if refused or not (entry.firm and self._sender.acknowledges):
                 self._remove(entry)
 
     def discard(self, turn: Turn) -> None:
@@ -196,7 +196,7 @@ class Outbox:
         A transcript that came back and is only waiting for ``event.ack`` stays.
         """
         oldest = asyncio.get_running_loop().time() - self._limits.resend_s
-        stages = ("waiting", "running") if self._way.acknowledges else ("waiting",)
+        stages = ("waiting", "running") if self._sender.acknowledges else ("waiting",)
         for entry in list(self._entries):
             turn = entry.turn
             if turn is not None and (entry.at <= oldest or turn.done or turn.stage not in stages):
@@ -206,7 +206,7 @@ class Outbox:
         return [entry for entry in self._entries if entry.answer and entry.answer.call_id in call_ids]
 
     def _next(self) -> _Entry | None:
-        return next((entry for entry in self._entries if entry.sent_on != self._way.connection), None)
+        return next((entry for entry in self._entries if entry.sent_on != self._sender.connection), None)
 
     def _remove(self, entry: _Entry) -> None:
         self._entries.remove(entry)
@@ -275,7 +275,7 @@ def clean(text: str | None) -> str | None:
 MAX_FRAME_BYTES = 2**20
 
 
-class StartedWay(FrameSender, Protocol):
+class SessionFrameSender(FrameSender, Protocol):
     """A `FrameSender` that knows how the session was started."""
 
     @property
@@ -285,10 +285,12 @@ class StartedWay(FrameSender, Protocol):
 class Sender:
     """Sends the events of one session, over all its connections."""
 
-    def __init__(self, session_id: str, new_id: IdGenerator, uplink: StartedWay, outbox: Outbox) -> None:
+    def __init__(
+        self, session_id: str, new_id: IdGenerator, connection: SessionFrameSender, outbox: Outbox
+    ) -> None:
         self._session_id = session_id
         self._new_id = new_id
-        self._connection = uplink
+        self._connection = connection
         self._outbox = outbox
 
     @property
@@ -334,6 +336,6 @@ class Sender:
         done = done_by(event, len(frame)) if isinstance(event, ToolResultEvent) and not shown else None
         await self._outbox.put(frame, answer=Answer(event_id, event.call_id, done))
 
-    async def again(self, call_id: str) -> None:
+    async def resend(self, call_id: str) -> None:
         """Send the answer to a call again, if it is still kept."""
-        await self._outbox.again(call_id)
+        await self._outbox.resend(call_id)

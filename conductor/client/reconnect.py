@@ -118,7 +118,7 @@ class GaveUp:
     error: ClientError
 
 
-ConnectionNews = Lost | TryFailed | Reconnected | GaveUp
+ConnectionEvent = Lost | TryFailed | Reconnected | GaveUp
 
 
 class Reconnectable(Protocol):
@@ -134,15 +134,15 @@ class Reconnectable(Protocol):
 class Reconnector:
     """Reconnects as a `Reconnect` says, from `start` until it gives up or is stopped.
 
-    ``tell`` is awaited with each piece of news before the next step.
+    ``notify`` is awaited with each event before the next step.
     """
 
     def __init__(
-        self, terms: Reconnect, client: Reconnectable, tell: Callable[[ConnectionNews], Awaitable[None]]
+        self, policy: Reconnect, client: Reconnectable, notify: Callable[[ConnectionEvent], Awaitable[None]]
     ) -> None:
-        self._terms = terms
+        self._policy = policy
         self._client = client
-        self._tell = tell
+        self._notify = notify
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._over.set()
@@ -181,7 +181,7 @@ class Reconnector:
             log.error("reconnecting failed: %s", where(error))
             self._error = ClientError("The client failed to reconnect.")
         self._over.set()
-        await self._tell(GaveUp(self._error))
+        await self._notify(GaveUp(self._error))
 
     async def _keep(self) -> ClientError:
         loop = asyncio.get_running_loop()
@@ -190,19 +190,19 @@ class Reconnector:
             since = loop.time()
             lost = await self._client.wait_lost()
             # Only a connection that lasted resets the backoff.
-            if loop.time() - since >= self._terms.steady_s:
+            if loop.time() - since >= self._policy.steady_s:
                 failures = 0
-            await self._tell(Lost(lost))
+            await self._notify(Lost(lost))
             error: ClientError = lost
             started = None
             while started is None:
-                if is_final(error) or failures == self._terms.tries:
+                if is_final(error) or failures == self._policy.tries:
                     return error
                 failures += 1
-                await self._terms.sleep(self._terms.delay_s(failures, error))
+                await self._policy.sleep(self._policy.delay_s(failures, error))
                 try:
                     started = await self._client.restore()
                 except ClientError as failure:
                     error = failure
-                    await self._tell(TryFailed(failures, error))
-            await self._tell(Reconnected(started))
+                    await self._notify(TryFailed(failures, error))
+            await self._notify(Reconnected(started))

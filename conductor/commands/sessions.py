@@ -21,7 +21,7 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
 from conductor.stores.admin import SessionAdmin, SessionInfo
-from conductor.stores.base import LASTING, SessionKey, SessionStore
+from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionStore
 from conductor.stores.migration import migrate_redis
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import describe_store, make_session_admin, make_store
@@ -260,7 +260,7 @@ def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
     """Tell conversations from the server's own records, such as what a person allowed always."""
     if session_id == LASTING_ID:
         return "grants"
-    return "record" if session_id.startswith(LASTING) else "conversation"
+    return "record" if session_id.startswith(NEVER_EXPIRES) else "conversation"
 
 
 def row(info: SessionInfo) -> tuple[str, ...]:

@@ -291,12 +291,12 @@ class SessionRegistry:
         place.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, place)
 
     def _expire(self, key: SessionKey, place: _Place) -> None:
+        # A running turn goes on without its client, and its final is kept for the next connection
+        # (durability, "Faults").
         place.timer = None
         if place.connections or self._places.get(key) is not place:
             return
         if place.session.result().busy:
-            # A turn goes on without its client, and its final is kept for the next connection (durability,
-            # "Faults").
             self._arm(key, place, self._services.limits.busy_recheck)
             return
         self._end(key, place)

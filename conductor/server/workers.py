@@ -207,12 +207,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, settings: Settings, options: Mapping[str, Any], pace: RestartBackoff | None = None
+        self, settings: Settings, options: Mapping[str, Any], backoff: RestartBackoff | None = None
     ) -> None:
         check_shared(settings)
         self._address = SharedAddress(settings.host, settings.port)
         self._options = {**options, "host": settings.host, "port": self._address.port}
-        self._pace = pace or RestartBackoff()
+        self._backoff = backoff or RestartBackoff()
         self._slots = [_Slot(number) for number in range(1, settings.workers + 1)]
         self._children: set[Child] = set()
         self._reaping: set[asyncio.Task[None]] = set()
@@ -247,7 +247,7 @@ class Supervisor:
         finally:
             working.cancel()
             stopped.cancel()
-            await asyncio.wait([working, stopped], timeout=self._pace.stop)
+            await asyncio.wait([working, stopped], timeout=self._backoff.stop)
             await self._end()
 
     async def _work(self, announce: Callable[[int], None]) -> int:
@@ -275,10 +275,12 @@ class Supervisor:
         while True:
             began = now()
             exit_code = await self._serve(slot)
-            deaths = deaths + 1 if now() - began < self._pace.early else 0
+            deaths = deaths + 1 if now() - began < self._backoff.early else 0
             if not self._announced:
                 self._check_start(exit_code, deaths)
-            pause = min(self._pace.pause * 2 ** (deaths - 1), self._pace.longest_pause) if deaths else 0.0
+            pause = (
+                min(self._backoff.pause * 2 ** (deaths - 1), self._backoff.longest_pause) if deaths else 0.0
+            )
             log.warning("worker gone", worker=slot.number, exit_code=exit_code, again_in_s=pause)
             await asyncio.sleep(pause)
 
@@ -289,7 +291,7 @@ class Supervisor:
             async with slot.lock:
                 slot.sockets = self._address.open()
                 slot.child = child = await self._start(slot)
-                if await child.becomes_ready(self._pace.start):
+                if await child.becomes_ready(self._backoff.start):
                     self._ready(slot, child)
         except OSError as error:
             slot.close()
@@ -318,7 +320,7 @@ class Supervisor:
     def _check_start(self, exit_code: int | None, deaths: int) -> None:
         if exit_code == MISTAKE:
             raise _GaveUp(MISTAKE)
-        if deaths >= self._pace.tries:
+        if deaths >= self._backoff.tries:
             log.error("the workers end as soon as they are started", exit_code=exit_code)
             raise _GaveUp(1)
 
@@ -350,7 +352,7 @@ class Supervisor:
             except OSError as error:
                 log.error("worker not replaced", worker=slot.number, why=error.strerror)
                 return False
-            if not await new.becomes_ready(self._pace.start):
+            if not await new.becomes_ready(self._backoff.start):
                 self._reap(new)
                 log.error("worker not replaced", worker=slot.number, exit_code=await new.ended(1.0))
                 return False
@@ -371,10 +373,10 @@ class Supervisor:
         task.add_done_callback(self._reaping.discard)
 
     async def _reaped(self, child: Child) -> None:
-        if await child.ended(self._pace.stop) is None:
+        if await child.ended(self._backoff.stop) is None:
             log.error("worker killed, which did not end", pid=child.pid)
             child.send(signal.SIGKILL)
-            await child.ended(self._pace.stop)
+            await child.ended(self._backoff.stop)
         self._children.discard(child)
 
     async def _end(self) -> None:

@@ -18,13 +18,13 @@ from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.rate_limit import ANONYMOUS
 
 # Sessions that a store keeps of one subject by default.
-KEPT = 2_000
+MAX_SESSIONS = 2_000
 # Ids of inbound events remembered for a session. Only transcripts and notices count: hours of talk.
 MAX_SEEN = 512
 # Claims remembered as a state's authors: a failover loses seconds, in which few claims are made.
 _MAX_AUTHORS = 8
 # First character of the server's own ids: no client can use it, and these records never expire.
-LASTING = "$"
+NEVER_EXPIRES = "$"
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
@@ -278,14 +278,14 @@ class SessionKey:
     session_id: str
 
     @property
-    def lasting(self) -> bool:
+    def never_expires(self) -> bool:
         """Whether it never expires: the server's own records have ids that begin with ``$``."""
-        return self.session_id.startswith(LASTING)
+        return self.session_id.startswith(NEVER_EXPIRES)
 
     @property
     def counted(self) -> bool:
         """Whether it counts towards the subject's limit of sessions."""
-        return not self.lasting and self.subject != ANONYMOUS
+        return not self.never_expires and self.subject != ANONYMOUS
 
 
 @dataclass(slots=True)
@@ -306,9 +306,9 @@ class Claim:
     size: int = 0
 
 
-def too_many(kept: int) -> TooManySessions:
+def too_many(limit: int) -> TooManySessions:
     """Make the error for a new session beyond the subject's limit."""
-    return TooManySessions(f"{kept} sessions of this token are kept already; delete one, or let one expire.")
+    return TooManySessions(f"{limit} sessions of this token are kept already; delete one, or let one expire.")
 
 
 class SessionStore(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from conductor.events.envelope import IdGenerator
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, Claim, Operation, SessionKey, SessionState, too_many
+from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, SessionState, too_many
 from conductor.stores.records import SNAPSHOT_COMMITS, Meta, check
 
 
@@ -19,16 +19,16 @@ class _Row:
 
 
 class MemoryStore:
-    """Keeps sessions in a dictionary, at most ``kept`` of a subject.
+    """Keeps sessions in a dictionary, at most ``max_sessions`` of a subject.
 
     Messages are immutable and shared with the claimant, not copied.
     """
 
     is_async = False
 
-    def __init__(self, *, kept: int = KEPT) -> None:
+    def __init__(self, *, max_sessions: int = MAX_SESSIONS) -> None:
         self._rows: dict[SessionKey, _Row] = {}
-        self._kept = kept
+        self._max_sessions = max_sessions
         self._counts: Counter[str] = Counter()
         self._tokens = IdGenerator("claim")
 
@@ -39,8 +39,8 @@ class MemoryStore:
         """Claim a session, creating it if there is none."""
         row = self._rows.get(key)
         if row is None:
-            if key.counted and self._counts[key.subject] >= self._kept:
-                raise too_many(self._kept)
+            if key.counted and self._counts[key.subject] >= self._max_sessions:
+                raise too_many(self._max_sessions)
             row = self._rows[key] = _Row()
             self._counts[key.subject] += key.counted
         meta = row.meta
@@ -81,4 +81,4 @@ class MemoryStore:
 
 def from_settings(settings: Settings) -> MemoryStore:
     """Make the store."""
-    return MemoryStore(kept=settings.max_kept_sessions_per_subject)
+    return MemoryStore(max_sessions=settings.max_kept_sessions_per_subject)

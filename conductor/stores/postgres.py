@@ -19,7 +19,7 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, Claim, Operation, SessionKey, too_many
+from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
 from conductor.stores.postgres_url import describe
 from conductor.stores.records import Draft, Meta, Stored
 
@@ -138,18 +138,23 @@ class PostgresStore:
     """Keeps sessions in PostgreSQL, for ``session_ttl`` seconds after their last claim or commit.
 
     Lasting ones do not expire. A commit is tried for ``retry_for`` seconds, and then is `StoreUnavailable`;
-    it may have been recorded all the same. A subject may keep ``kept`` sessions.
+    it may have been recorded all the same. A subject may keep ``max_sessions`` sessions.
     """
 
     is_async = True
 
     def __init__(
-        self, url: str, *, session_ttl: float = 86_400.0, retry_for: float = 2.0, kept: int = KEPT
+        self,
+        url: str,
+        *,
+        session_ttl: float = 86_400.0,
+        retry_for: float = 2.0,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self.url = url
         self._session_ttl = session_ttl
         self._retry_for = retry_for
-        self._kept = kept
+        self._max_sessions = max_sessions
         self._node = f"{platform.node() or 'node'}-{os.getpid()}"
         self._pool: Any = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -191,11 +196,11 @@ class PostgresStore:
     async def claim(self, key: SessionKey) -> Claim:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         token = f"{self._node}:{uuid4().hex}"
-        ttl = math.inf if key.lasting else self._session_ttl
-        most = self._kept if key.counted else None
+        ttl = math.inf if key.never_expires else self._session_ttl
+        most = self._max_sessions if key.counted else None
         (row,) = await self._fetch(_CLAIM, key.subject, key.session_id, token, ttl, most)
         if row[0] is None:
-            raise too_many(self._kept)
+            raise too_many(self._max_sessions)
         return _stored(row).claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
@@ -322,5 +327,7 @@ def _reason(error: Exception) -> str:
 def from_settings(settings: Settings) -> PostgresStore:
     """Make the store in the database that SESSION_STORE_URL names."""
     return PostgresStore(
-        settings.store_url, session_ttl=settings.session_ttl_s, kept=settings.max_kept_sessions_per_subject
+        settings.store_url,
+        session_ttl=settings.session_ttl_s,
+        max_sessions=settings.max_kept_sessions_per_subject,
     )

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, Claim, Operation, SessionKey, too_many
+from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
 from conductor.stores.records import Draft, Stored
 from conductor.stores.redis_scripts import (
     CLAIM,
@@ -45,13 +45,13 @@ _PAGE = 10_000
 class RedisStore:
     """Keeps sessions in Redis, for ``session_ttl`` seconds after their last claim or commit.
 
-    Lasting ones do not expire.
+    The server's own records do not expire.
 
     A commit is tried for ``retry_for`` seconds and then is `StoreUnavailable`; it may have been recorded all
     the same, and then the next commit is a `Conflict`: claim the session again. With ``replicas``, each claim
     and commit waits up to ``wait_ms`` until so many replicas have it, and counts as not done before.
-    ``prefix`` begins the names of all keys. A subject may keep ``kept`` sessions. Raises `SettingsError` for
-    a URL that is none.
+    ``prefix`` begins the names of all keys. ``max_sessions`` is a subject's limit. Raises
+    `SettingsError` for a URL that is none.
     """
 
     is_async = True
@@ -65,13 +65,13 @@ class RedisStore:
         replicas: int = 0,
         wait_ms: int = 500,
         prefix: str = "conductor",
-        kept: int = KEPT,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self.client = _client()(
             RedisAddress.parse(url), retry_for=retry_for, replicas=replicas, wait_ms=wait_ms
         )
         self.prefix = prefix
-        self._kept = kept
+        self._max_sessions = max_sessions
         self._ttl_ms = str(max(1, round(session_ttl * 1000)))
         self._node = f"{platform.node() or 'node'}-{os.getpid()}"
 
@@ -128,16 +128,16 @@ class RedisStore:
     async def _count(self, key: SessionKey) -> None:
         # A session that is there already may always be claimed.
         index = index_name(self.prefix, key.subject)
-        arguments = (key.session_id, self._ttl_ms, str(self._kept))
+        arguments = (key.session_id, self._ttl_ms, str(self._max_sessions))
         # Two commands and no transaction: the subject's index is in another slot of a cluster than the
         # session.
         if await self.client.query(index, "EVAL", COUNT, "1", index, *arguments) == 0:
             name = session_name(self.prefix, key)
             if await self.client.query(name, "HEXISTS", name, "epoch") == 0:
-                raise too_many(self._kept)
+                raise too_many(self._max_sessions)
 
     def _ttl(self, key: SessionKey) -> str:
-        return "0" if key.lasting else self._ttl_ms
+        return "0" if key.never_expires else self._ttl_ms
 
     # -- for an operator: sessions are found by SCAN, which holds up no other client
 
@@ -203,5 +203,5 @@ def from_settings(settings: Settings) -> RedisStore:
         settings.store_url,
         session_ttl=settings.session_ttl_s,
         replicas=settings.session_store_replicas,
-        kept=settings.max_kept_sessions_per_subject,
+        max_sessions=settings.max_kept_sessions_per_subject,
     )

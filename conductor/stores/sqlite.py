@@ -16,7 +16,7 @@ import structlog
 
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.settings import Settings
-from conductor.stores.base import KEPT, LASTING, Claim, Operation, SessionKey, too_many
+from conductor.stores.base import MAX_SESSIONS, NEVER_EXPIRES, Claim, Operation, SessionKey, too_many
 from conductor.stores.records import Draft, Meta, Stored
 from conductor.stores.sqlite_file import SPARE_PAGES, rewrite
 from conductor.stores.sqlite_writer import Writer
@@ -50,9 +50,9 @@ _WHICH = "session WHERE subject=?1 AND (?2 IS NULL OR session_id=?2)"
 class SqliteStore:
     """Stores sessions in a file (durability, "Operations"); `open` it first.
 
-    ``session_ttl`` is how many seconds a session without writes is kept, unless it is a lasting one;
+    ``session_ttl`` is how many seconds a session without writes is kept, unless it never expires;
     ``busy_timeout`` how many seconds a commit waits for other processes; ``look_every`` how many seconds lie
-    between checks that the file is still there; ``now`` gives epoch seconds; ``kept`` is the limit of
+    between checks that the file is still there; ``now`` gives epoch seconds; ``max_sessions`` is the limit of
     sessions of a subject. Use it in one event loop.
     """
 
@@ -67,7 +67,7 @@ class SqliteStore:
         sweep_every: float = 60.0,
         look_every: float = 1.0,
         now: Callable[[], float] = time.time,
-        kept: int = KEPT,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self.path = Path(path)
         self._session_ttl = session_ttl
@@ -75,7 +75,7 @@ class SqliteStore:
         self._sweep_every = min(sweep_every, _SWEEP_MOST_S)
         self._look_every = look_every
         self._now = now
-        self._kept = kept
+        self._max_sessions = max_sessions
         self._writer: Writer | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -100,7 +100,7 @@ class SqliteStore:
     async def claim(self, key: SessionKey) -> Claim:
         """Claim a session, creating it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         now = self._now()
-        stored = await self._run(partial(_claim, key, now, now - self._session_ttl, self._kept))
+        stored = await self._run(partial(_claim, key, now, now - self._session_ttl, self._max_sessions))
         assert isinstance(stored, Stored)
         return stored.claim(key)
 
@@ -222,7 +222,7 @@ def from_settings(settings: Settings) -> SqliteStore:
     return SqliteStore(
         settings.store_path,
         session_ttl=settings.session_ttl_s,
-        kept=settings.max_kept_sessions_per_subject,
+        max_sessions=settings.max_kept_sessions_per_subject,
     )
 
 
@@ -230,18 +230,18 @@ def from_settings(settings: Settings) -> SqliteStore:
 
 
 def _claim(
-    key: SessionKey, now: float, expired: float, kept: int, connection: sqlite3.Connection
+    key: SessionKey, now: float, expired: float, max_sessions: int, connection: sqlite3.Connection
 ) -> Stored | TooManySessions:
     sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
     found = connection.execute(sql, (key.subject, key.session_id)).fetchone()
     # Expired, and not swept yet: what a client finds must not depend on when the sweep runs.
-    if found is not None and found[-1] < expired and not key.lasting:
+    if found is not None and found[-1] < expired and not key.never_expires:
         _delete_rows(connection, [found[0]])
         found = None
     if found is not None:
         row, meta = found[0], Meta(*found[1:])
-    elif key.counted and _kept(connection, key.subject, kept) >= kept:
-        return too_many(kept)
+    elif key.counted and _count_up_to(connection, key.subject, max_sessions) >= max_sessions:
+        return too_many(max_sessions)
     else:
         meta = Meta("", 0, 0, "", now)
         sql = f"INSERT INTO session(subject, session_id, {_META}) VALUES(?, ?, '', 0, 0, '', ?)"
@@ -259,11 +259,11 @@ def _records(connection: sqlite3.Connection, row: int) -> dict[int, bytes]:
     return dict(connection.execute("SELECT revision, data FROM record WHERE session=?", (row,)))
 
 
-def _kept(connection: sqlite3.Connection, subject: str, most: int) -> int:
+def _count_up_to(connection: sqlite3.Connection, subject: str, most: int) -> int:
     (count,) = connection.execute(
         "SELECT count(*) FROM"
         " (SELECT 1 FROM session WHERE subject=? AND substr(session_id, 1, 1)<>? LIMIT ?)",
-        (subject, LASTING, most),
+        (subject, NEVER_EXPIRES, most),
     ).fetchone()
     return int(count)
 
@@ -302,7 +302,7 @@ def _delete(subject: str, session_id: str | None, connection: sqlite3.Connection
 def _sweep(after: int, before: float, connection: sqlite3.Connection) -> tuple[int, int, bool]:
     # Where to go on, how many were deleted, and whether to go on.
     sql = "SELECT id, updated<? AND substr(session_id, 1, 1)<>? FROM session WHERE id>? ORDER BY id LIMIT ?"
-    rows = connection.execute(sql, (before, LASTING, after, _SCANNED)).fetchall()
+    rows = connection.execute(sql, (before, NEVER_EXPIRES, after, _SCANNED)).fetchall()
     expired = [row for row, is_expired in rows if is_expired][:_DELETED]
     deleted = _delete_rows(connection, expired)
     if deleted < len(expired) or deleted == _DELETED:

@@ -226,9 +226,9 @@ class TerminalChat:
             client.on_approval(self._asking.ask)
         # A closed pipe (``talk | head``) is noticed by the next write only.
         client.on("*", self._notice_the_end)
-        client.on(Lost, lambda news: screen.error(str(news.error)))
-        client.on(TryFailed, lambda news: screen.error(f"Try {news.number}: {news.error}"))
-        client.on(Reconnected, lambda _news: screen.error("Connected again."))
+        client.on(Lost, lambda event: screen.error(str(event.error)))
+        client.on(TryFailed, lambda event: screen.error(f"Try {event.number}: {event.error}"))
+        client.on(Reconnected, lambda _event: screen.error("Connected again."))
         client.on(GaveUp, self._give_up)
         client.on_speak(self._speak)
         for name, handler in self._device.handlers().items():
@@ -254,7 +254,7 @@ class TerminalChat:
         why = f": {visible(resolved.message)}" if resolved.message else ""
         self._screen.dim(f"· question {resolved.outcome}{why}")
 
-    def _give_up(self, _news: GaveUp) -> None:
+    def _give_up(self, _event: GaveUp) -> None:
         self._gave_up = True
 
     def _notice_the_end(self, _event: object) -> None:

@@ -193,10 +193,10 @@ def arguments_digest(tool_name: str, arguments: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=16)  # rfc8785 takes up to 25 ms for 64 KiB, and a call's digest is wanted several times
 def _digest(tool_name: str, text: str) -> str:
+    # Integers beyond 2^53 - 1 keep all digits below: two of them must not have one digest.
     try:
         canonical = rfc8785.dumps(json.loads(text))
     except ValueError:
-        # Integers beyond 2^53 - 1 keep all digits here: two of them must not have one digest.
         canonical = text.encode()
     return hashlib.sha256(tool_name.encode() + b"\n" + canonical).hexdigest()
 

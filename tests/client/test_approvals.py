@@ -326,7 +326,7 @@ async def test_a_decision_that_was_lost_is_sent_again_the_same_under_a_fresh_id(
     async with scripted_server(first, second, third) as server:
         async with connect(server.url, on_approval=handler, reconnect=AT_ONCE) as client:
             await (await client.say("go")).wait(LIMIT_S)
-            client.on(Reconnected, lambda _news: again.set())
+            client.on(Reconnected, lambda _event: again.set())
             client.drop()
             await soon(again)
             await (await client.say("and then?")).wait(LIMIT_S)

@@ -246,8 +246,8 @@ async def test_a_forgotten_call_leaves_nothing_and_a_repeated_one_is_sent_on_the
     for number in (1, 2):
         await outbox.put(f"result {number}".encode(), answer=result(number))
     outbox.forget({"c1"})
-    await outbox.again("c1")
-    await outbox.again("c2")
+    await outbox.resend("c1")
+    await outbox.resend("c2")
     assert road.sent == [[b"accepted 1", b"result 1", b"result 2", b"result 2"]]
     assert len(outbox) == 1
 

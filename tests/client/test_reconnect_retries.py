@@ -33,54 +33,54 @@ AT_ONCE = Reconnect(first_s=0, most_s=0)
 
 
 class Diary:
-    """Notes the news of a client's connection; ``wait`` bounds the wait for one."""
+    """Notes the events of a client's connection; ``wait`` bounds the wait for one."""
 
     def __init__(self, client: Client) -> None:
-        self.news: list[Any] = []
+        self.events: list[Any] = []
         self._changed = asyncio.Event()
         for kind in (Lost, TryFailed, Reconnected, GaveUp):
             client.on(kind, self._note)
 
-    def _note(self, news: Any) -> None:
-        self.news.append(news)
+    def _note(self, event: Any) -> None:
+        self.events.append(event)
         self._changed.set()
 
     @property
     def kinds(self) -> list[str]:
-        return [type(news).__name__ for news in self.news]
+        return [type(event).__name__ for event in self.events]
 
     async def wait(self, kind: type[Any], count: int = 1) -> None:
         async with asyncio.timeout(LIMIT_S):
-            while sum(isinstance(news, kind) for news in self.news) < count:
+            while sum(isinstance(event, kind) for event in self.events) < count:
                 self._changed.clear()
                 await self._changed.wait()
 
 
-# -- the terms
+# -- the policy
 
 
 def test_the_waits_grow_up_to_the_longest_and_no_further() -> None:
-    terms = Reconnect(first_s=0.5, most_s=15, factor=2, jitter=0)
+    policy = Reconnect(first_s=0.5, most_s=15, factor=2, jitter=0)
     error = ConnectionLost("gone")
-    delays = [terms.delay_s(number, error) for number in (1, 2, 3, 4, 5, 6, 7, 10**9)]
+    delays = [policy.delay_s(number, error) for number in (1, 2, 3, 4, 5, 6, 7, 10**9)]
     assert delays == [0.5, 1, 2, 4, 8, 15, 15, 15]
 
 
 def test_jitter_takes_a_random_part_off_each_wait() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
-    terms = Reconnect(first_s=4, most_s=4, jitter=0.5, random=random.Random(seed).random)
-    delays = [terms.delay_s(1, ConnectionLost("gone")) for _ in range(100)]
+    policy = Reconnect(first_s=4, most_s=4, jitter=0.5, random=random.Random(seed).random)
+    delays = [policy.delay_s(1, ConnectionLost("gone")) for _ in range(100)]
     assert all(2 < delay <= 4 for delay in delays)
     assert len(set(delays)) > 1
 
 
 def test_a_server_that_names_a_time_is_not_asked_before_it_within_the_longest_wait() -> None:
-    terms = Reconnect(first_s=1, most_s=15, jitter=0)
+    policy = Reconnect(first_s=1, most_s=15, jitter=0)
 
     def after(retry_after_ms: int) -> float:
         refused = StartRefused(ErrorEvent("rate_limited", "Later.", retry_after_ms=retry_after_ms))
-        return terms.delay_s(1, refused)
+        return policy.delay_s(1, refused)
 
     assert [after(500), after(9_000), after(10**9)] == [1, 9, 15]
 
@@ -125,10 +125,10 @@ async def test_a_lost_connection_comes_back_and_the_waits_before_are_those_of_th
         await peer.receive("session.start")
         await peer.send("error", {"code": "store_unavailable", "message": "Later."})
 
-    terms = Reconnect(first_s=1, most_s=3, jitter=0, sleep=sleep)
+    policy = Reconnect(first_s=1, most_s=3, jitter=0, sleep=sleep)
     async with (
         scripted_server(plain_turns, refuses, refuses, plain_turns) as server,
-        connect(server.url, "s-1", reconnect=terms) as client,
+        connect(server.url, "s-1", reconnect=policy) as client,
     ):
         diary = Diary(client)
         client.drop()
@@ -136,13 +136,13 @@ async def test_a_lost_connection_comes_back_and_the_waits_before_are_those_of_th
         assert client.connected
         assert (await (await client.say("hello")).wait(LIMIT_S)).ok
     assert diary.kinds == ["Lost", "TryFailed", "TryFailed", "Reconnected"]
-    assert [news.number for news in diary.news if isinstance(news, TryFailed)] == [1, 2]
+    assert [event.number for event in diary.events if isinstance(event, TryFailed)] == [1, 2]
     assert waits == [1, 2, 3]
     starts = [event for event in server.heard if event["type"] == "session.start"]
     assert {start["sessionId"] for start in starts} == {"s-1"}
 
 
-async def test_news_of_the_connection_is_no_event_of_the_server() -> None:
+async def test_an_event_of_the_connection_is_none_of_the_server() -> None:
     events: list[Any] = []
     async with scripted_server() as server, connect(server.url, reconnect=AT_ONCE) as client:
         client.on("*", events.append)
@@ -192,9 +192,9 @@ async def test_the_tries_are_bounded_and_the_app_can_begin_anew_by_hand() -> Non
         await peer.receive("session.start")
         await peer.connection.close(1011)
 
-    terms = Reconnect(first_s=0, most_s=0, tries=2)
+    policy = Reconnect(first_s=0, most_s=0, tries=2)
     scripts: list[Script] = [plain_turns, refuses, refuses, plain_turns]
-    async with scripted_server(*scripts) as server, connect(server.url, reconnect=terms) as client:
+    async with scripted_server(*scripts) as server, connect(server.url, reconnect=policy) as client:
         diary = Diary(client)
         client.drop()
         await client.wait_given_up(LIMIT_S)
@@ -211,15 +211,15 @@ async def test_a_server_that_accepts_and_closes_at_once_uses_up_the_tries() -> N
         await peer.start()
         await peer.connection.close(1011)
 
-    terms = Reconnect(first_s=0, most_s=0, tries=3, steady_s=3_600)
-    async with scripted_server(brief) as server, connect(server.url, reconnect=terms) as client:
+    policy = Reconnect(first_s=0, most_s=0, tries=3, steady_s=3_600)
+    async with scripted_server(brief) as server, connect(server.url, reconnect=policy) as client:
         assert isinstance(await client.wait_given_up(LIMIT_S), ConnectionLost)
     assert len(server.peers) == 4
 
 
 async def test_a_connection_that_stood_begins_the_count_of_tries_anew() -> None:
-    terms = Reconnect(first_s=0, most_s=0, tries=1, steady_s=0)
-    async with scripted_server() as server, connect(server.url, reconnect=terms) as client:
+    policy = Reconnect(first_s=0, most_s=0, tries=1, steady_s=0)
+    async with scripted_server() as server, connect(server.url, reconnect=policy) as client:
         diary = Diary(client)
         for count in (1, 2, 3):
             client.drop()
@@ -233,8 +233,8 @@ async def test_a_reconnect_by_hand_is_not_undone() -> None:
         waiting.set()
         await go_on.wait()
 
-    terms = Reconnect(sleep=sleep)
-    async with scripted_server() as server, connect(server.url, reconnect=terms) as client:
+    policy = Reconnect(sleep=sleep)
+    async with scripted_server() as server, connect(server.url, reconnect=policy) as client:
         diary = Diary(client)
         client.drop()
         async with asyncio.timeout(LIMIT_S):
@@ -263,14 +263,14 @@ async def test_closing_the_client_ends_a_wait_for_the_next_try() -> None:
 
 @pytest.mark.parametrize("kind", [Lost, GaveUp])
 async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) -> None:
-    async def close(_news: object) -> None:
+    async def close(_event: object) -> None:
         closing.set()
         await client.close()
 
     closing = asyncio.Event()
-    terms = Reconnect(tries=0)
+    policy = Reconnect(tries=0)
     async with scripted_server(plain_turns) as server:
-        client = connect(server.url, reconnect=terms)
+        client = connect(server.url, reconnect=policy)
         await client.start()
         client.on(kind, close)
         turn = await client.say("hello")
@@ -347,10 +347,10 @@ async def test_what_is_said_while_there_is_no_connection_waits_for_it_in_order_a
         await go_on.wait()
 
     limits = ClientLimits(unsent=2)
-    terms = Reconnect(sleep=sleep)
+    policy = Reconnect(sleep=sleep)
     async with (
         scripted_server() as server,
-        connect(server.url, reconnect=terms, limits=limits) as client,
+        connect(server.url, reconnect=policy, limits=limits) as client,
     ):
         client.drop()
         async with asyncio.timeout(LIMIT_S):

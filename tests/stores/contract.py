@@ -505,7 +505,7 @@ class ExpiryContract:
         assert (kept.epoch, kept.state.fields) == (3, {"grants": "all"})
 
 
-class KeptContract:
+class SessionLimitContract:
     """What a store must do for subjects that open session after session.
 
     A subclass has the fixture ``few``: a store that keeps two sessions of a subject.

@@ -7,16 +7,16 @@ from hypothesis import settings
 
 from conductor.stores.base import SessionKey
 from conductor.stores.memory import MemoryStore
-from tests.stores.contract import KEY, KeptContract, StoreContract, filled
+from tests.stores.contract import KEY, SessionLimitContract, StoreContract, filled
 from tests.stores.machine import StoreMachine
 
 
-class TestMemoryKept(KeptContract):
+class TestMemorySessionLimit(SessionLimitContract):
     """What it keeps of one subject, over memory."""
 
     @pytest.fixture
     def few(self) -> MemoryStore:
-        return MemoryStore(kept=2)
+        return MemoryStore(max_sessions=2)
 
     async def test_a_session_that_has_ended_makes_room(self, few: MemoryStore) -> None:
         claims = [await few.claim(SessionKey("subject", f"s-{number}")) for number in range(2)]

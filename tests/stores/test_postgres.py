@@ -22,7 +22,7 @@ from tests.stores.contract import (
     HISTORY,
     KEY,
     ExpiryContract,
-    KeptContract,
+    SessionLimitContract,
     StoreContract,
     contents,
     filled,
@@ -90,12 +90,12 @@ class TestPostgresStore(StoreContract):
     """The contract, over PostgreSQL."""
 
 
-class TestPostgresKept(KeptContract):
+class TestPostgresSessionLimit(SessionLimitContract):
     """What it keeps of one subject, over PostgreSQL."""
 
     @pytest.fixture
     async def few(self, url: str) -> AsyncIterator[PostgresStore]:
-        async with aclosing(PostgresStore(url, kept=2)) as store:
+        async with aclosing(PostgresStore(url, max_sessions=2)) as store:
             await store.open()
             yield store
 

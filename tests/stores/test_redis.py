@@ -28,7 +28,7 @@ from tests.stores.contract import (
     HISTORY,
     KEY,
     ExpiryContract,
-    KeptContract,
+    SessionLimitContract,
     StoreContract,
     call,
     contents,
@@ -228,12 +228,12 @@ async def test_an_idle_session_is_forgotten_and_its_owner_is_told(server: RedisS
     await store.aclose()
 
 
-class TestRedisKept(KeptContract):
+class TestRedisSessionLimit(SessionLimitContract):
     """What it keeps of one subject, over Redis."""
 
     @pytest.fixture
     async def few(self, server: RedisServer, prefix: str) -> AsyncIterator[RedisStore]:
-        store = RedisStore(server.url, prefix=prefix, kept=2)
+        store = RedisStore(server.url, prefix=prefix, max_sessions=2)
         yield store
         await store.aclose()
 
@@ -253,7 +253,7 @@ class TestRedisKept(KeptContract):
         assert (await few.claim(SessionKey("subject", "s-0"))).epoch == 2
 
     async def test_sessions_that_have_expired_are_not_counted(self, server: RedisServer, prefix: str) -> None:
-        brief = RedisStore(server.url, prefix=prefix, kept=1, session_ttl=0.1)
+        brief = RedisStore(server.url, prefix=prefix, max_sessions=1, session_ttl=0.1)
         await brief.claim(SessionKey("subject", "s-0"))
         # Each question takes a few milliseconds.
         assert any(server.ask("KEYS", f"{prefix}:*") == "" for _ in range(1_000))

@@ -17,7 +17,7 @@ from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import SessionKey, SetField
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_scripts import session_name
-from tests.stores.contract import HISTORY, KEY, KeptContract, StoreContract, contents, filled
+from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, contents, filled
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_load import Load
 from tests.stores.redis_server import WAIT, RedisServer, free_port
@@ -62,12 +62,12 @@ class TestClusterStore(StoreContract):
     """The contract, on a cluster."""
 
 
-class TestClusterKept(KeptContract):
+class TestClusterSessionLimit(SessionLimitContract):
     """What it keeps of one subject."""
 
     @pytest.fixture
     def few(self, shared: RedisCluster, make_store: StoreMaker) -> RedisStore:
-        return make_store(shared.url, prefix=next(_prefixes), kept=2)
+        return make_store(shared.url, prefix=next(_prefixes), max_sessions=2)
 
 
 def slot_of(store: RedisStore, key: SessionKey) -> int:

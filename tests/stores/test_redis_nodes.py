@@ -14,7 +14,7 @@ import pytest
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.stores.redis import RedisStore
-from tests.stores.contract import HISTORY, KEY, KeptContract, StoreContract, filled, stored
+from tests.stores.contract import HISTORY, KEY, SessionLimitContract, StoreContract, filled, stored
 from tests.stores.redis_load import Load
 from tests.stores.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.stores.redis_server import WAIT, free_port
@@ -63,12 +63,12 @@ class TestSentinelStore(StoreContract):
     """The contract, on the primary that a Sentinel names."""
 
 
-class TestSentinelKept(KeptContract):
+class TestSentinelSessionLimit(SessionLimitContract):
     """What it keeps of one subject."""
 
     @pytest.fixture
     def few(self, shared: SentinelServers, make_store: StoreMaker) -> RedisStore:
-        return make_store(shared.url, prefix=next(_prefixes), kept=2)
+        return make_store(shared.url, prefix=next(_prefixes), max_sessions=2)
 
 
 # -- failovers

@@ -56,7 +56,7 @@ from tests.stores.contract import (
     HISTORY,
     KEY,
     ExpiryContract,
-    KeptContract,
+    SessionLimitContract,
     StoreContract,
     call,
     contents,
@@ -679,12 +679,12 @@ async def test_expired_sessions_are_swept_and_the_others_stay(path: Path) -> Non
     await store.aclose()
 
 
-class TestSqliteKept(KeptContract):
+class TestSqliteSessionLimit(SessionLimitContract):
     """What it keeps of one subject, over SQLite."""
 
     @pytest.fixture
     async def few(self, path: Path) -> AsyncIterator[SqliteStore]:
-        store = SqliteStore(path, kept=2)
+        store = SqliteStore(path, max_sessions=2)
         await store.open()
         yield store
         await store.aclose()

@@ -74,10 +74,10 @@ class Terminal:
     async def talk(
         self, url: str, person: Callable[[Terminal], Awaitable[None]], text: str | None, **options: Any
     ) -> int:
-        terms = Reconnect(first_s=0, most_s=0, tries=1)
+        policy = Reconnect(first_s=0, most_s=0, tries=1)
         streams: dict[str, Any] = {"stdin": self.keys, "stdout": self.screen, "stderr": self.errors}
         async with asyncio.timeout(LIMIT_S):
-            talking = asyncio.create_task(talk(url, text, reconnect=terms, **streams, **options))
+            talking = asyncio.create_task(talk(url, text, reconnect=policy, **streams, **options))
             try:
                 await person(self)
             finally:
