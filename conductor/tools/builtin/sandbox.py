@@ -462,7 +462,7 @@ _SECRET_FILES: Mapping[str, tuple[str, ...]] = {
         *("passwd", "htpasswd", "pgpass", "shadow", "netrc", "npmrc", "yarnrc", "pypirc", "boto", "s3cfg"),
         *("rclone", "dockercfg", "gitconfig", "kubeconfig", "kube config", "docker config", "aws config"),
         *("tfvars", "tfstate", "my cnf", "wp config", "auth json", "logins json", "hosts yml"),
-        *("cookies sqlite", "service account", "gradle properties"),
+        *("cookies sqlite", "service account", "google services", "gradle properties", "database yml"),
     ),
 }
 """Kind -> words that such a file has in its name, whatever stands before and after them."""

@@ -310,6 +310,8 @@ async def test_work_that_hangs_holds_a_few_threads_and_not_the_loops(root: Path)
         "id_rsa.pub",
         "id_ed25519",
         ".netrc",
+        "google-services.json",
+        "database.yml",
         ".npmrc",
         ".pypirc",
         ".aws/credentials",
