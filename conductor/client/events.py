@@ -154,6 +154,7 @@ class EventStream(AsyncIterator[Event]):
 
     def put(self, event: Event | None) -> None:
         """Add an event; None ends the stream."""
+        # The oldest goes: a reader that has stalled wants to know what is the case now.
         if self._queue.qsize() >= self._limit:
             self._queue.get_nowait()
             self.missed += 1
@@ -173,6 +174,7 @@ class Listeners:
     def __init__(self, callback_s: float) -> None:
         self._callback_s = callback_s
         self._callbacks: dict[str, list[Callback]] = {}
+        # Weakly: a stream that the app has dropped is not filled any more.
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._closed = False
 
@@ -207,6 +209,7 @@ class Listeners:
 
     async def _call_all(self, kind: str, event: object) -> None:
         for callback in self._callbacks.get(kind, ()):
+            # In a task of its own: a callback may close the client, which cancels the task that reads events.
             await finish(asyncio.create_task(self._call(kind, callback, event)))
 
     async def _call(self, kind: str, callback: Callback, event: object) -> None:
@@ -242,6 +245,8 @@ class ReplayCursor:
     def end(self, event_id: str) -> None:
         """Mark an event as handled."""
         self._places[event_id].ended = True
+        # The server replays all after ``lastEventId``, so it stays before the first event that is not
+        # handled.
         for first, place in list(self._places.items()):
             if not place.ended:
                 return

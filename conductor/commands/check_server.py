@@ -101,6 +101,7 @@ async def address_items(settings: Settings) -> AsyncIterator[Item]:
     try:
         # HOST may be a name, and a resolver that does not answer takes a minute.
         async with asyncio.timeout(BIND_TIMEOUT_S):
+            # Not served: a client that connects to the check would believe it had found the server.
             server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     except TimeoutError:
         yield fail("HOST", f"looking up {host} took longer than {BIND_TIMEOUT_S:g} s.")

@@ -58,4 +58,5 @@ def _draw(
 def as_json(value: Any, indent: int | None = None) -> str:
     """Write a value as JSON, on one line without ``indent``; what a terminal would obey is escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
+    # As escapes the JSON stays the same to a program, and shows a person what is in it.
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 
 def render(output_format: str) -> str:
     """Describe the protocol in one of `FORMATS`."""
+    # Imported here: the schemas of all events take a while to make.
     from conductor.events.docs import markdown
     from conductor.events.schema import asyncapi, json_schema
 

@@ -209,7 +209,7 @@ async def _doomed(options: argparse.Namespace, settings: Settings) -> list[Sessi
                 raise _nothing(settings, options.subject)
             return [SessionKey(info.subject, info.session_id) for info in infos]
         key = await _find(admin, options.session, options.subject)
-        # Before the question: nobody is asked about what is not there.
+        # Before the question: there is nothing to confirm if it is gone.
         if key.subject not in await admin.subjects(key.session_id):
             raise _no_session(key)
         return [key]

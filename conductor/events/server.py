@@ -357,6 +357,7 @@ ServerEvent: TypeAlias = (
 
 def set_state(call_id: str, state: ConversationState) -> ToolCallEvent:
     """Make the UI call that shows the conversation's state; ``idle`` reopens the microphone."""
+    # Written by hand, since it is sent three times a turn; the states need no escaping.
     return ToolCallEvent(call_id, "convo.setState", f'{{"state":"{state}"}}')
 
 
@@ -373,4 +374,5 @@ def speak(call_id: str, text: str) -> ToolCallEvent:
 
 def is_ui_call(name: str) -> bool:
     """Tell the server's own calls, which no model may make, from tools."""
+    # By prefix, so that the server's next UI call cannot be a tool that an app has declared.
     return name.startswith(("convo.", "tts."))

@@ -107,5 +107,6 @@ def _in_order(replies: Iterable[Script]) -> Callable[[ModelRequest], Script]:
 def _whole(script: Script) -> Script:
     if script and isinstance(script[-1], (Finished, ModelError)):
         return script
+    # As services do: calls are run only with this stop reason (models, "Anthropic", rule 7).
     called = any(isinstance(step, ToolCall) for step in script)
     return [*script, Finished("tool_use" if called else "end_turn")]

@@ -43,6 +43,7 @@ def session_prompt(base: str, *, locale: str | None, time_zone: str | None, inst
     protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text holds nothing that
     changes from turn to turn, so that a service can cache it.
     """
+    # What changes least comes first, so that the service's cache holds as much as possible.
     parts = [base.rstrip()]
     if where := _one_line(locale):
         parts.append(

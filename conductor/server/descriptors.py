@@ -33,4 +33,5 @@ def connections_within(descriptors: int) -> int:
 
     Each is counted as one and a half: the rest is for incomplete handshakes and requests to the model.
     """
+    # At least one: with a tiny limit the server still starts, and says what it can take.
     return max((descriptors - OWN) * 2 // 3, 1)

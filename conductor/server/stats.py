@@ -52,6 +52,7 @@ class Admin:
             # A page of a stranger must not read figures through a browser inside the network.
             return Answer(http.HTTPStatus.FORBIDDEN, "Not for pages in a browser.\n")
         token = _bearer(headers)
+        # Hashes of one length are compared, so the time tells neither the token's length nor its beginning.
         if token is None or not hmac.compare_digest(self._digest, _digest(token)):
             return Answer(http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is needed.\n")
         return None

@@ -93,6 +93,7 @@ class TerminalChat:
         now = time.monotonic()
         again = self._last_signal is not None and now - self._last_signal <= LEAVE_WITHIN_S
         self._last_signal = now
+        # Ctrl-C is the barge-in of a terminal, while there is something to interrupt.
         if again or not self._client.connected or not self._client.busy:
             self._leave.set()
         else:

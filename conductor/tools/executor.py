@@ -115,6 +115,7 @@ class ToolExecutor:
         checked = validate(ready.spec, text, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
             return checked.error_message or "The arguments are not valid."
+        # The model must know: it would tell the person of the arguments that it asked for.
         notes = (*checked.notes, edits(ready.arguments, checked.arguments))
         return replace(ready, arguments=checked.arguments, notes=notes)
 

@@ -73,6 +73,7 @@ class CurrentTime:
 @lru_cache(maxsize=256)
 def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
     """Give the time zone of an IANA name, None if there is none."""
+    # A model's or a client's text: the name becomes a path among the zone files.
     if len(name) > _MAX_ZONE_CHARS:
         return None
     try:
