@@ -237,7 +237,7 @@ async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_va
         "agent.status": lambda a: "runs" if chance.random() < 0.7 else None,
         "agent.cancel": lambda a: "gone" if chance.random() < 0.7 else None,
     }
-    async with serving(provider_for(claude), tool_timeout=0.03, ui_timeout=0.02) as served:
+    async with serving(provider_for(claude), tool_timeout=0.03, ui_timeout=0.02, frames_burst=1e6) as served:
         async with served.phone(tools=tools) as phone:
             for number in range(200):
                 since = len(phone.log)
