@@ -99,7 +99,7 @@ class Listener:
             ping_timeout=self.services.limits.pong_timeout,
             close_timeout=self.services.limits.close_timeout,
             max_size=self.services.limits.hard_event_bytes,
-            backlog=self.services.limits.max_handshakes,  # a full one costs a client a second or more
+            backlog=max(100, self.services.limits.max_handshakes),  # a full one costs a client a second
             max_queue=1,  # with one that is complete and one that is not, 2 MiB wait at most
             server_header="conductor",
         )

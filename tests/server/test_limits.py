@@ -252,8 +252,8 @@ async def test_large_results_that_were_asked_for_do_not_count() -> None:
 
 
 async def test_results_that_nobody_asked_for_count() -> None:
-    limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 3.0, "close_timeout": 0.5}
-    async with serving(ScriptedProvider([]), **limits) as served, served.phone() as phone:
+    limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 3.0, "flood_cost": 1.0}
+    async with serving(ScriptedProvider([]), close_timeout=0.5, **limits) as served, served.phone() as phone:
         for number in range(4):
             await phone.result(f"no-such-call-{number}", "x")
         error = await phone.until(lambda e: e["type"] == "error")
@@ -262,8 +262,8 @@ async def test_results_that_nobody_asked_for_count() -> None:
 
 async def test_the_answer_to_one_call_is_given_back_once() -> None:
     provider = ScriptedProvider([[status_call(1)], [TextDelta("It runs.")]])
-    limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 4.0, "close_timeout": 0.5}
-    async with serving(provider, **limits) as served:
+    limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 4.0, "flood_cost": 1.0}
+    async with serving(provider, close_timeout=0.5, **limits) as served:
         async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
             await phone.ask("how is it?")
             call = next(e for e in phone.log if e["payload"].get("name") == "agent.status")
