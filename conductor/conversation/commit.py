@@ -82,9 +82,14 @@ class EventEncoder:
             elif one.frame is not None:
                 self.outbox.send(one.frame)
 
-    def frame(self, event: ServerEvent) -> Frame:
-        """Encode an event that may be lost."""
-        data = encode_event(_event_ids(), self._session_id, event)
+    def frame(self, event: ServerEvent, *, first: bool = False) -> Frame:
+        """Encode an event that may be lost; ``first``: nothing was sent on its connection before.
+
+        Durable events may be held or not recorded yet while it leaves. A client that names it in a ``resume``
+        has not handled those, so its id stands behind the last one that was sent.
+        """
+        event_id = _event_ids.after("" if first else self.outbox.last_written)
+        data = encode_event(event_id, self._session_id, event)
         return Frame(data, partial=isinstance(event, SpeechPartial))
 
     def limit(self, record: OutboundRecord, tool: str | None = None) -> float:
@@ -112,7 +117,8 @@ class EventEncoder:
             kind, call_id = "approval", event.approval_id
         else:
             return EncodedEvent(None, 0.0, self.frame(event))
-        event_id = _event_ids()
+        overtakes = self.outbox.is_probe(call_id)
+        event_id = _event_ids.after(self.outbox.last_written) if overtakes else _event_ids()
         frame = msgspec.Raw(encode_event(event_id, self._session_id, event))
         now = time.time_ns() // 1_000_000
         return EncodedEvent(OutboundRecord(event_id, kind, call_id, turn_id, now, frame, effect), limit, None)

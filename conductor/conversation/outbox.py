@@ -17,7 +17,7 @@ import msgspec
 
 from conductor.conversation.serial_calls import SerialCallQueue, UnackedEvent
 from conductor.conversation.transport import Frame, Transport
-from conductor.events.envelope import made_before
+from conductor.events.envelope import precedes
 from conductor.events.server import ConversationState
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
@@ -36,6 +36,7 @@ class Outbox:
 
     ``on_expired`` is called for each call that timed out, and each speech that will not be acknowledged.
     ``shown_at`` is the loop's time at which the client was last connected, sent a UI call, or answered one.
+    ``last_written`` is the id of the last durable event sent on the present connection.
     """
 
     def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
@@ -54,6 +55,7 @@ class Outbox:
         self._probed: list[UnackedEvent] = []
         self._last_state: OutboundRecord | None = None
         self.shown_at = 0.0
+        self.last_written = ""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,7 +126,7 @@ class Outbox:
 
     def put(self, record: OutboundRecord, limit: float) -> None:
         """Add a committed event, and send it unless it has to wait."""
-        if record.call_id and record.call_id == self._probe:
+        if self.is_probe(record.call_id):
             self._put_probe(record, limit)
             return
         entry = UnackedEvent(record, limit)
@@ -223,7 +225,7 @@ class Outbox:
             self._client_acknowledges = True
             self.shown_at = _now()
         self._finish(entry)
-        if call_id == self._probe:
+        if self.is_probe(call_id):
             self._pass_probed()
         self._settle()
         return entry.record
@@ -285,6 +287,10 @@ class Outbox:
         self._probe, self._probe_state = call_id, self._state_sent()
         return self._probe_state
 
+    def is_probe(self, call_id: str) -> bool:
+        """Tell whether a call is the probe."""
+        return bool(call_id) and call_id == self._probe
+
     def withdraw(self, call_id: str) -> bool:
         """Withdraw a call that was not written; False if it was written or is unknown."""
         entry = self._by_call.get(call_id)
@@ -316,7 +322,7 @@ class Outbox:
             return
         for entry in list(self._entries.values()):
             own_id, kind = entry.record.event_id, entry.record.kind
-            if not entry.frame.written or not (own_id == event_id or made_before(own_id, event_id)):
+            if not entry.frame.written or not (own_id == event_id or precedes(own_id, event_id)):
                 continue
             if kind in ("state", "message", "final"):
                 self._finish(entry)
@@ -334,6 +340,7 @@ class Outbox:
         """
         self._transport = transport
         self.shown_at = _now()
+        self.last_written = ""
         self._probe = ""
         self._held.clear()
         self._speaking = None
@@ -412,6 +419,8 @@ class Outbox:
         if kind in _UI_CALLS:
             self.shown_at = _now()
         self._transport.send(entry.frame)
+        if not self.is_probe(entry.record.call_id):
+            self.last_written = entry.record.event_id
 
     def _settle(self) -> None:
         while self._held and self._transport is not None:

@@ -299,7 +299,7 @@ class Session:
         )
         if "approval" not in self._profile.capabilities:
             self._approvals.withdraw_cards()
-        transport.send(self._encoder.frame(started))
+        transport.send(self._encoder.frame(started, first=True))
         self.attach(transport, resumed=resumed, same_process=known is not None)
         self._inbound_handler.diagnose(of_start(event))
 

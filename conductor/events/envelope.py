@@ -53,15 +53,27 @@ class IdGenerator:
         """Make the next id, such as ``evt_9f86d081884c7d65_2a``."""
         return f"{self._prefix}_{next(self._count):x}"
 
+    def after(self, event_id: str) -> str:
+        """Make the next id, such as ``evt_9f86d081884c7d65_2a.3c``, in the place behind an earlier one.
 
-def made_before(one: str, other: str) -> bool:
-    """Tell whether, of two ids of the same source, the first was made first; False if that is not known."""
-    prefix, _, number = one.rpartition("_")
-    other_prefix, _, other_number = other.rpartition("_")
+        Without an earlier id of this generator the place is before all of them.
+        """
+        prefix, _, place = event_id.partition(".")[0].rpartition("_")
+        return f"{self._prefix}_{place if prefix == self._prefix else 0}.{next(self._count):x}"
+
+
+def precedes(one: str, other: str) -> bool:
+    """Tell whether one id of a generator has its place before another; False if that is not known."""
+    prefix, _, place = one.rpartition("_")
+    other_prefix, _, other_place = other.rpartition("_")
     try:
-        return prefix == other_prefix and int(number, 16) < int(other_number, 16)
+        return prefix == other_prefix and _place(place) < _place(other_place)
     except ValueError:
         return False
+
+
+def _place(text: str) -> list[int]:
+    return [int(number, 16) for number in text.split(".")]
 
 
 _second = 0

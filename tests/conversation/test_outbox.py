@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from conductor.conversation.commit import CallLimits, EventEncoder
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.transport import Frame
-from conductor.events.server import append_message, set_state, speak
+from conductor.events.server import EventAck, append_message, set_state, speak
 from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 from tests.conversation.helpers import later, limits, run, virtual_loop
@@ -959,5 +959,25 @@ def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
         assert outbox.outstanding
         outbox.handled(ids[3])  # it is gone from here, and still says how far the client is
         assert outbox.records() == [] and not outbox.outstanding
+
+    run(scenario())
+
+
+def test_an_event_that_overtook_others_does_not_say_that_they_were_handled() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(Limits(), lambda record: None)
+        encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
+        wire = Wire()
+        outbox.attach(wire)
+        encoder.send(encoder.make_ready([append_message("c1", "user", "hi")], "t1"))
+        encoder.send(encoder.make_ready([speak("c2", "hello"), speak("c3", "held")], "t1"))
+        wire.send(encoder.frame(EventAck(["e"])))
+        assert len(wire.ids()) == 3
+        # Another process takes the session, and does not know what was sent.
+        other = Outbox(Limits(), lambda record: None)
+        for record in outbox.records():
+            other.restore(record, 30.0, sent=True)
+        other.handled(wire.ids()[-1])
+        assert [record.call_id for record in other.records()] == ["c3"]
 
     run(scenario())

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.events.envelope import IdGenerator, encode_event, timestamp
+from conductor.events.envelope import IdGenerator, encode_event, precedes, timestamp
 from conductor.events.server import SpeechPartial
 
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -62,6 +62,17 @@ def test_ids_are_unique_and_fit_the_protocol() -> None:
     ids = [make() for make in (one, other) for _ in range(5_000)]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"evt_[0-9a-f]{16}_[0-9a-f]+", each) for each in ids)
+
+
+def test_an_id_may_stand_behind_an_earlier_one() -> None:
+    make, other = IdGenerator("evt"), IdGenerator("evt")
+    one, two = make(), make()
+    behind, before = make.after(one), make.after(other())
+    assert precedes(one, two) and precedes(one, behind) and precedes(behind, two)
+    assert precedes(before, one) and precedes(behind, make.after(behind))
+    assert not precedes(two, behind) and not precedes(behind, one) and not precedes(one, one)
+    assert not precedes(one, other()) and not precedes(one, "evt-1") and not precedes("x", one)
+    assert len({one, two, behind, before}) == 4
 
 
 def test_ids_are_unique_over_threads() -> None:
