@@ -107,6 +107,8 @@ class InboundHandler:
             log.debug("event repeated", type=inbound.type, session=self._session_id)
             if self._is_recorded(inbound.id):  # else its commit is running, and may fail
                 self._acknowledge(inbound, transport)
+            if isinstance(event, client.TranscriptFinal):
+                await self.reopen_microphone()  # its turn may be over
         except Fenced:
             # Another process owns the session and answers the client; this one must not.
             log.warning("session taken over", session=self._session_id)
