@@ -146,7 +146,10 @@ class Connection:
         try:
             while await self.is_alive():
                 try:
-                    self._rejoin_alone(await self._bind(self._session_id))
+                    # Two that bind at once lose the event that the other one delivers.
+                    async with self._handling:
+                        if self._session is None:
+                            self._rejoin_alone(await self._bind(self._session_id))
                     return
                 except StoreError:
                     await asyncio.sleep(self._limits.store_retry)

@@ -14,13 +14,23 @@ from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.stores.base import AppendLog, Claim, Operation, OutboundRecord, PutOutbound, SessionKey
+from conductor.stores.base import (
+    AppendLog,
+    Claim,
+    Operation,
+    OutboundRecord,
+    PutOutbound,
+    SessionKey,
+    SessionStore,
+)
 from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
 from tests.conversation.test_commit_ledger import FailingOver, make_ledger
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
+
+FINISHED = {"agentId": "a", "status": "FINISHED"}
 
 
 def status(request: ModelRequest) -> Script:
@@ -76,11 +86,55 @@ async def test_a_result_that_finds_the_session_old_is_not_lost(
             await phone.say("how is it?")
             asked = await phone.until(is_call("agent.status"))
             store.lose()
-            await phone.send("agent.completed", {"agentId": "a", "status": "FINISHED"})
+            await phone.send("agent.completed", FINISHED)
             await until(lambda: store.lost == 1)
             await phone.result(asked["payload"]["callId"], '"heron"')
             await phone.until(lambda e: e["type"] == "assistant.speech.final")
             assert phone.finals() == ["It said True."]
+
+
+class SlowClaims(LosesReplies):
+    """A store that loses replies, and answers claims while ``gate`` is set."""
+
+    def __init__(self, inner: SessionStore) -> None:
+        super().__init__(inner)
+        self.gate = asyncio.Event()
+        self.claims = 0
+
+    async def claim(self, key: SessionKey) -> Claim:
+        self.claims += 1
+        await self.gate.wait()
+        return await super().claim(key)
+
+
+async def test_a_result_that_comes_while_the_session_is_bound_again_is_not_lost(file_shelf: Shelf) -> None:
+    store = SlowClaims(file_shelf.make())
+    store.gate.set()
+    async with node(store, status, tool_timeout=3.0) as served, served.phone() as phone:
+        await phone.say("how is it?")
+        asked = await phone.until(is_call("agent.status"))
+        store.lose()
+        await phone.send("agent.completed", FINISHED)
+        await until(lambda: store.lost == 1)
+        store.gate.clear()
+        served.listener.registry.recheck_ownership()  # it finds out, and the connection binds again
+        await until(lambda: store.claims == 2)
+        await phone.result(asked["payload"]["callId"], '"heron"')
+        await asyncio.wait_for(await phone.socket.ping(), WAIT)  # the result has arrived
+        store.lose()
+        store.gate.set()
+        await phone.until(is_final("It said True."))
+
+
+async def test_a_transcript_that_is_repeated_after_its_turn_is_answered_with_idle(file_shelf: Shelf) -> None:
+    async with node(file_shelf.make(), echo) as served, served.phone() as phone:
+        said = await phone.say("one")
+        await phone.idle()
+        await calm(served)
+        since = len(phone.log)
+        await phone.say("one", id=said)
+        await phone.idle(since=since)
+        assert len(phone.finals()) == 1
 
 
 async def test_a_turn_that_was_given_up_aloud_is_not_begun_again_by_the_next_claim(file_shelf: Shelf) -> None:
@@ -180,9 +234,6 @@ def news(request: ModelRequest) -> Script:
     return [TextDelta("An agent has finished." if isinstance(request.messages[-1], Note) else "Well.")]
 
 
-FINISHED = {"agentId": "a", "status": "FINISHED"}
-
-
 async def test_news_that_was_acknowledged_and_waits_is_told_by_the_other_node(file_shelf: Shelf) -> None:
     hold = asyncio.Event()
     async with two_nodes(file_shelf, [[hold, TextDelta("never")]], news) as (a, b):
@@ -233,7 +284,7 @@ async def test_a_write_call_whose_commit_had_no_reply_is_sent_all_the_same(file_
         async with served.phone(tools={"agent.followup": lambda _: '{"ok":true}'}) as phone:
             await phone.say("tell it to go on")
             await until(lambda: store.lost == 1)
-            await phone.send("agent.completed", {"agentId": "a", "status": "FINISHED"})  # it finds out
+            await phone.send("agent.completed", FINISHED)  # it finds out
             await phone.until(is_final("It is done."))
             assert len(phone.runs) == 1
 
