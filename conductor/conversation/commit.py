@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -129,6 +129,8 @@ class EventEncoder:
 
 _commit_ids = IdGenerator("commit")
 
+Operations: TypeAlias = Sequence[Operation] | Callable[[], Sequence[Operation]]
+
 
 class Committer:
     """A session's claim, and its state as of the last commit.
@@ -172,7 +174,7 @@ class Committer:
 
     async def commit(
         self,
-        operations: Sequence[Operation],
+        operations: Operations,
         events: Sequence[ServerEvent] = (),
         turn_id: str = "",
         *,
@@ -181,10 +183,10 @@ class Committer:
     ) -> None:
         """Record the operations and the durable ones of the events, then send the events.
 
-        ``snapshots`` are fields that change with this commit, read when it holds the lock; ``then`` is called
-        when it is recorded, before the next commit starts. The commits of one session run one at a time, so
-        events leave in their order. Raises `StoreError`: then nothing is sent, and probably nothing was
-        recorded (the store's answer may have been lost).
+        ``snapshots`` are fields that change with this commit. They, and operations that are a function, are
+        read when it holds the lock. ``then`` is called when it is recorded, before the next commit starts.
+        The commits of one session run one at a time, so events leave in their order. Raises `StoreError`:
+        then nothing is sent, and probably nothing was recorded (the store's answer may have been lost).
         """
         outgoing = self._encoder.make_ready(events, turn_id)
         commit = self._commit(operations, outgoing, snapshots if self.durable else None, then)
@@ -233,7 +235,7 @@ class Committer:
 
     async def _commit(
         self,
-        operations: Sequence[Operation],
+        operations: Operations,
         outgoing: Sequence[EncodedEvent],
         snapshots: Mapping[str, Callable[[], str]] | None,
         then: Callable[[], None] | None,
@@ -242,7 +244,7 @@ class Committer:
             gone = self._encoder.outbox.take_gone()
             changed, self._changed = self._changed, set()
             fields = {name: self._snapshots[name] for name in changed} | dict(snapshots or {})
-            recorded: list[Operation] = [*operations]
+            recorded = list(operations() if callable(operations) else operations)
             recorded += [SetField(name, snapshot()) for name, snapshot in fields.items()]
             recorded += [AckOutbound(event_id) for event_id in gone]
             recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]

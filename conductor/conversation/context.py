@@ -13,6 +13,7 @@ from conductor.conversation.device_calls import CancelReason, DeviceCalls
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import SPEECH, TURN
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
+from conductor.conversation.tool_round import CallResults
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
@@ -41,6 +42,7 @@ class TurnContext:
         pending: PendingCalls,
         committer: Committer,
         encoder: EventEncoder,
+        results: CallResults,
         device: DeviceCalls,
         approvals: Approvals,
         speeches: SpeechTracker,
@@ -53,6 +55,7 @@ class TurnContext:
         self.committer = committer
         self.encoder = encoder
         self.outbox = encoder.outbox
+        self.results = results
         self.device = device
         self.approvals = approvals
         self.speeches = speeches

@@ -24,14 +24,15 @@ from conductor.conversation.snapshot import (
     epoch_ms,
     loop_time,
 )
+from conductor.conversation.tool_round import CallResults
 from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolResultEvent
 from conductor.events.server import ServerEvent, ToolCancel, ToolLate
 from conductor.messages import Note
 from conductor.settings import Limits
-from conductor.stores.base import CallRecord, FinishCall
+from conductor.stores.base import CallRecord
 from conductor.tools.base import ToolOutcome
-from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome, with_timing
+from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome
 from conductor.tools.pending import PendingCalls
 
 log = structlog.get_logger(__name__)
@@ -152,6 +153,7 @@ class DeviceCalls:
         limits: Limits,
         profile: ClientProfile,
         pending: PendingCalls,
+        results: CallResults,
         committer: Committer,
         encoder: EventEncoder,
         is_busy: Callable[[], bool],
@@ -159,6 +161,7 @@ class DeviceCalls:
         self._limits = limits
         self._profile = profile
         self._pending = pending
+        self._results = results
         self._committer = committer
         self._encoder = encoder
         self._outbox = encoder.outbox
@@ -174,7 +177,7 @@ class DeviceCalls:
 
         Returns whether it answers a call that is outstanding.
         """
-        record = self._open(event.call_id)
+        record = self._results.open(event.call_id)
         if record is None:
             expected = self._outbox.acknowledge(event.call_id) is not None
             if self._take_late(event.call_id, lambda late: _outcome(event, late)):
@@ -185,11 +188,11 @@ class DeviceCalls:
 
     def wants(self, call_id: str) -> bool:
         """Tell whether a call's result would still be used."""
-        return self._open(call_id) is not None or self._late.holds(call_id, _now())
+        return self._results.open(call_id) is not None or self._late.holds(call_id, _now())
 
     async def take_cancelled(self, event: ToolCancelled) -> None:
         """Record the outcome of a cancelled call. Raises `StoreError`."""
-        record = self._open(event.call_id)
+        record = self._results.open(event.call_id)
         if record is not None:
             await self._finish(record, cancelled_outcome(event.effect, event.result, _seconds_since(record)))
             return
@@ -205,7 +208,7 @@ class DeviceCalls:
 
     async def take_accepted(self, event: ToolAccepted) -> None:
         """Continue the turn without the result of a call that became a job. Raises `StoreError`."""
-        record = self._open(event.call_id)
+        record = self._results.open(event.call_id)
         try:
             if record is None:
                 self._outbox.acknowledge(event.call_id)
@@ -225,16 +228,15 @@ class DeviceCalls:
 
     async def time_out(self, call_id: str) -> None:
         """Record an unknown outcome for a call that timed out; a late result still counts."""
-        record = self._open(call_id)
+        record = self._results.open(call_id)
         if record is None:
             return
-        executor = self._profile.executor
-        outcome = with_timing(executor.timed_out(record.effect, _seconds_since(record)), 0.0, record.notes)
+        outcome = self._profile.executor.timed_out(record.effect, _seconds_since(record))
         events = self._cancelling(record, "timeout")
         self._late.add(record, _now(), wanted=True)
         self._committer.mark_dirty(LATE)
         try:
-            await self._committer.commit([FinishCall(call_id, executor.to_result(call_id, outcome))], events)
+            await self._results.settle(record, outcome, events)
         except Duplicate:
             # The device's result came, or the turn ended, while this waited for the commit.
             known = self._committer.state.calls.get(call_id)
@@ -251,7 +253,7 @@ class DeviceCalls:
 
         Returns the events for the device.
         """
-        record = self._open(call_id)
+        record = self._results.open(call_id)
         if record is None or record.source != "device" or not self._outbox.is_outstanding(call_id):
             return []
         sent = self._outbox.was_written(call_id)
@@ -288,19 +290,12 @@ class DeviceCalls:
 
     # -- inside
 
-    def _open(self, call_id: str) -> CallRecord | None:
-        record = self._committer.state.calls.get(call_id)
-        return None if record is None or record.result is not None else record
-
     async def _finish(self, record: CallRecord, outcome: ToolOutcome, *, goes_on: bool = False) -> None:
         # ``goes_on``: the call became a job, and its final result is still to come.
         call_id = record.call_id
-        executor = self._profile.executor
-        outcome = with_timing(outcome, 0.0, record.notes)
-        result = executor.to_result(call_id, outcome, untrusted=record.untrusted)
         self._outbox.extend(call_id)  # the result is here: it must not time out while it is recorded
         try:
-            await self._committer.commit([FinishCall(call_id, result)])
+            await self._results.settle(record, outcome)
         except Duplicate:
             self._outbox.acknowledge(call_id)
             if not goes_on:

@@ -28,6 +28,7 @@ from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
 from conductor.conversation.speech import FloorControl, SpeechTracker
 from conductor.conversation.spoken_approvals import SpokenApprovals
 from conductor.conversation.tasks import Tasks
+from conductor.conversation.tool_round import CallResults
 from conductor.conversation.transport import Transport
 from conductor.conversation.turn_queue import TurnQueue
 from conductor.events import client
@@ -79,14 +80,17 @@ class Session:
         )
         committer.register(PROFILE, profile.dump)
         self._speeches = SpeechTracker(limits.heard_window)
-        device = self._device = DeviceCalls(limits, profile, pending, committer, encoder, self._is_busy)
+        results = CallResults(profile, committer)
+        device = self._device = DeviceCalls(
+            limits, profile, pending, results, committer, encoder, self._is_busy
+        )
         prompts = SpokenPrompts(outbox, self._speeches)
         approvals = self._approvals = Approvals(
             limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics
         )
         self._spoken_approvals = SpokenApprovals(approvals)
         context = TurnContext(
-            services, profile, pending, committer, encoder, device, approvals, self._speeches
+            services, profile, pending, committer, encoder, results, device, approvals, self._speeches
         )
         bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
         self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-import msgspec
-
-from conductor.conversation.approvals import ApprovalBatch, Decided
-from conductor.conversation.context import TurnContext
+from conductor.conversation.client_profile import ClientProfile
+from conductor.conversation.commit import Committer
 from conductor.conversation.history import lost_result
-from conductor.conversation.turn_state import TurnState
-from conductor.errors import Duplicate
+from conductor.events.server import ServerEvent
 from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, FinishCall, ForgetCall, OpenCall, Operation
-from conductor.tools.approvals import not_answered
-from conductor.tools.base import ToolOutcome, ToolSpec, failed
-from conductor.tools.executor import (
-    JOB_ACCEPTED,
-    ApprovalNeeded,
-    Permit,
-    PreparedCall,
-    ToolExecutor,
-    interrupted_outcome,
-    with_timing,
-)
-from conductor.tools.permissions import Verdict
-from conductor.tools.rules import arguments_digest
+from conductor.tools.base import ToolOutcome, failed
+from conductor.tools.executor import ApprovalNeeded, Permit, PreparedCall, ToolExecutor, with_timing
 
 _CUT_OFF = (
     "The reply reached its length limit inside this call's arguments, so they were cut off. Nothing was run. "
@@ -43,7 +29,7 @@ class ToolRound:
     """The calls of one reply.
 
     ``ready`` calls may run, ``asked`` ones need an approval; ``results`` are those known so far. ``refused``
-    holds the ids of calls that a rule or a person denied.
+    holds the ids of calls that a rule or a person denied. ``closed``: the results are in the log.
     """
 
     calls: tuple[ToolCall, ...]
@@ -51,6 +37,7 @@ class ToolRound:
     asked: list[ApprovalNeeded] = field(default_factory=list)
     results: dict[str, ToolResult] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
+    closed: bool = False
 
     @property
     def device_calls(self) -> list[PreparedCall]:
@@ -83,6 +70,13 @@ class ToolRound:
         """Make the operations that log one result for each call, in the model's order."""
         log = [AppendLog(self.results.get(call.call_id) or lost_result(call.call_id)) for call in self.calls]
         return [*log, *(ForgetCall(call.call_id) for call in self.calls)]
+
+    def with_last(self, result: ToolResult) -> ToolRound | None:
+        """Give the finished round, if only this result is missing."""
+        missing = {call.call_id for call in self.calls} - self.results.keys()
+        if missing != {result.call_id}:
+            return None
+        return replace(self, results=self.results | {result.call_id: result})
 
 
 async def prepare_round(
@@ -124,134 +118,42 @@ async def prepare_round(
     return prepared
 
 
-class ToolCallRunner:
-    """Runs tool rounds, one at a time. ``batch`` holds the approvals of the current one."""
+class CallResults:
+    """Records one result for each call of a session; the last one of ``round`` with the round's messages."""
 
-    def __init__(self, context: TurnContext, turn: TurnState) -> None:
-        self._context = context
-        self._turn = turn
-        self.batch = ApprovalBatch()
-        self._running: dict[asyncio.Task[ToolOutcome], PreparedCall] = {}
-        self._denied: set[str] = set()
+    def __init__(self, profile: ClientProfile, committer: Committer) -> None:
+        self.round: ToolRound | None = None
+        self._profile = profile
+        self._committer = committer
 
-    @property
-    def waits_for_device(self) -> bool:
-        return bool(self._running) and all(one.spec.source == "device" for one in self._running.values())
+    def open(self, call_id: str) -> CallRecord | None:
+        """Find a call that has no result."""
+        record = self._committer.state.calls.get(call_id)
+        return None if record is None or record.result is not None else record
 
-    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call; one that the person denied in this turn is denied without asking."""
-        if self._denied and arguments_digest(spec.name, arguments) in self._denied:
-            return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
-        return self._context.permit(spec, arguments)
+    async def settle(
+        self, record: CallRecord, outcome: ToolOutcome, events: Sequence[ServerEvent] = ()
+    ) -> None:
+        """Record a call's outcome, then send the events.
 
-    async def run(self, prepared: ToolRound, asked: ApprovalBatch | None = None) -> None:
-        """Run the permitted calls, then ask about the others, and run those that are allowed.
-
-        ``asked`` are approvals that are already pending.
+        Raises `Duplicate` for a call that has a result, and `StoreError`.
         """
-        running = self._running = {self._begin(one): one for one in prepared.ready}
-        self.batch = asked or self.batch
-        try:
-            await self._see_to(prepared, running)
-            if prepared.asked and asked is None:
-                self._turn.check()
-                self.batch = await self._context.approvals.ask(self._turn.id, prepared.asked)
-                await self._see_to(prepared, running)
-        finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running, timeout=self._context.limits.close_timeout)
-            self._running = {}
+        # `ToolExecutor.run` adds those of other calls.
+        outcome = with_timing(outcome, 0.0, record.notes if record.source == "device" else ())
+        result = self._profile.executor.to_result(record.call_id, outcome, untrusted=record.untrusted)
+        tool_round: ToolRound | None = None
+        finished: ToolRound | None = None
 
-    def _begin(self, ready: PreparedCall) -> asyncio.Task[ToolOutcome]:
-        self._context.begins(ready)
-        context = self._context.profile.context(ready.call.call_id)
-        return asyncio.create_task(self._context.executor.run(ready, context))
+        # Read when the commit runs: then it is known whether the other results are recorded.
+        def operations() -> list[Operation]:
+            nonlocal tool_round, finished
+            tool_round = self.round
+            finished = tool_round.with_last(result) if tool_round is not None else None
+            return [FinishCall(record.call_id, result), *(finished.close() if finished is not None else ())]
 
-    async def _see_to(
-        self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
-    ) -> None:
-        decision: asyncio.Task[Decided] | None = None
-        try:
-            while running or decision is not None or self.batch.open:
-                if decision is None and self.batch.open:
-                    decision = asyncio.create_task(self.batch.next())
-                waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
-                # The turn's limit is for machines: a person may take minutes to answer.
-                person = decision is not None or any(one.spec.interactive for one in running.values())
-                with self._turn.interruptible(), self._turn.paused(person):
-                    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if decision in done:
-                    decided, decision = decision.result(), None
-                    await self._take_decision(prepared, decided, running)
-                for task in [task for task in running if task in done]:
-                    await self._record(prepared, running.pop(task), task.result())
-        finally:
-            if decision is not None and not decision.cancel():
-                self.batch.put(decision.result())  # it came as the turn stopped; its call may be sent
+        def settled() -> None:
+            if tool_round is not None:
+                tool_round.results[record.call_id] = result
+                tool_round.closed = finished is not None
 
-    async def _take_decision(
-        self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
-    ) -> None:
-        asked = decided.asked
-        self._turn.stats.trace.append("allowed" if decided.ready is not None else "not allowed")
-        if decided.ready is not None:
-            prepared.ready.append(decided.ready)
-            running[self._begin(decided.ready)] = decided.ready
-        elif decided.outcome is not None:
-            if decided.outcome.metadata.reason == "denied":  # an expired one may be asked again
-                self._denied.add(arguments_digest(asked.ready.spec.name, asked.ready.arguments))
-            prepared.refused.add(asked.ready.call.call_id)
-            await self._record(prepared, asked.ready, decided.outcome)
-
-    async def _record(self, prepared: ToolRound, ready: PreparedCall, outcome: ToolOutcome) -> None:
-        call_id = ready.call.call_id
-        record = self._context.record(call_id)
-        if record is not None and record.result is not None:
-            prepared.results[call_id] = record.result
-        else:
-            prepared.results[call_id] = result = self._settled(ready, outcome)
-            try:
-                await self._context.commit([FinishCall(call_id, result)])
-            except Duplicate:
-                # The device's own result was recorded during the commit.
-                recorded = self._context.record(call_id)
-                if recorded is not None and recorded.result is not None:
-                    prepared.results[call_id] = recorded.result
-        if call_id in {one.call.call_id for one in prepared.ready}:
-            self._context.ends(ready, outcome)
-        # If the user interrupts the speech about it, the model still has to know what was done.
-        done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
-        if done and ready.spec.effect != "read":
-            self._turn.actions.append(ready.spec.name)
-
-    def _settled(self, ready: PreparedCall, outcome: ToolOutcome) -> ToolResult:
-        call_id = ready.call.call_id
-        return self._context.executor.to_result(call_id, outcome, untrusted=ready.spec.untrusted)
-
-    def give_up(self, prepared: ToolRound, cause: str) -> None:
-        """Give the calls without a result an honest one: not run, or unknown."""
-        for ready in prepared.ready:
-            call_id = ready.call.call_id
-            self._context.pending.forget(call_id)
-            record = self._context.record(call_id)
-            if record is not None and record.result is not None and call_id not in prepared.results:
-                # Its result was recorded just as the turn stopped.
-                prepared.results[call_id] = record.result
-                self._context.ends(ready, msgspec.json.decode(record.result.content, type=ToolOutcome))
-            if call_id not in prepared.results:
-                # Only of a call that no socket took it is certain that the device did not run it.
-                sent = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
-                outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
-                outcome = with_timing(outcome, 0.0, ready.notes)
-                prepared.results[call_id] = self._context.executor.to_result(call_id, outcome)
-                self._context.ends(ready, outcome)
-        for asked in prepared.asked:
-            call_id = asked.ready.call.call_id
-            record = self._context.record(call_id)
-            if record is not None and record.result is not None:
-                prepared.results.setdefault(call_id, record.result)
-            if call_id not in prepared.results:
-                outcome = not_answered("superseded" if cause == "interrupted" else "interrupted")
-                prepared.results[call_id] = self._context.executor.to_result(call_id, outcome)
+        await self._committer.commit(operations, events, then=settled)

@@ -20,7 +20,8 @@ from conductor.conversation.history import repair
 from conductor.conversation.recovery import Recovered
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, ReplyBuffer, marked
-from conductor.conversation.tool_round import ToolCallRunner, ToolRound, prepare_round
+from conductor.conversation.tool_calls import ToolCallRunner
+from conductor.conversation.tool_round import ToolRound, prepare_round
 from conductor.conversation.turn_state import EndReason, StoppedError, TurnState
 from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.envelope import new_call_id
@@ -243,7 +244,7 @@ class Turn:
             context.pending.expect(ready.call.call_id)
         self.state.calls_made += len(calls)
         self.state.stats.trace.extend(f"tool.call:{call.name[:64]}" for call in calls)
-        self._round = prepared
+        self._round = context.results.round = prepared
         self.state.attempts = 1
         try:
             await self._say(msgspec.structs.replace(message, calls=prepared.calls), prepared)
@@ -257,8 +258,9 @@ class Turn:
 
     async def _end_round(self, prepared: ToolRound) -> None:
         self.state.refused_rounds = self.state.refused_rounds + 1 if prepared.all_refused else 0
-        await self._context.commit(prepared.close())
-        self._round = None
+        if not prepared.closed:
+            await self._context.commit(prepared.close())
+        self._round = self._context.results.round = None
 
     # -- a turn of another process
 
@@ -269,6 +271,7 @@ class Turn:
                 raise ModelError("protocol", "The process ended in every attempt to answer this transcript.")
             await self._context.note_attempt()
             return
+        self._context.results.round = prepared
         try:
             if prepared.ready or prepared.asked:
                 await self._runner.run(prepared, recovered.batch)
@@ -284,10 +287,15 @@ class Turn:
         operations, events = await self._context.approvals.withdraw()
         cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
         prepared, self._round = self._round, None
-        if prepared is not None and self._context.record(prepared.calls[0].call_id) is not None:
+        if prepared is not None:
+            # A result that is being recorded may close the round.
+            await self._context.committer.settled(self._context.limits.close_timeout)
+            recorded = self._context.record(prepared.calls[0].call_id) is not None
             prepared.ready += [one.ready for one in self._runner.batch.rest() if one.ready is not None]
-            self._runner.give_up(prepared, cause)
-            operations += prepared.close()
+            if recorded or prepared.closed:
+                self._runner.give_up(prepared, cause)
+            if recorded:
+                operations += prepared.close()
         cut = self.unspoken
         if cut and reason in ("interrupted", "session_end"):
             kept = (

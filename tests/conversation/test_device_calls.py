@@ -448,6 +448,79 @@ def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None
     run(scenario())
 
 
+def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
+        one = await stage(make_services(scripts, store=store), silent_tools)
+        one.app.say("go")
+        done, looked = await device_call(one), await device_call(one, "device.look")
+        one.app.result(looked, "a heron")
+        one.app.result(done, "written")
+        await one.quiet()
+        kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
+        first, last = [each for each in kinds if "FinishCall" in each]
+        assert "AppendLog" not in first
+        assert last.count("AppendLog") == last.count("ForgetCall") == 2
+        assert sum("ForgetCall" in each for each in kinds) == 1
+        assert [result["data"] for result in results(one)] == ["written", "a heron"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+        declare(one, "activity")
+        one.app.say("go")
+        call_id = await device_call(one)
+        store.hold_answer = asyncio.Event()
+        one.app.result(call_id, "heron")
+        await steps(10)
+        one.app.interrupt()
+        await steps(10)
+        store.hold_answer.set()
+        await one.quiet()
+        (result,) = results(one)
+        assert result["data"] == "heron" and faults(one.session.messages) == []
+        assert [each["status"] for each in payloads(one, "tool.activity")] == ["started", "finished"]
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
+        one = await stage(
+            make_services(scripts, store=store, turn_timeout=TURN_S, tool_timeout=2 * TURN_S), silent_tools
+        )
+        declare(one, "activity")
+        one.app.say("go")
+        done, looked = await device_call(one), await device_call(one, "device.look")
+        one.app.result(looked, "a heron")
+        await steps(20)
+        store.hold = asyncio.Event()
+        one.app.agent_done("a-1")  # a commit that the others wait for
+        await steps(5)
+        jump(TURN_S)
+        await steps(5)
+        one.app.result(done, "written")
+        await steps(5)
+        store.hold.set()
+        await one.quiet()
+        assert faults(one.session.messages) == [] and len(results(one)) == 2
+        assert told(one, "written")
+        ended = [each["callId"] for each in payloads(one, "tool.activity") if each["status"] == "finished"]
+        assert sorted(ended) == sorted([done, looked])
+        await one.close()
+
+    run(scenario())
+
+
 # -- what a late result brings about
 
 

@@ -1,0 +1,151 @@
+"""Runs the tool calls of one reply, and asks about those that need an approval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from conductor.conversation.approvals import ApprovalBatch, Decided
+from conductor.conversation.context import TurnContext
+from conductor.conversation.tool_round import ToolRound
+from conductor.conversation.turn_state import TurnState
+from conductor.errors import Duplicate
+from conductor.tools.approvals import not_answered
+from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.executor import JOB_ACCEPTED, PreparedCall, interrupted_outcome, with_timing
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import arguments_digest
+
+
+class ToolCallRunner:
+    """Runs tool rounds, one at a time. ``batch`` holds the approvals of the current one."""
+
+    def __init__(self, context: TurnContext, turn: TurnState) -> None:
+        self._context = context
+        self._turn = turn
+        self.batch = ApprovalBatch()
+        self._running: dict[asyncio.Task[ToolOutcome], PreparedCall] = {}
+        self._denied: set[str] = set()
+        self._ended: set[str] = set()
+
+    @property
+    def waits_for_device(self) -> bool:
+        return bool(self._running) and all(one.spec.source == "device" for one in self._running.values())
+
+    def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
+        """Decide about a call; one that the person denied in this turn is denied without asking."""
+        if self._denied and arguments_digest(spec.name, arguments) in self._denied:
+            return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
+        return self._context.permit(spec, arguments)
+
+    async def run(self, prepared: ToolRound, asked: ApprovalBatch | None = None) -> None:
+        """Run the permitted calls, then ask about the others, and run those that are allowed.
+
+        ``asked`` are approvals that are already pending.
+        """
+        running = self._running = {self._begin(one): one for one in prepared.ready}
+        self.batch = asked or self.batch
+        try:
+            await self._see_to(prepared, running)
+            if prepared.asked and asked is None:
+                self._turn.check()
+                self.batch = await self._context.approvals.ask(self._turn.id, prepared.asked)
+                await self._see_to(prepared, running)
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=self._context.limits.close_timeout)
+            self._running = {}
+
+    def _begin(self, ready: PreparedCall) -> asyncio.Task[ToolOutcome]:
+        self._context.begins(ready)
+        context = self._context.profile.context(ready.call.call_id)
+        return asyncio.create_task(self._context.executor.run(ready, context))
+
+    async def _see_to(
+        self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
+    ) -> None:
+        decision: asyncio.Task[Decided] | None = None
+        try:
+            while running or decision is not None or self.batch.open:
+                if decision is None and self.batch.open:
+                    decision = asyncio.create_task(self.batch.next())
+                waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
+                # The turn's limit is for machines: a person may take minutes to answer.
+                person = decision is not None or any(one.spec.interactive for one in running.values())
+                with self._turn.interruptible(), self._turn.paused(person):
+                    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if decision in done:
+                    decided, decision = decision.result(), None
+                    await self._take_decision(prepared, decided, running)
+                for task in [task for task in running if task in done]:
+                    await self._record(prepared, running.pop(task), task.result())
+        finally:
+            if decision is not None and not decision.cancel():
+                self.batch.put(decision.result())  # it came as the turn stopped; its call may be sent
+
+    async def _take_decision(
+        self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
+    ) -> None:
+        asked = decided.asked
+        self._turn.stats.trace.append("allowed" if decided.ready is not None else "not allowed")
+        if decided.ready is not None:
+            prepared.ready.append(decided.ready)
+            running[self._begin(decided.ready)] = decided.ready
+        elif decided.outcome is not None:
+            if decided.outcome.metadata.reason == "denied":  # an expired one may be asked again
+                self._denied.add(arguments_digest(asked.ready.spec.name, asked.ready.arguments))
+            prepared.refused.add(asked.ready.call.call_id)
+            await self._record(prepared, asked.ready, decided.outcome)
+
+    async def _record(self, prepared: ToolRound, ready: PreparedCall, outcome: ToolOutcome) -> None:
+        call_id = ready.call.call_id
+        record = self._context.record(call_id)
+        if record is not None and record.result is None:
+            with suppress(Duplicate):  # the device's own result was recorded during the commit
+                await self._context.results.settle(record, outcome)
+        elif record is not None and record.result is not None:
+            prepared.results[call_id] = record.result
+        if call_id in {one.call.call_id for one in prepared.ready}:
+            self._end(ready, outcome)
+        # If the user interrupts the speech about it, the model still has to know what was done.
+        done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
+        if done and ready.spec.effect != "read":
+            self._turn.actions.append(ready.spec.name)
+
+    def _end(self, ready: PreparedCall, outcome: ToolOutcome) -> None:
+        self._ended.add(ready.call.call_id)
+        self._context.ends(ready, outcome)
+
+    def give_up(self, prepared: ToolRound, cause: str) -> None:
+        """Give the calls without a result an honest one: not run, or unknown."""
+        for ready in prepared.ready:
+            call_id = ready.call.call_id
+            self._context.pending.forget(call_id)
+            if call_id in self._ended:
+                continue
+            record = self._context.record(call_id)
+            result = record.result if record is not None else prepared.results.get(call_id)
+            if result is not None:  # it was recorded just as the turn stopped
+                outcome = msgspec.json.decode(result.content, type=ToolOutcome)
+            else:
+                # Only of a call that no socket took it is certain that the device did not run it.
+                sent = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
+                outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
+                outcome = with_timing(outcome, 0.0, ready.notes)
+                result = self._context.executor.to_result(call_id, outcome)
+            prepared.results[call_id] = result
+            self._end(ready, outcome)
+        for asked in prepared.asked:
+            call_id = asked.ready.call.call_id
+            record = self._context.record(call_id)
+            if record is not None and record.result is not None:
+                prepared.results.setdefault(call_id, record.result)
+            if call_id not in prepared.results:
+                outcome = not_answered("superseded" if cause == "interrupted" else "interrupted")
+                prepared.results[call_id] = self._context.executor.to_result(call_id, outcome)
