@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from math import ceil
+from typing import Any
 
 import structlog
 from websockets.exceptions import ConnectionClosed
@@ -315,8 +316,8 @@ class Connection:
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
         # A claim for a dead client would fence the process that serves its successor.
-        if isinstance(event, client.SessionStart) and self._socket.state is not State.OPEN:
-            return False  # the client has gone
+        if self._socket.state is not State.OPEN:
+            return False
         # A dead client's events must not take the session from the process that serves it now.
         late = self._now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
         return not late or await self.is_alive()
@@ -331,7 +332,17 @@ class Connection:
 
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.client.subject, session_id)
-        self._session, self._resumed = await self._registry.bind(key, self, self._former)
+        binding = asyncio.ensure_future(self._registry.bind(key, self, self._former))
+        waits: set[asyncio.Future[Any]] = {binding, self._socket.connection_lost_waiter}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not binding.done():  # another process may serve the client by the time that the store answers
+                binding.cancel()
+                await asyncio.wait([binding])
+        if binding.cancelled():
+            raise StoreUnavailable("No client waits for the session.")
+        self._session, self._resumed = binding.result()
         self._bound_to, self._stale, self._former = session_id, False, None
         self._writer.session_id = session_id
         return self._session

@@ -180,6 +180,10 @@ class SessionRegistry:
         self.ownership_verified.clear()
         if self._verifying is not None:
             self._verifying.cancel()  # its answers are stale
+        for key, place in list(self._places.items()):
+            if not place.session.done():  # its claim could fence who has taken the session since
+                self._remove(key)
+                place.session.cancel()
         self._verifying = asyncio.create_task(self._verify_all())
 
     async def _verify_all(self) -> None:

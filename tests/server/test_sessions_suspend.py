@@ -17,10 +17,10 @@ from conductor.rate_limit import STILL_S
 from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import Socket, Writer
 from conductor.settings import Limits
-from conductor.stores.base import Claim, Operation, SessionStore
+from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
 from tests.conversation.helpers import later, run
 from tests.end_to_end.phone import Phone, is_call
-from tests.server.nodes import LosesReplies, Node, Shelf, calm, comes, still_open, told, two_nodes
+from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, comes, still_open, told, two_nodes
 from tests.server.wires import until
 
 TICK_S = 0.001
@@ -131,6 +131,22 @@ class Hanging(LosesReplies):
         await super().commit(claim, commit_id, operations)
 
 
+class SlowClaims(LosesReplies):
+    """A store that makes no claim while ``answers`` is not set."""
+
+    def __init__(self, inner: SessionStore) -> None:
+        super().__init__(inner)
+        self.claiming = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def claim(self, key: SessionKey) -> Claim:
+        if key == KEY:
+            self.claiming.set()
+            await self.answers.wait()
+        return await super().claim(key)
+
+
 async def test_a_store_that_is_away_when_a_node_wakes_up_holds_nothing_up_for_ever(
     shelf: Shelf,
 ) -> None:
@@ -174,6 +190,35 @@ async def test_a_first_event_from_before_takes_the_session_only_for_a_client_tha
             since = len(new.log)
             await new.ask("two")
             assert new.finals(since) == ["You said one, two."] and not len(a.listener.registry)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_claim_that_was_under_way_is_begun_again_only_for_a_client_that_is_there(
+    shelf: Shelf, alive: bool
+) -> None:
+    async with two_nodes(Shelf(lambda: SlowClaims(shelf.make())), alive_timeout=0.1) as (a, b):
+        assert isinstance(a.store, SlowClaims)
+        a.store.answers.clear()
+        old = a.phone()
+        await old.open(start=False)
+        await old.send("session.start", {})
+        await until(a.store.claiming.is_set)
+        async with b.phone() as new:
+            await new.ask("one")
+            await calm(b)
+            if alive:
+                a.listener.registry.recheck_ownership()
+                a.store.answers.set()
+                await old.until(lambda e: e["type"] == "session.started")
+                await old.close()
+                return
+            async with deaf(old):
+                a.listener.registry.recheck_ownership()
+                a.store.answers.set()
+                await until(lambda: not len(a.listener.registry))
+            since = len(new.log)
+            await new.ask("two")
+            assert new.finals(since) == ["You said one, two."]
 
 
 async def test_sessions_are_told_that_the_process_stood_still(
