@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -152,8 +151,11 @@ def _store(options: Options, folder: Path, stack: AsyncExitStack, chance: random
         postgres.start()
         stack.callback(postgres.stop)
         return Store(postgres.url, postgres.kill, postgres.start)
-    several = SentinelServers if options.store == "sentinel" else partial(RedisCluster, replicas=True)
-    servers: SentinelServers | RedisCluster = several(folder / "redis")
+    servers: SentinelServers | RedisCluster
+    if options.store == "sentinel":
+        servers = SentinelServers(folder / "redis", down_ms=1_500)
+    else:
+        servers = RedisCluster(folder / "redis", replicas=True)
     stack.enter_context(servers.running())
 
     def fail_over() -> None:

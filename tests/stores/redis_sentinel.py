@@ -13,9 +13,13 @@ SENTINEL_PASSWORD = "watch-word"
 
 
 class SentinelServers:
-    """A primary, a replica of it and a Sentinel, all on loopback."""
+    """A primary, a replica of it and a Sentinel, all on loopback.
 
-    def __init__(self, folder: Path, password: str = "") -> None:
+    A primary is down after ``down_ms``. Below 1.1 s the Sentinel takes the next one for down, too, since it
+    connects once a second: for ten seconds or more there are then two primaries without a replica.
+    """
+
+    def __init__(self, folder: Path, password: str = "", down_ms: int = 200) -> None:
         secret = ("--requirepass", password, "--masterauth", password) if password else ()
         options = ("--save", "", "--repl-diskless-sync-delay", "0", *secret)
         self.primary = RedisServer(folder / "primary", *options)
@@ -24,7 +28,9 @@ class SentinelServers:
         lines = [f"sentinel auth-pass main {password}", f"requirepass {SENTINEL_PASSWORD}"]
         self._options = ("-a", SENTINEL_PASSWORD, "--no-auth-warning") if password else ()
         self._nowhere = free_port()
-        self.sentinel = RedisServer.sentinel(folder / "sentinel", self.primary, *(lines if password else []))
+        self.sentinel = RedisServer.sentinel(
+            folder / "sentinel", self.primary, *(lines if password else []), down_ms=down_ms
+        )
 
     @property
     def url(self) -> str:

@@ -117,11 +117,11 @@ class RedisServer:
             self._process = None
 
     @classmethod
-    def sentinel(cls, folder: Path, primary: RedisServer, *settings: str) -> RedisServer:
+    def sentinel(cls, folder: Path, primary: RedisServer, *settings: str, down_ms: int = 200) -> RedisServer:
         """Make a Sentinel that decides alone and calls the primary ``main``."""
         folder.mkdir(parents=True)
         watch = (
-            "sentinel down-after-milliseconds main 200",
+            f"sentinel down-after-milliseconds main {down_ms}",
             "sentinel failover-timeout main 1000",
             *settings,
         )
