@@ -100,11 +100,11 @@ class Admission:
     """
 
     def __init__(self, pieces: int = 2) -> None:
-        self.semaphore = asyncio.Semaphore(pieces)
+        self._semaphore = asyncio.Semaphore(pieces)
 
     async def enter(self) -> None:
         """Wait to be admitted."""
-        async with self.semaphore:
+        async with self._semaphore:
             await asyncio.sleep(0)
 
 

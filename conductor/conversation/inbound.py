@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from enum import Enum, auto
 
 import structlog
 
@@ -38,8 +38,13 @@ from conductor.tools.declarations import read_declarations
 log = structlog.get_logger(__name__)
 
 
-# For the connection's rate limits: ``expected`` answers a call, ``refused`` is a transcript without a turn.
-Reception: TypeAlias = Literal["ordinary", "expected", "refused"]
+class InboundResult(Enum):
+    """What an event was. ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn."""
+
+    ORDINARY = auto()
+    EXPECTED = auto()
+    REFUSED = auto()
+
 
 # Events that are recorded, and acknowledged to a client with the capability ``resume``.
 _RECORDED = (
@@ -92,17 +97,17 @@ class InboundHandler:
             if timer is not None:
                 timer.cancel()
 
-    async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
+    async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
         event = inbound.event
         shown = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
         try:
-            reception = await self._take(inbound, transport)
-            if reception != "refused":
+            result = await self._take(inbound, transport)
+            if result is not InboundResult.REFUSED:
                 self._acknowledge(inbound, transport)
             if shown and not (self._turns.busy or self._outbox.outstanding):
                 self._flush_soon()
-            return reception
+            return result
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self._session_id)
             if self._is_recorded(inbound.id):  # else its commit is running, and may fail
@@ -114,9 +119,9 @@ class InboundHandler:
             log.warning("session taken over", session=self._session_id)
         except StoreError as error:
             await self.refuse(error.code, MESSAGES.get(error.code, ""), inbound.id, transport)
-        return "ordinary"
+        return InboundResult.ORDINARY
 
-    async def _take(self, inbound: Inbound, transport: Transport) -> Reception:
+    async def _take(self, inbound: Inbound, transport: Transport) -> InboundResult:
         match event := inbound.event:
             case client.ToolResultEvent():
                 if not event.call_id.startswith("call_"):  # all ids of this server start so
@@ -125,10 +130,10 @@ class InboundHandler:
                 expected = await self._device.take(event)
                 await self._spoken_approvals.prompt_spoken(event.call_id)
                 self._turns.deliver_notices()
-                return "expected" if expected else "ordinary"
+                return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
             case client.TranscriptFinal():
                 taken = await self._take_transcript(inbound.id, event.text, transport)
-                return "ordinary" if taken else "refused"
+                return InboundResult.ORDINARY if taken else InboundResult.REFUSED
             case client.TranscriptPartial():
                 self._floor.hold()
                 self._spoken_approvals.person_speaks()
@@ -147,7 +152,7 @@ class InboundHandler:
                 raise AssertionError("the connection starts the session")
             case _:
                 await self._take_extension(inbound, transport)
-        return "ordinary"
+        return InboundResult.ORDINARY
 
     def _is_recorded(self, event_id: str) -> bool:
         state = self._committer.state

@@ -19,7 +19,7 @@ from conductor.conversation.context import Fields, TurnContext
 from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.diagnostics import of_start
 from conductor.conversation.grants import Grants
-from conductor.conversation.inbound import InboundHandler, Reception
+from conductor.conversation.inbound import InboundHandler, InboundResult
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.recovery import FIELD as CLAIMS
 from conductor.conversation.recovery import with_claim_of_now
@@ -343,7 +343,7 @@ class Session:
         """Tell whether this process still owns the session. Raises `StoreError`."""
         return await self._committer.verify()
 
-    async def receive(self, inbound: Inbound, transport: Transport) -> Reception:
+    async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
         if self._reopening is not None and not self._reopening.done():
             await asyncio.wait([self._reopening])  # its ``idle`` precedes what this event starts

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
+from conductor.conversation.inbound import InboundResult
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 
@@ -37,13 +38,13 @@ class EventRate:
         self._waited_until = _now()
         return True
 
-    def expected(self, size: int) -> None:
-        """Return the tokens of an event that the server had asked for."""
-        self._bucket.give_back(self._cost(size))
-
-    def refused(self) -> None:
-        """Charge a refused transcript for its answer: two events and a commit."""
-        self._bucket.reserve(_now(), self._limits.refused_transcript_cost)
+    def settle(self, result: InboundResult, size: int) -> None:
+        """Return the tokens of an event that the server asked for; charge a refused one for its answer."""
+        match result:
+            case InboundResult.EXPECTED:
+                self._bucket.give_back(self._cost(size))
+            case InboundResult.REFUSED:
+                self._bucket.reserve(_now(), self._limits.refused_transcript_cost)
 
     def _cost(self, size: int) -> int:
         return 1 + size // self._limits.bytes_per_token

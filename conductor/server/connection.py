@@ -11,6 +11,8 @@ import structlog
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
+from conductor.conversation.inbound import InboundResult
+from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, TooManySessions
@@ -21,7 +23,6 @@ from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.admission import EventRate
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Incoming, Socket, Writer
-from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
@@ -45,10 +46,11 @@ _event_ids = IdGenerator("evt")
 class Connection:
     """A client's connection: decodes events, binds to their session, and sends in order."""
 
-    def __init__(self, socket: Socket, registry: SessionRegistry, limits: Limits) -> None:
+    def __init__(self, socket: Socket, registry: SessionRegistry, services: Services) -> None:
         self._socket = socket
         self._registry = registry
-        self._limits = limits
+        self._admission = services.admission
+        limits = self._limits = services.limits
         self._opened_at = self._now()
         self._incoming = Incoming(socket, limits)
         self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
@@ -180,7 +182,7 @@ class Connection:
             size = len(frame)
             await self._registry.ownership_verified.wait()
             if size >= LONG_EVENT_BYTES:
-                await self._registry.admission.enter()
+                await self._admission.enter()
             await self._take(frame)
             del frame  # free up to 1 MiB during the wait
             if not await self._rate.admit(size):
@@ -263,7 +265,7 @@ class Connection:
         claims = starts_turn or isinstance(event, client.SessionStart)
         came_at = self._now()
         if self._bound_to is None or (starts_turn and self._is_untried):
-            await self._registry.admission.enter()  # a crowd of new clients must not slow running turns
+            await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(event, came_at):
             return
         if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
@@ -282,7 +284,7 @@ class Connection:
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
             tools = event.tools if "tools" in event.capabilities else None
-            readings = await read_declarations(tools or (), self._registry.admission)
+            readings = await read_declarations(tools or (), self._admission)
             try:
                 known = await session.learn(event)
                 if not (new or await session.verify()):
@@ -296,11 +298,11 @@ class Connection:
         served = session.transport is self
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: the call that it answers need not be replayed.
-            expected = await session.receive(inbound, self) == "expected"
-            if expected:
-                self._rate.expected(inbound.size)
+            result = await session.receive(inbound, self)
+            self._rate.settle(result, inbound.size)
             if new:  # an expected answer shows that the app was not relaunched
-                session.attach(self, resumed=self._resumed, same_process=expected)
+                same_process = result is InboundResult.EXPECTED
+                session.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
         if not served:
             if not (new or starts_turn):
@@ -310,8 +312,7 @@ class Connection:
             elif new or await self.is_alive():
                 resumed = self._resumed and not starts_turn
                 session.attach(self, resumed=resumed, same_process=stale)
-        if await session.receive(inbound, self) == "refused":
-            self._rate.refused()
+        self._rate.settle(await session.receive(inbound, self), inbound.size)
         return self._session is session
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:

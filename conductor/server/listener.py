@@ -155,7 +155,7 @@ class Listener:
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
         self._handshakes.discard(socket)
-        connection = Connection(socket, self.registry, self.services.limits)
+        connection = Connection(socket, self.registry, self.services)
         self._connections.add(connection)
         self._access.enter(socket.client)
         try:
@@ -166,7 +166,7 @@ class Listener:
 
     async def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith(PATH):
-            await self.registry.admission.enter()
+            await self.services.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
         if path in (STATS_PATH, METRICS_PATH) and self._admin is not None:

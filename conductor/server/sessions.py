@@ -79,8 +79,7 @@ class SessionRegistry:
     """Finds or opens a connection's session, and ends sessions whose grace period is over.
 
     ``ownership_verified`` is cleared after a suspend (the last one ended at ``resumed_at``, loop time) while
-    another process may own the sessions: then no event is handled or sent. ``admission`` admits handshakes,
-    first events, first turns and long events.
+    another process may own the sessions: then no event is handled or sent.
     """
 
     def __init__(self, services: Services) -> None:
@@ -94,7 +93,6 @@ class SessionRegistry:
         self.resumed_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
         self._suspend_detector = SuspendDetector(self._suspended_for)
-        self.admission = services.admission
         self._refusals = Refusals()
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
+from conductor.rate_limit import Admission
 from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
@@ -527,16 +529,29 @@ async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_w
             assert len(phone.runs) == 2 and {name for name, _ in phone.runs} == {"agent.status"}
 
 
+class Gate(Admission):
+    """Admits while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def enter(self) -> None:
+        await self.open.wait()
+        await super().enter()
+
+
 @pytest.mark.parametrize("capabilities", [[], ["resume"]])
 async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_comes(
     shelf: Shelf, capabilities: list[str]
 ) -> None:
     async with two_nodes(shelf) as (a, b):
-        semaphore = a.listener.registry.admission.semaphore
+        admission = Gate()
+        a.listener.services = replace(a.listener.services, admission=admission)
         old = a.phone(start_fields={"capabilities": capabilities})
         await old.open(start=False)
-        while not semaphore.locked():
-            await semaphore.acquire()
+        admission.open.clear()
         with structlog.testing.capture_logs() as lines:
             await old.start()
             await until(lambda: any(line.get("type") == "session.start" for line in lines))
@@ -546,7 +561,7 @@ async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_co
             await calm(b)
             (connection,) = a.listener._connections
             await until(lambda: connection._socket.state is not State.OPEN)
-            semaphore.release()
+            admission.open.set()
             await until(lambda: not a.listener.connections)
             since = len(phone.log)
             await phone.ask("two")
