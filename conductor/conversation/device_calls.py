@@ -29,13 +29,19 @@ from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.client import ToolAccepted, ToolCancelled, ToolResultEvent
 from conductor.events.server import ServerEvent, ToolCancel, ToolLate
 from conductor.messages import Note
-from conductor.settings import Limits
 from conductor.stores.base import CallRecord
 from conductor.tools.base import ToolOutcome
 from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome
 from conductor.tools.pending import PendingCalls
 
 log = structlog.get_logger(__name__)
+
+# Device calls whose late result is still used.
+_MAX_LATE = 64
+# Seconds: tools, "Unknown outcomes".
+_LATE_S = 600.0
+# Seconds: a job that the device accepted may take a day.
+_JOB_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,6 @@ class DeviceCalls:
 
     def __init__(
         self,
-        limits: Limits,
         profile: ClientProfile,
         pending: PendingCalls,
         results: CallResults,
@@ -158,7 +163,6 @@ class DeviceCalls:
         encoder: EventEncoder,
         is_busy: Callable[[], bool],
     ) -> None:
-        self._limits = limits
         self._profile = profile
         self._pending = pending
         self._results = results
@@ -166,8 +170,8 @@ class DeviceCalls:
         self._encoder = encoder
         self._outbox = encoder.outbox
         self._is_busy = is_busy
-        self._late = LateCalls(limits.max_late_calls, limits.late_result_expiry)
-        self.unknowns = Unknowns(limits.max_late_calls, limits.late_result_expiry)
+        self._late = LateCalls(_MAX_LATE, _LATE_S)
+        self.unknowns = Unknowns(_MAX_LATE, _LATE_S)
         self.notes: list[Note] = []
         self.wants_turn = False
         committer.register(LATE, self.dump)
@@ -214,11 +218,11 @@ class DeviceCalls:
                 self._outbox.acknowledge(event.call_id)
             else:
                 self._late.add(record, _now(), wanted=True)  # its result may overtake the commit
-                self._late.extend(event.call_id, _now(), self._limits.job_expiry)
+                self._late.extend(event.call_id, _now(), _JOB_S)
                 self._committer.mark_dirty(LATE)
                 await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
         finally:
-            self._late.extend(event.call_id, _now(), self._limits.job_expiry)
+            self._late.extend(event.call_id, _now(), _JOB_S)
             self._committer.mark_dirty(LATE)
         await self._committer.flush()
 

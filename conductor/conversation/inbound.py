@@ -17,7 +17,7 @@ from conductor.conversation.speech import FloorControl
 from conductor.conversation.spoken_approvals import SpokenApprovals
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
-from conductor.conversation.turn_queue import ServerNotice, TurnQueue
+from conductor.conversation.turn_queue import MAX_TRANSCRIPTS, ServerNotice, TurnQueue
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -56,6 +56,12 @@ _RECORDED = (
 )
 # Diagnostics a session sends; a client could cause any number of different ones.
 _MAX_DIAGNOSTICS = 64
+# Seconds: one event.ack, and one commit, for all events of a burst.
+_BURST_S = 0.1
+# Seconds: told to a client that came when the queue was full, or at a restart.
+_RETRY_S = 2.0
+# Seconds: an older notice starts no turn of its own; it joins the next one.
+_NOTICE_S = 600.0
 
 
 class InboundHandler:
@@ -72,7 +78,6 @@ class InboundHandler:
         tasks: Tasks,
     ) -> None:
         self._session_id = context.committer.key.session_id
-        self._limits = context.limits
         self._admission = admission
         self._outbox = context.outbox
         self._profile = context.profile
@@ -173,7 +178,7 @@ class InboundHandler:
         transport = self._outbox.transport
         if taken and transport is not None and transport.resumes:
             transport.send(self._encoder.frame(EventAck(taken)))
-            self._acking = asyncio.get_running_loop().call_later(self._limits.ack_delay, self._send_acks)
+            self._acking = asyncio.get_running_loop().call_later(_BURST_S, self._send_acks)
 
     async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
         spoken = self._profile.capabilities
@@ -258,7 +263,7 @@ class InboundHandler:
         if event_id in self._committer.state.seen:
             raise Duplicate(event_id)  # the same transcript was recorded as an answer first
         refused = self._turns.draining and not self._committer.durable
-        wait = self._limits.retry_after if refused else self._bucket.take(self._now())
+        wait = _RETRY_S if refused else self._bucket.take(self._now())
         if wait:
             message = "The server restarts." if refused else "Too many turns; wait."
             await self.refuse("rate_limited", message, event_id, transport, retry_after=wait)
@@ -269,8 +274,8 @@ class InboundHandler:
         if await self._turns.answer(text, event_id):
             return True
         self._bucket.give_back()
-        message = f"More than {self._limits.max_queued_transcripts} transcripts are waiting."
-        await self.refuse("rate_limited", message, event_id, transport, retry_after=self._limits.retry_after)
+        message = f"More than {MAX_TRANSCRIPTS} transcripts are waiting."
+        await self.refuse("rate_limited", message, event_id, transport, retry_after=_RETRY_S)
         return False
 
     async def _take_interruption(self, event_id: str, event: client.OutputInterrupted) -> None:
@@ -319,7 +324,7 @@ class InboundHandler:
             decided.add(approval_id)
 
     async def _take_notice(self, event_id: str, text: str) -> None:
-        waiting, notice = self._turns.waiting, ServerNotice(text, self._now() + self._limits.note_expiry)
+        waiting, notice = self._turns.waiting, ServerNotice(text, self._now() + _NOTICE_S)
         waiting.add_notice(notice)
         try:
             await self._committer.commit([RememberInbound(event_id)], snapshots={WAITING: waiting.dump})
@@ -334,7 +339,7 @@ class InboundHandler:
     def _flush_soon(self) -> None:
         if self._committer.durable and self._flushing is None:
             loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(self._limits.ack_delay, self._flush_now)
+            self._flushing = loop.call_later(_BURST_S, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flushing = None

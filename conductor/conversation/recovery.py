@@ -35,23 +35,26 @@ log = structlog.get_logger(__name__)
 
 
 FIELD = "claims"
+# Seconds: two clients that take a session from each other claim often in it.
+_TAKEOVER_WINDOW_S = 30.0
+_MAX_BACKOFF_S = 5.0
 
 
 def takeover_delay(fields: Mapping[str, str], limits: Limits) -> float:
     """Return the takeover backoff in seconds, from the session's recent claims."""
-    over = len(_recent(fields, limits)) - limits.free_takeovers
-    return 0.0 if over < 0 else min(limits.max_takeover_backoff, limits.takeover_backoff * 2.0**over)
+    over = len(_recent(fields)) - limits.free_takeovers
+    return 0.0 if over < 0 else min(_MAX_BACKOFF_S, limits.takeover_backoff * 2.0**over)
 
 
 def with_claim_of_now(fields: Mapping[str, str], limits: Limits) -> str:
     """Encode the recent claims, with one of now."""
-    return encode(ClaimsSnapshot((*_recent(fields, limits), time.time())[-2 * limits.free_takeovers :]))
+    return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * limits.free_takeovers :]))
 
 
-def _recent(fields: Mapping[str, str], limits: Limits) -> tuple[float, ...]:
+def _recent(fields: Mapping[str, str]) -> tuple[float, ...]:
     snapshot = decode(fields.get(FIELD), ClaimsSnapshot)
-    now, window = time.time(), limits.takeover_window
-    return tuple(at for at in snapshot.times if abs(now - at) < window) if snapshot is not None else ()
+    now, times = time.time(), snapshot.times if snapshot is not None else ()
+    return tuple(at for at in times if abs(now - at) < _TAKEOVER_WINDOW_S)
 
 
 _LOST = "connection_lost"

@@ -81,9 +81,7 @@ class Session:
         committer.register(PROFILE, profile.dump)
         self._speeches = SpeechTracker(limits.heard_window)
         results = CallResults(profile, committer)
-        device = self._device = DeviceCalls(
-            limits, profile, pending, results, committer, encoder, self._is_busy
-        )
+        device = self._device = DeviceCalls(profile, pending, results, committer, encoder, self._is_busy)
         prompts = SpokenPrompts(outbox, self._speeches)
         approvals = self._approvals = Approvals(
             limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics

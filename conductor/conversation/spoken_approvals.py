@@ -19,6 +19,11 @@ from conductor.tools.spoken import Answer, Question, classify_answer
 
 log = structlog.get_logger(__name__)
 
+# Unclear answers to one prompt before the approval expires (tools, "Spoken approvals").
+_MAX_UNCLEAR = 2
+# Times that one approval is spoken, unheard prompts too.
+_MAX_PRESENTATIONS = 5
+
 
 class SpokenApprovals:
     """Takes spoken answers to a session's approvals, and repeats prompts that were not heard."""
@@ -194,9 +199,8 @@ class SpokenApprovals:
         if approval.presented and not question.question.by_voice:
             await self._approvals.reject(question, "expired", not_answered("screen"), said)
             return
-        limits = self._approvals.limits
         unclear = approval.unclear + (1 if approval.presented else 0)
-        if unclear > limits.max_unclear or approval.presentations >= limits.max_presentations:
+        if unclear > _MAX_UNCLEAR or approval.presentations >= _MAX_PRESENTATIONS:
             await self._approvals.reject(question, "expired", not_answered("unclear"), said)
             return
         question.approval = msgspec.structs.replace(approval, unclear=unclear)

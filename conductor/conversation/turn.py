@@ -33,6 +33,11 @@ from conductor.stores.base import AppendLog, Operation
 
 log = structlog.get_logger(__name__)
 
+# Rounds in a row with all calls denied; then the model answers without tools.
+_MAX_REFUSED_ROUNDS = 2
+# For one transcript, where the process ended in each; then the turn fails.
+_MAX_ATTEMPTS = 2
+
 
 _NO_ANSWER = "I have nothing to say to that."
 
@@ -107,7 +112,7 @@ class Turn:
         if self._recovered is not None:
             await self._recover(self._recovered)
         while True:
-            if state.refused_rounds >= limits.max_refused_rounds:
+            if state.refused_rounds >= _MAX_REFUSED_ROUNDS:
                 spent = True
             if not spent and (
                 state.stats.rounds >= limits.max_tool_rounds or state.calls_made >= limits.max_calls_per_turn
@@ -267,7 +272,7 @@ class Turn:
     async def _recover(self, recovered: Recovered) -> None:
         prepared = recovered.round
         if prepared is None:
-            if self.state.attempts > self._context.limits.max_attempts:
+            if self.state.attempts > _MAX_ATTEMPTS:
                 raise ModelError("protocol", "The process ended in every attempt to answer this transcript.")
             await self._context.note_attempt()
             return

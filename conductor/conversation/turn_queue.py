@@ -43,6 +43,12 @@ from conductor.tools.redaction import truncate
 
 log = structlog.get_logger(__name__)
 
+# The history leaves most of a window of 200,000 tokens to one turn's tool results.
+HISTORY_TOKENS = 60_000
+# Protocol, "How the shipped client behaves".
+MAX_TRANSCRIPTS = 3
+MAX_NOTICES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
@@ -162,7 +168,7 @@ class TurnQueue:
     ) -> None:
         self._limits = services.limits
         self._context = context
-        self.waiting = PendingInputs(self._limits.max_queued_transcripts, self._limits.max_queued_notes)
+        self.waiting = PendingInputs(MAX_TRANSCRIPTS, MAX_NOTICES)
         self.speeches = context.speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
@@ -403,7 +409,7 @@ class TurnQueue:
         now = asyncio.get_running_loop().time()
         told = list(self._device.notes)
         notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
-        cut = cut_point(state.log, self._limits.max_turns - 1, self._limits.history_tokens)
+        cut = cut_point(state.log, self._limits.max_turns - 1, HISTORY_TOKENS)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))

@@ -10,6 +10,11 @@ from conductor.conversation.inbound import InboundResult
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 
+# An event costs one more token for each: it takes longer to parse.
+BYTES_PER_TOKEN = 20_480
+# Tokens of a refused transcript: the server answers it with two events and a commit.
+REFUSED_COST = 20.0
+
 
 class EventRate:
     """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once for each flood."""
@@ -44,10 +49,10 @@ class EventRate:
             case InboundResult.EXPECTED:
                 self._bucket.give_back(self._cost(size))
             case InboundResult.REFUSED:
-                self._bucket.reserve(_now(), self._limits.refused_transcript_cost)
+                self._bucket.reserve(_now(), REFUSED_COST)
 
     def _cost(self, size: int) -> int:
-        return 1 + size // self._limits.bytes_per_token
+        return 1 + size // BYTES_PER_TOKEN
 
 
 def _now() -> float:

@@ -22,7 +22,7 @@ from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.admission import EventRate
 from conductor.server.sessions import SessionRegistry
-from conductor.server.websocket import Incoming, Socket, Writer
+from conductor.server.websocket import PING_SPREAD, Incoming, Socket, Writer
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
@@ -74,7 +74,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the connection until it ends."""
         writer = asyncio.create_task(self._writer.run())
-        self._arm_ping(random.uniform(self._limits.ping_spread, 1.0))
+        self._arm_ping(random.uniform(PING_SPREAD, 1.0))
         try:
             await self._read()
             await asyncio.wait([writer], timeout=self._limits.send_timeout)

@@ -29,6 +29,13 @@ from conductor.server.websocket import Handshakes, Socket
 
 log = structlog.get_logger(__name__)
 
+# Seconds: a client that answers no WebSocket ping for this long is gone.
+PONG_TIMEOUT_S = 20.0
+# Seconds for turns that run at SIGTERM; orchestrators kill after 30.
+DRAIN_S = 25.0
+# Wrong ADMIN_TOKENs a minute from one address that are answered with 401.
+WRONG_TOKENS_PER_MINUTE = 10
+
 
 class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` and ``/metrics``.
@@ -96,7 +103,7 @@ class Listener:
             compression=None,
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
-            ping_timeout=self.services.limits.pong_timeout,
+            ping_timeout=PONG_TIMEOUT_S,
             close_timeout=self.services.limits.close_timeout,
             max_size=self.services.limits.hard_event_bytes,
             backlog=max(100, self.services.limits.max_handshakes),  # a full one costs a client a second
@@ -104,7 +111,7 @@ class Listener:
             server_header="conductor",
         )
 
-    async def stop(self, drain_s: float | None = None) -> None:
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""
         self._ready = False
         if not self._servers:
@@ -112,7 +119,7 @@ class Listener:
         for server in self._servers:
             # Only the listening sockets: running turns end first.
             server.close(close_connections=False)
-        await self._drain(self.services.limits.drain_timeout if drain_s is None else drain_s)
+        await self._drain(drain_s)
         await self.registry.close()
         for connection in list(self._connections):
             connection.close(CloseCode.SERVICE_RESTART, "service restart")
@@ -201,8 +208,7 @@ class Listener:
 
     def _refused_admin(self, answer: Answer, path: str, address: str) -> Answer:
         count = self._access.refusals.count(f"{path} {answer.status.value}", address)
-        allowed = self.services.limits.wrong_tokens_per_minute
-        if answer.status is http.HTTPStatus.UNAUTHORIZED and count > allowed:
+        if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
             headers = {"Retry-After": "60"}
             return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
         return answer

@@ -60,6 +60,8 @@ class SuspendDetector:
 
 # Sessions verified in the store at the same time.
 VERIFIED_AT_ONCE = 32
+# Seconds between two checks whether an expired session's running turn has ended.
+BUSY_RECHECK_S = 1.0
 
 
 class Peer(Transport, Protocol):
@@ -299,7 +301,7 @@ class SessionRegistry:
         if place.connections or self._places.get(key) is not place:
             return
         if place.session.result().busy:
-            self._arm(key, place, self._services.limits.busy_recheck)
+            self._arm(key, place, BUSY_RECHECK_S)
             return
         self._end(key, place)
 

@@ -25,6 +25,13 @@ log = structlog.get_logger(__name__)
 
 # Bytes that are parsed before the limits are checked: at most 700 frames.
 SLICE_BYTES = 4_096
+# Least share of a ping's interval, at random: clients that connect together are pinged apart.
+PING_SPREAD = 0.75
+# Events, and their bytes, that are read while a pong is awaited.
+READ_AHEAD = 64
+READ_AHEAD_BYTES = 262_144
+# Events in one write; more would only delay the last of them.
+MAX_WRITE = 64
 
 
 class Socket(ServerConnection):
@@ -44,8 +51,8 @@ class Socket(ServerConnection):
         self._handshakes = handshakes
         self._frames = TokenBucket(limits.wire_frames_per_second, limits.wire_frames_burst, self.loop.time())
         self._incomplete: asyncio.TimerHandle | None = None
-        if self.ping_interval is not None:  # clients that connect together are pinged apart
-            self.ping_interval *= random.uniform(limits.ping_spread, 1.0)
+        if self.ping_interval is not None:
+            self.ping_interval *= random.uniform(PING_SPREAD, 1.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start, and count the handshake."""
@@ -173,8 +180,7 @@ class Incoming:
 
     @property
     def _may_read_ahead(self) -> bool:
-        limits = self._limits
-        return len(self._ahead) < limits.read_ahead and self._ahead_bytes < limits.read_ahead_bytes
+        return len(self._ahead) < READ_AHEAD and self._ahead_bytes < READ_AHEAD_BYTES
 
     async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
         frame = asyncio.ensure_future(self._keep_next())
@@ -265,8 +271,8 @@ class Writer:
         queue = self._queue
         while queue:
             await self._may_write.wait()
-            frames = [frame for frame in queue[: self._limits.max_write] if not frame.withdrawn]
-            del queue[: self._limits.max_write]
+            frames = [frame for frame in queue[:MAX_WRITE] if not frame.withdrawn]
+            del queue[:MAX_WRITE]
             for frame in frames:
                 frame.written = True
             await self._socket.send_texts([frame.data for frame in frames], self._limits.send_timeout)

@@ -633,7 +633,7 @@ def test_a_repeated_completion_is_told_once() -> None:
 
 def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn() -> None:
     async def scenario() -> None:
-        one = await stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]], note_expiry=600.0))
+        one = await stage(make_services([[TextDelta("Hello.")], [TextDelta("x")]]))
         line = one.app.line
         assert line is not None
         await one.quiet()

@@ -15,7 +15,7 @@ from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.rate_limit import STILL_S
 from conductor.server.sessions import SuspendDetector
-from conductor.server.websocket import Socket, Writer
+from conductor.server.websocket import MAX_WRITE, Socket, Writer
 from conductor.settings import Limits
 from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
 from tests.conversation.helpers import later, run
@@ -264,14 +264,14 @@ async def test_what_waits_to_be_written_is_held_as_well() -> None:
     trust.set()
     writer = Writer(cast(Socket, Full()), Limits(), trust, "s-1")
     writing = asyncio.create_task(writer.run())
-    for number in range(Limits().max_write + 1):
+    for number in range(MAX_WRITE + 1):
         writer.send(Frame(b"%d" % number))
-    await until(lambda: len(sent) == Limits().max_write)
+    await until(lambda: len(sent) == MAX_WRITE)
     trust.clear()
     room.set()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(sent) == Limits().max_write
+    assert len(sent) == MAX_WRITE
     trust.set()
-    await until(lambda: len(sent) == Limits().max_write + 1)
+    await until(lambda: len(sent) == MAX_WRITE + 1)
     writing.cancel()
