@@ -18,7 +18,6 @@ from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.settings import Settings
 from conductor.stores.base import MAX_SESSIONS, NEVER_EXPIRES, Claim, Operation, SessionKey, too_many
 from conductor.stores.records import Draft, Meta, Stored
-from conductor.stores.sqlite_file import SPARE_PAGES, rewrite
 from conductor.stores.sqlite_writer import Writer
 
 log = structlog.get_logger(__name__)
@@ -32,10 +31,9 @@ _SWEEP_MOST_S = 86_400.0
 # Seconds that a reader waits for another process's lock.
 _LOCK_S = 2.0
 # One step of a deletion or a sweep is bounded, because commits wait for it: sessions scanned, sessions
-# deleted, pages freed, seconds.
+# deleted, seconds.
 _SCANNED = 1000
 _DELETED = 64
-_FREED = 1_024
 _STEP_S = 0.02
 
 _META = "token, epoch, revision, commit_id, updated"
@@ -139,7 +137,8 @@ class SqliteStore:
             deleted += count
             if not more:
                 break
-        await self._give_back(erase=False)
+        if deleted and self._writer is not None:
+            await self._writer.submit(_checkpoint, alone=True)
         return deleted
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
@@ -149,14 +148,9 @@ class SqliteStore:
         deleted = 0
         while deleted < left and (count := await self._run(partial(_delete, subject, session_id))):
             deleted += count
-        await self._give_back(erase=True)
-        return deleted
-
-    async def _give_back(self, *, erase: bool) -> None:
-        while await self._run(_free_pages):
-            erase = True
         if self._writer is not None:
-            await self._writer.submit(partial(_shrink, erase), alone=True)
+            await self._writer.submit(_checkpoint, alone=True)
+        return deleted
 
     async def _sweep_regularly(self) -> None:
         while True:
@@ -321,24 +315,9 @@ def _delete_rows(connection: sqlite3.Connection, rows: Sequence[int]) -> int:
     return len(rows)
 
 
-def _free_pages(connection: sqlite3.Connection) -> bool:
-    until = time.monotonic() + _STEP_S
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    if free <= SPARE_PAGES:
-        return False
-    for _ in range(min(free - SPARE_PAGES, _FREED)):
-        # One page: Python runs only the first step of the statement.
-        connection.execute("PRAGMA incremental_vacuum(1)")
-        if time.monotonic() > until:
-            break
-    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
-    return bool(SPARE_PAGES < left < free)
-
-
-def _shrink(erase: bool, connection: sqlite3.Connection) -> None:
+def _checkpoint(connection: sqlite3.Connection) -> None:
     # Only a checkpoint makes the file itself smaller, and the write-ahead log still holds what was deleted.
     try:
-        if rewrite(connection) or erase:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except sqlite3.Error as error:
         log.warning("session store not made smaller now", error=str(error))

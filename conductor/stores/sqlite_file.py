@@ -12,11 +12,7 @@ from conductor.stores.migration import migrate_sqlite
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x436F6E64  # "Cond"
-_NO_AUTO_VACUUM = 0
-# Bytes of sessions in a file that may be rewritten: that takes a fraction of a second.
-_MAX_REWRITTEN = 8 << 20
-# Free pages that stay in the file for the next writes.
-SPARE_PAGES = 1_024
+_FULL = 1
 _OLDEST_SQLITE = (3, 35)
 
 _SCHEMA = """
@@ -113,8 +109,9 @@ def existing_folder(path: Path) -> Path:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     version = _check(connection, path)
-    if version == 0:
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before anything is written
+    # Deleted sessions give their space back. Before anything is written, and only once: it waits for the lock.
+    if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _FULL:
+        connection.execute("PRAGMA auto_vacuum=FULL")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise SettingsError(f"The session store's file {path} must be on a local disk that can share memory.")
@@ -140,22 +137,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("COMMIT")
-
-
-def rewrite(connection: sqlite3.Connection) -> bool:
-    """Rewrite a file of an earlier version that cannot shrink; tells whether it was rewritten.
-
-    Only if there is space to free and little data, so that it takes a moment.
-    """
-    pages, free, size, mode = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("page_count", "freelist_count", "page_size", "auto_vacuum")
-    )
-    if mode != _NO_AUTO_VACUUM or free <= SPARE_PAGES or (pages - free) * size > _MAX_REWRITTEN:
-        return False
-    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    connection.execute("VACUUM")
-    return True
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> int:
