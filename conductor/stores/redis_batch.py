@@ -83,9 +83,10 @@ class Batcher:
                 batch, self._next = [each for each in self._next if not each.answer.done()], []
                 try:
                     await self._exchange(batch)
-                # TimeoutError is an OSError, so a silent server ends here as well. The library disconnects on
-                # any error, so no late answer is taken for another command's.
-                except (ConnectionLost, Refused, exceptions.RedisError, OSError) as error:
+                # TimeoutError is an OSError, so a silent server ends here as well; uvloop raises RuntimeError
+                # for a closed connection. The library disconnects on any error, so no late answer is taken
+                # for another command's.
+                except (ConnectionLost, Refused, exceptions.RedisError, OSError, RuntimeError) as error:
                     _fail(batch, failure(error))
         finally:
             self._sending = None
@@ -105,12 +106,13 @@ class Batcher:
             await connection.send_packed_command(commands)
             # One error must not shift the others: each command has an answer of its own.
             answers = [await _answer(connection) for _ in commands]
-            if any(isinstance(each, _DEMOTED) for each in answers):
-                await connection.disconnect()  # its name may lead to another server by now
-        copies = answers.pop() if waits else None
-        enough = isinstance(copies, int) and copies >= self._copies.replicas
+            copies = answers.pop() if waits else self._copies.replicas
+            few = not (isinstance(copies, int) and copies >= self._copies.replicas)
+            # Its name may lead to another server by now, which has its replicas.
+            if few or any(isinstance(each, _DEMOTED) for each in answers):
+                await connection.disconnect()
         for each, answer in zip(batch, answers, strict=True):
-            if waits and each.writes and not enough and not isinstance(answer, exceptions.ResponseError):
+            if few and each.writes and not isinstance(answer, exceptions.ResponseError):
                 _fail([each], ConnectionLost(f"fewer than {self._copies.replicas} replicas have it"))
             elif not each.answer.done():
                 each.answer.set_result(answer)

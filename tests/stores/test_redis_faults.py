@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from redis.asyncio import Connection
 
 from conductor.errors import Conflict, Fenced, Rollback, SettingsError, StoreUnavailable
 from conductor.messages import Message, UserMessage
 from conductor.stores.base import AppendLog, Claim, RememberInbound, SessionKey, SetField
 from conductor.stores.redis import RedisStore
+from conductor.stores.redis_batch import Batcher, ConnectionLost, Copies
 from tests.stores.contract import HISTORY, KEY, filled, stored
 from tests.stores.redis_server import WAIT, RedisServer
 
@@ -530,6 +533,48 @@ async def test_a_commit_that_is_tried_again_still_waits_for_the_replica(
     replica.thaw()
     await bounded(commit)
     assert replica.ask("HGET", "conductor:{subject/s-1}", "revision") == "2"
+
+
+async def test_a_server_that_has_lost_its_replica_is_looked_up_anew(
+    server: RedisServer, make_store: StoreMaker, replica: RedisServer, tmp_path: Path
+) -> None:
+    """Sentinels name another by then, and it takes seconds until the former one hears of that."""
+    proxy = Proxy(server.port)
+    third = RedisServer(tmp_path / "third", "--replicaof", f"127.0.0.1 {replica.port}", "--save", "")
+    async with proxy.running() as url:
+        store = make_store(url, replicas=1, wait_ms=50, retry_for=LONG)
+        claim = await asyncio.wait_for(filled(store), LONG)
+        replica.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        replica.ask("REPLICAOF", "NO", "ONE")
+        third.start()
+        try:
+            proxy.server_port = replica.port
+            await bounded(store.commit(claim, "commit-1", [said(1)]))
+        finally:
+            third.kill()
+
+
+class Closed(Connection):  # type: ignore[misc]  # of a library that has no types
+    """A connection that was reset, under uvloop."""
+
+    is_connected = True
+
+    async def send_packed_command(self, *_: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
+
+    async def disconnect(self, *_: object, **__: object) -> None:
+        """Do nothing: it is closed."""
+
+
+async def test_a_connection_that_was_reset_under_uvloop_is_lost_without_a_traceback() -> None:
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    batcher = Batcher(Closed(), WAIT, Copies(0, 0))
+    with pytest.raises(ConnectionLost, match="the connection was closed"):
+        await batcher.ask(b"")
+    await batcher.aclose()
+    gc.collect()
+    assert unhandled == []
 
 
 # -- the start
