@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import structlog
 
@@ -21,7 +18,7 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
 from conductor.stores.postgres_url import describe
-from conductor.stores.records import Draft, Meta, Stored
+from conductor.stores.records import Draft, Meta, Stored, new_token
 
 try:
     import asyncpg
@@ -155,7 +152,6 @@ class PostgresStore:
         self._session_ttl = session_ttl
         self._retry_for = retry_for
         self._max_sessions = max_sessions
-        self._node = f"{platform.node() or 'node'}-{os.getpid()}"
         self._pool: Any = None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -195,7 +191,7 @@ class PostgresStore:
 
     async def claim(self, key: SessionKey) -> Claim:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
-        token = f"{self._node}:{uuid4().hex}"
+        token = new_token()
         ttl = math.inf if key.never_expires else self._session_ttl
         most = self._max_sessions if key.counted else None
         (row,) = await self._fetch(_CLAIM, key.subject, key.session_id, token, ttl, most)

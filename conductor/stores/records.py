@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 import msgspec
 
@@ -135,6 +138,11 @@ def check(claim: Claim, commit_id: str, duplicate: str | None, found: Meta | Non
 def with_state(claim: Claim, state: SessionState) -> Claim:
     """Go on from ``state``, whatever the store has: the claim's first commit writes a snapshot."""
     return replace(claim, state=state, commits=SNAPSHOT_COMMITS)
+
+
+def new_token() -> str:
+    """Make a claim's token: unique, never a counter, since a failover could issue a number twice."""
+    return f"{platform.node() or 'node'}-{os.getpid()}:{uuid4().hex}"
 
 
 _encode = msgspec.json.Encoder().encode

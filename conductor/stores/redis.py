@@ -8,16 +8,13 @@ acknowledged (``appendonly yes``) and throw nothing away (``maxmemory-policy noe
 from __future__ import annotations
 
 import heapq
-import os
-import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
-from conductor.stores.records import Draft, Stored
+from conductor.stores.records import Draft, Stored, new_token
 from conductor.stores.redis_scripts import (
     CLAIM,
     COMMIT,
@@ -73,7 +70,6 @@ class RedisStore:
         self.prefix = prefix
         self._max_sessions = max_sessions
         self._ttl_ms = str(max(1, round(session_ttl * 1000)))
-        self._node = f"{platform.node() or 'node'}-{os.getpid()}"
 
     async def open(self) -> None:
         """Connect now, so that a mistake is said at the start; without this, the first claim connects.
@@ -90,8 +86,7 @@ class RedisStore:
         """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         if key.counted:
             await self._count(key)
-        # Unique, never a counter: a failover could issue a number twice (durability, "Invariants").
-        token = f"{self._node}:{uuid4().hex}"
+        token = new_token()
         stored = read_session(
             await self.client.write(CLAIM, session_name(self.prefix, key), (token, self._ttl(key)))
         )

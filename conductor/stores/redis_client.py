@@ -114,7 +114,7 @@ class Client:
         why: ConnectionLost
         try:
             try:
-                return await send()
+                return await send()  # without a timer, which would cost half as much again
             except ConnectionLost as error:
                 why = error
             pause = _PAUSE_S

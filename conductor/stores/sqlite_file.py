@@ -109,7 +109,7 @@ def existing_folder(path: Path) -> Path:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     version = _check(connection, path)
-    # Deleted sessions give their space back. Before anything is written, and only once: it waits for the lock.
+    # Deleted sessions give their space back. Before anything is written, and once: it waits for the lock.
     if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _FULL:
         connection.execute("PRAGMA auto_vacuum=FULL")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
