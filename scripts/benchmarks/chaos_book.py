@@ -317,6 +317,8 @@ class Book:
         job = self.jobs.get(number // 100)
         barged = interrupted or (job is not None and job.interrupted)
         cause = "barge-in" if barged else self._cause(person, device)
+        if cause == "other" and job is not None and job.apologised:
+            cause = "turn given up"  # which is judged by itself
         self.unknown[cause] += 1
         person.unknowns.append(_now())
         if cause == "other":
