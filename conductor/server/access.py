@@ -9,8 +9,8 @@ import hmac
 import http
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
 import structlog
@@ -252,11 +252,12 @@ UNKNOWN_CLIENT = Client("", "")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a refused upgrade; ``reason`` is for the log."""
+    """The answer to a refused upgrade; ``reason`` and ``facts`` are for the log."""
 
     status: http.HTTPStatus
     text: str
     reason: str
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Access:
@@ -286,9 +287,7 @@ class Access:
         address = self.address(request, peer)
         decision = self._decide(request, address)
         if isinstance(decision, Refusal):
-            origin = request.headers.get_all("Origin")
-            facts = {"origin": origin[0][:200]} if decision.reason == "origin" else {}
-            self.refusals.count(decision.reason, address or peer, **facts)
+            self.refusals.count(decision.reason, address or peer, **decision.facts)
         return decision
 
     def address(self, request: Request, peer: str) -> str:
@@ -330,7 +329,8 @@ class Access:
             return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")
         origin, host = next(iter(origins), None), next(iter(hosts), None)
         if not origin_allowed(origin, host, self._origins, tokens=self._authenticator.required):
-            return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin")
+            facts = {"origin": (origin or "")[:200]}
+            return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         if self._connections >= limits.max_connections:
             return Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.", "MAX_CONNECTIONS")
         # Anonymous clients are many people; without trusted proxies the address may be a proxy's.
