@@ -16,22 +16,22 @@ BYTES_PER_TOKEN = 20_480
 REFUSED_COST = 20.0
 
 
-class EventRate:
+class EventRate(TokenBucket):
     """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once for each flood."""
 
     def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
+        super().__init__(limits.frames_per_second, limits.frames_burst, _now())
         self._limits = limits
         self._on_flood = on_flood
-        self._bucket = TokenBucket(limits.frames_per_second, limits.frames_burst, _now())
         self._flooding_since = self._waited_until = -inf
 
     async def admit(self, size: int) -> bool:
         """Wait until an event of ``size`` bytes may be taken; False after FLOOD_TIMEOUT of flooding."""
         now, cost = _now(), self._cost(size)
         floods = now - self._waited_until <= self._limits.flood_pause
-        wait = self._bucket.reserve(now, cost * self._limits.flood_cost if floods else cost)
+        wait = self.reserve(now, cost * self._limits.flood_cost if floods else cost)
         if not wait:
-            if self._bucket.used(now) > self._limits.frames_in_a_row:
+            if self.used(now) > self._limits.frames_in_a_row:
                 await asyncio.sleep(0)  # a burst lets other connections run between two events
             return True
         if not floods:
@@ -47,9 +47,9 @@ class EventRate:
         """Return the tokens of an event that the server asked for; charge a refused one for its answer."""
         match result:
             case InboundResult.EXPECTED:
-                self._bucket.give_back(self._cost(size))
+                self.give_back(self._cost(size))
             case InboundResult.REFUSED:
-                self._bucket.reserve(_now(), REFUSED_COST)
+                self.reserve(_now(), REFUSED_COST)
 
     def _cost(self, size: int) -> int:
         return 1 + size // BYTES_PER_TOKEN

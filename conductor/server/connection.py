@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from enum import Enum, auto
 from math import ceil
 from typing import Any
 
@@ -22,7 +23,7 @@ from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new
 from conductor.events.server import ErrorEvent, SessionPing, set_state
 from conductor.server.admission import EventRate
 from conductor.server.sessions import SessionRegistry
-from conductor.server.websocket import PING_SPREAD, Incoming, Socket, Writer
+from conductor.server.websocket import PING_SPREAD, Socket, Writer
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
@@ -43,6 +44,14 @@ DELIVERY_ATTEMPTS = 8
 _event_ids = IdGenerator("evt")
 
 
+class _State(Enum):
+    UNBOUND = auto()  # no session yet
+    SERVED = auto()  # the session sends here
+    PARKED = auto()  # the session sends to another connection, or to none
+    LOST = auto()  # another process owns the session, or this was parked when its state here was stale
+    STALE = auto()  # this served the session until its state here was stale: binds to it again
+
+
 class Connection:
     """A client's connection: decodes events, binds to their session, and sends in order."""
 
@@ -52,7 +61,6 @@ class Connection:
         self._admission = services.admission
         limits = self._limits = services.limits
         self._opened_at = self._now()
-        self._incoming = Incoming(socket, limits)
         self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
         self._rate = EventRate(limits, self._warn_of_flood)
         self._session: Session | None = None
@@ -63,8 +71,6 @@ class Connection:
         self._starting: asyncio.Task[None] | None = None
         self._handling = asyncio.Lock()
         self._stale = False
-        self._dispatching = False
-        self._heard = False
         self._resumed = False
         self.resumes = False
         self._ping: asyncio.TimerHandle | None = None
@@ -127,7 +133,7 @@ class Connection:
 
     async def is_alive(self) -> bool:
         """Tell whether the client answers a ping."""
-        return await self._incoming.is_alive()
+        return await self._socket.is_alive()
 
     def ownership_lost(self, *, stale: bool) -> None:
         """Unbind from the session.
@@ -135,10 +141,9 @@ class Connection:
         If its state here was stale, bind again at once. If another process owns it, the next event that
         starts a turn takes it back, as for a suspended connection; a client that resumes is closed.
         """
-        served = self._session is not None and self._session.transport is self
+        self._stale = stale and self._state is _State.SERVED
         self._former, self._session = self._session if stale else None, None
-        self._stale = stale and served  # a suspended one stays suspended
-        if stale and served and not self._dispatching:  # else the running dispatch binds again
+        if self._stale and not self._handling.locked():  # else `_handle` binds again
             self._rejoining = asyncio.create_task(self._rejoin())
         elif not stale:
             self.suspend()
@@ -174,16 +179,16 @@ class Connection:
     # -- reading
 
     async def _read(self) -> None:
-        deadline = self._now() + self._limits.first_event_timeout
+        deadline: float | None = self._now() + self._limits.first_event_timeout
         while True:
-            # Only until the first event: afterwards the WebSocket's pings find dead clients.
-            async with asyncio.timeout_at(None if self._heard else deadline):
-                frame = await self._incoming.next()
+            async with asyncio.timeout_at(deadline):
+                frame = await self._socket.next_message()
             size = len(frame)
             await self._registry.ownership_verified.wait()
             if size >= LONG_EVENT_BYTES:
                 await self._admission.enter()
-            await self._take(frame)
+            if await self._take(frame):
+                deadline = None  # afterwards the WebSocket's pings find dead clients
             del frame  # free up to 1 MiB during the wait
             if not await self._rate.admit(size):
                 self.close(POLICY_VIOLATION, "too many events")
@@ -193,7 +198,7 @@ class Connection:
         log.warning("events too fast", session=self._session_id)
         self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
 
-    async def _take(self, data: bytes) -> None:
+    async def _take(self, data: bytes) -> bool:
         try:
             inbound = decode_event(data, self._limits.max_event_bytes)
         except InvalidFrame as error:
@@ -202,27 +207,30 @@ class Connection:
             # The app transcribes until it hears ``idle`` (protocol, "Base: server to client").
             if error.event_type in (client.TranscriptFinal.TYPE, None):
                 await self._reopen_microphone(error.session_id)
-            return
-        self._heard = True
+            return False
         log.debug("event in", type=inbound.type[:64], size=inbound.size, session=inbound.session_id)
         async with self._handling:
-            refused, self._refused_start = self._refused_start, None
-            if refused is not None and not isinstance(inbound.event, client.SessionStart):
-                await self._handle(refused, again=True)
+            if isinstance(inbound.event, client.SessionStart):
+                self._refused_start = None
+            else:
+                await self._handle_refused_start()
             await self._handle(inbound)
+        return True
+
+    async def _handle_refused_start(self) -> None:
+        refused, self._refused_start = self._refused_start, None
+        if refused is not None:
+            await self._handle(refused, again=True)
 
     async def _start_again(self) -> None:
         # Apps wait for `session.started`, and send no second start on the same connection.
         while self._refused_start is not None and await self.is_alive():
             await asyncio.sleep(self._limits.store_retry)
             async with self._handling:
-                refused, self._refused_start = self._refused_start, None
-                if refused is not None:
-                    await self._handle(refused, again=True)
+                await self._handle_refused_start()
 
     async def _handle(self, inbound: Inbound, *, again: bool = False) -> None:
         try:
-            self._dispatching = True
             await self._dispatch(inbound)
         except StoreError as error:
             if isinstance(inbound.event, client.SessionStart) and isinstance(error, StoreUnavailable):
@@ -242,9 +250,8 @@ class Connection:
             log.exception("event failed", type=inbound.type[:64], session=inbound.session_id)
             self._send_error("internal_error", "The server made a mistake.", inbound.id, inbound.session_id)
         finally:
-            self._dispatching = False
             idle = self._rejoining is None or self._rejoining.done()
-            if self._stale and self._session is None and idle:
+            if self._state is _State.STALE and idle:
                 self._rejoining = asyncio.create_task(self._rejoin())
 
     async def _dispatch(self, inbound: Inbound) -> None:
@@ -264,38 +271,28 @@ class Connection:
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
         came_at = self._now()
-        if self._bound_to is None or (starts_turn and self._is_untried):
+        if self._state is _State.UNBOUND or (starts_turn and self._is_untried):
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(event, came_at):
             return
-        if self._is_lost and not (claims and not self._writer.closing and await self.is_alive()):
-            return  # suspended: another process serves the session
+        may_claim = claims and not self._writer.closing
+        if self._state is _State.LOST and not (may_claim and await self.is_alive()):
+            return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.
         for _ in range(DELIVERY_ATTEMPTS):
             if await self._deliver(inbound, starts_turn=starts_turn):
                 return
-            if not ((self._stale or claims) and await self.is_alive()):
+            if not ((claims or self._state is _State.STALE) and await self.is_alive()):
                 return
         raise StoreUnavailable("Other connections keep taking the session.")
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         event = inbound.event
-        new, stale = self._session is None, self._stale
+        was = self._state
+        new = self._session is None
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
-            tools = event.tools if "tools" in event.capabilities else None
-            readings = await read_declarations(tools or (), self._admission)
-            try:
-                known = await session.learn(event)
-                if not (new or await session.verify()):
-                    return False
-            except Fenced:
-                return False
-            session.start(event, self, resumed=self._resumed, known=known, readings=readings)
-            await session.flush()
-            self._resumed = True
-            return True
-        served = session.transport is self
+            return await self._start(event, session, new=new)
         if isinstance(event, client.ToolResultEvent):
             # Before attaching: the call that it answers need not be replayed.
             result = await session.receive(inbound, self)
@@ -304,16 +301,32 @@ class Connection:
                 same_process = result is InboundResult.EXPECTED
                 session.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
-        if not served:
-            if not (new or starts_turn):
-                return True  # suspended: another connection serves the session
-            if stale and not starts_turn:
+        match was:
+            case _State.SERVED:
+                pass
+            case _State.PARKED if not starts_turn:
+                return True
+            case _State.STALE if not starts_turn:
                 self._rejoin_alone(session)
-            elif new or await self.is_alive():
+            case _ if new or await self.is_alive():
                 resumed = self._resumed and not starts_turn
-                session.attach(self, resumed=resumed, same_process=stale)
+                session.attach(self, resumed=resumed, same_process=was is _State.STALE)
         self._rate.settle(await session.receive(inbound, self), inbound.size)
         return self._session is session
+
+    async def _start(self, event: client.SessionStart, session: Session, *, new: bool) -> bool:
+        tools = event.tools if "tools" in event.capabilities else None
+        readings = await read_declarations(tools or (), self._admission)
+        try:
+            known = await session.learn(event)
+            if not (new or await session.verify()):
+                return False
+        except Fenced:
+            return False
+        session.start(event, self, resumed=self._resumed, known=known, readings=readings)
+        await session.flush()
+        self._resumed = True
+        return True
 
     async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
         # A claim for a dead client would fence the process that serves its successor.
@@ -328,8 +341,12 @@ class Connection:
         return self._session is not None and not self._session.messages
 
     @property
-    def _is_lost(self) -> bool:
-        return self._session is None and self._bound_to is not None and not self._stale
+    def _state(self) -> _State:
+        if self._session is not None:
+            return _State.SERVED if self._session.transport is self else _State.PARKED
+        if self._bound_to is None:
+            return _State.UNBOUND
+        return _State.STALE if self._stale else _State.LOST
 
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.client.subject, session_id)
@@ -353,7 +370,7 @@ class Connection:
         return self._bound_to or UNBOUND
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
-        if self._is_lost:
+        if self._state is _State.LOST:
             self._say_idle(self._session_id)
         elif self._session is None and session_id is not None:
             try:
@@ -361,7 +378,7 @@ class Connection:
             except StoreError:
                 self._say_idle(session_id)
         if self._session is not None:
-            if self._session.transport is self:
+            if self._state is _State.SERVED:
                 await self._session.reopen_microphone()
             else:
                 self._say_idle(self._session_id)

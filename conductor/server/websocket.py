@@ -42,7 +42,7 @@ class Socket(ServerConnection):
     """
 
     # Slots: more than 30 attributes in its dict would cost each connection 1.3 KB.
-    __slots__ = ("_frames", "_handshakes", "_incomplete", "_limits", "client")
+    __slots__ = ("_ahead", "_frames", "_handshakes", "_incomplete", "_limits", "_reading", "client")
 
     def __init__(self, *args: Any, limits: Limits, handshakes: Handshakes, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -51,6 +51,8 @@ class Socket(ServerConnection):
         self._handshakes = handshakes
         self._frames = TokenBucket(limits.wire_frames_per_second, limits.wire_frames_burst, self.loop.time())
         self._incomplete: asyncio.TimerHandle | None = None
+        self._ahead: list[bytes] = []  # a list: an empty deque takes 600 bytes
+        self._reading = asyncio.Lock()
         if self.ping_interval is not None:
             self.ping_interval *= random.uniform(PING_SPREAD, 1.0)
 
@@ -101,6 +103,46 @@ class Socket(ServerConnection):
             async with asyncio.timeout(seconds):
                 await self.drain()
 
+    async def next_message(self) -> bytes:
+        """Return the next message; first those read while a pong was awaited. Raises `ConnectionClosed`."""
+        async with self._reading:
+            return self._ahead.pop(0) if self._ahead else await self.recv(decode=False)
+
+    async def is_alive(self) -> bool:
+        """Tell whether the client answers a ping.
+
+        Events of a client that has gone to another process may be read late; they must not take the session
+        back from there.
+        """
+        try:
+            async with asyncio.timeout(self._limits.alive_timeout):
+                pong = asyncio.ensure_future(await self.ping())
+                while not pong.done() and self._may_read_ahead:
+                    await self._read_ahead(pong)
+                await pong
+        except (TimeoutError, ConnectionClosed):
+            return False
+        return True
+
+    @property
+    def _may_read_ahead(self) -> bool:
+        return len(self._ahead) < READ_AHEAD and sum(map(len, self._ahead)) < READ_AHEAD_BYTES
+
+    async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
+        message = asyncio.ensure_future(self._keep_next())
+        try:
+            waits: set[asyncio.Future[Any]] = {pong, message}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            message.cancel()
+            await asyncio.wait([message])
+            if not message.cancelled():
+                message.exception()  # the pong raises the same if the connection closed
+
+    async def _keep_next(self) -> None:
+        async with self._reading:
+            self._ahead.append(await self.recv(decode=False))
+
     def _watch(self, complete: bool) -> None:
         if complete and self._incomplete is not None:
             self._incomplete.cancel()
@@ -141,63 +183,6 @@ class Handshakes:
         peer = socket.remote_address
         self._refusals.count(reason, peer[0] if peer else "")
         socket.transport.abort()
-
-
-class Incoming:
-    """Reads one socket; first what was read ahead while a pong was awaited."""
-
-    def __init__(self, socket: Socket, limits: Limits) -> None:
-        self._socket = socket
-        self._limits = limits
-        self._ahead: list[bytes] = []  # a list: an empty deque takes 600 bytes
-        self._ahead_bytes = 0
-        self._reading = asyncio.Lock()
-
-    async def next(self) -> bytes:
-        """Return the next frame. Raises `ConnectionClosed`."""
-        async with self._reading:
-            if not self._ahead:
-                return await self._socket.recv(decode=False)
-            frame = self._ahead.pop(0)
-            self._ahead_bytes -= len(frame)
-            return frame
-
-    async def is_alive(self) -> bool:
-        """Tell whether the client answers a ping.
-
-        Events of a client that has gone to another process may be read late; they must not take the session
-        back from there.
-        """
-        try:
-            async with asyncio.timeout(self._limits.alive_timeout):
-                pong = asyncio.ensure_future(await self._socket.ping())
-                while not pong.done() and self._may_read_ahead:
-                    await self._read_ahead(pong)
-                await pong
-        except (TimeoutError, ConnectionClosed):
-            return False
-        return True
-
-    @property
-    def _may_read_ahead(self) -> bool:
-        return len(self._ahead) < READ_AHEAD and self._ahead_bytes < READ_AHEAD_BYTES
-
-    async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
-        frame = asyncio.ensure_future(self._keep_next())
-        try:
-            waits: set[asyncio.Future[Any]] = {pong, frame}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            frame.cancel()
-            await asyncio.wait([frame])
-            if not frame.cancelled():
-                frame.exception()  # the pong raises the same if the connection closed
-
-    async def _keep_next(self) -> None:
-        async with self._reading:
-            data = await self._socket.recv(decode=False)
-            self._ahead.append(data)
-            self._ahead_bytes += len(data)
 
 
 class Writer:
