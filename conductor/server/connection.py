@@ -271,9 +271,10 @@ class Connection:
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
         came_at = self._now()
-        if self._state is _State.UNBOUND or (starts_turn and self._is_untried):
+        first_turn = starts_turn and self._session is not None and not self._session.messages
+        if self._state is _State.UNBOUND or first_turn:
             await self._admission.enter()  # a crowd of new clients must not slow running turns
-        if self._session is None and not await self._may_bind(event, came_at):
+        if self._session is None and not await self._may_bind(came_at):
             return
         may_claim = claims and not self._writer.closing
         if self._state is _State.LOST and not (may_claim and await self.is_alive()):
@@ -328,17 +329,13 @@ class Connection:
         self._resumed = True
         return True
 
-    async def _may_bind(self, event: client.ClientEvent | None, came_at: float) -> bool:
+    async def _may_bind(self, came_at: float) -> bool:
         # A claim for a dead client would fence the process that serves its successor.
         if self._socket.state is not State.OPEN:
             return False
         # A dead client's events must not take the session from the process that serves it now.
         late = self._now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
         return not late or await self.is_alive()
-
-    @property
-    def _is_untried(self) -> bool:
-        return self._session is not None and not self._session.messages
 
     @property
     def _state(self) -> _State:
