@@ -32,6 +32,7 @@ from tests.server.nodes import (
     echo,
     moves,
     node,
+    recorded,
     session_of,
     still_open,
     stored_log,
@@ -242,15 +243,17 @@ async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_sessio
 async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(shelf: Shelf) -> None:
     resume = {"capabilities": ["resume"]}
     async with two_nodes(shelf) as (a, b):
-        async with a.phone(start_fields=resume) as old, b.phone(start_fields=resume) as new:
-            await new.idle()  # it has come back to a session that was there
-            await new.ask("one")
-            await old.say("two")
-            await asyncio.wait_for(old.closed.wait(), WAIT)
-            assert old.close_code == 4409
-            since = len(new.log)
-            await new.ask("three")
-            assert new.finals(since)[-1].endswith("three.") and await still_open(new)
+        async with a.phone(start_fields=resume) as old:
+            await recorded(a)  # it is acknowledged before that
+            async with b.phone(start_fields=resume) as new:
+                await new.idle()  # it has come back to a session that was there
+                await new.ask("one")
+                await old.say("two")
+                await asyncio.wait_for(old.closed.wait(), WAIT)
+                assert old.close_code == 4409
+                since = len(new.log)
+                await new.ask("three")
+                assert new.finals(since)[-1].endswith("three.") and await still_open(new)
 
 
 async def test_a_second_start_on_a_socket_whose_session_is_anothers_takes_it_back(shelf: Shelf) -> None:
