@@ -218,9 +218,8 @@ async def test_what_is_sent_in_one_frame_needs_no_time() -> None:
 async def test_frames_of_any_kind_without_end_lose_their_connection_and_hold_nobody() -> None:
     provider = ScriptedProvider(lambda _: [TextDelta("Quick.")])
     async with serving(provider) as served, served.phone("s-2") as other, served.phone() as phone:
-        assert phone._socket is not None
         frames = Frame(Opcode.PING, b"").serialize(mask=True) * 20_000
-        phone._socket.transport.write(frames)
+        phone.socket.transport.write(frames)
         await other.ask("hi")
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         await other.ask("hi again")
@@ -279,8 +278,7 @@ async def test_a_message_that_is_never_completed_cuts_the_connection_and_not_the
     async with serving(provider, ping_interval=0.02, message_timeout=0.1) as served:
         async with served.phone("s-2") as other, served.phone() as phone:
             session = next(s for s in served.listener.registry.sessions if s.key.session_id == "s-1")
-            assert phone._socket is not None
-            fragment(phone._socket, b'{"id"', first=True, fin=False)
+            fragment(phone.socket, b'{"id"', first=True, fin=False)
             await asyncio.wait_for(phone.closed.wait(), WAIT)
             assert phone.close_code == 1006
             await phone.open()
@@ -294,12 +292,11 @@ async def test_a_message_that_is_never_completed_cuts_the_connection_and_not_the
 async def test_a_fragment_now_and_then_does_not_keep_a_message_open() -> None:
     async with serving(ScriptedProvider([]), ping_interval=0.02, message_timeout=0.1) as served:
         async with served.phone() as phone:
-            assert phone._socket is not None
             closed = asyncio.create_task(phone.closed.wait())
-            fragment(phone._socket, b"[", first=True, fin=False)
+            fragment(phone.socket, b"[", first=True, fin=False)
             async with asyncio.timeout(WAIT):
-                while phone._socket.state is State.OPEN:  # it ends before the phone has read that it did
-                    fragment(phone._socket, b"1,", first=False, fin=False)
+                while phone.socket.state is State.OPEN:  # it ends before the phone has read that it did
+                    fragment(phone.socket, b"1,", first=False, fin=False)
                     await asyncio.wait([closed], timeout=0.02)
                 await closed
             assert phone.close_code == 1006
@@ -309,11 +306,10 @@ async def test_a_message_that_is_completed_in_time_cuts_nothing() -> None:
     provider = ScriptedProvider([[TextDelta("Hi.")]])
     async with serving(provider, ping_interval=0.02, message_timeout=0.1) as served:
         async with served.phone() as phone:
-            assert phone._socket is not None
             event = b'{"id":"f-1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s-1",'
-            fragment(phone._socket, event, first=True, fin=False)
+            fragment(phone.socket, event, first=True, fin=False)
             await ping(phone, 1)
-            fragment(phone._socket, b'"payload":{"text":"hi"}}', first=False, fin=True)
+            fragment(phone.socket, b'"payload":{"text":"hi"}}', first=False, fin=True)
             await phone.idle()
             await ping(phone, 8)  # longer than the limit
             assert phone.finals() == ["Hi."] and not phone.closed.is_set()
