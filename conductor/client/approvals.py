@@ -18,7 +18,7 @@ from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, clean
 from conductor.client.tasks import where
 from conductor.events.client import ApprovalResponse, ApprovalShown
-from conductor.events.server import ApprovalRequest, ApprovalResolved
+from conductor.events.server import ApprovalRequest, ApprovalResolved, ErrorEvent
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ class _Question:
     asked: int = 0
     sent: int = 0
     sent_on: int = 0
+    response_id: str = ""
     shown: bool = False
     shown_on: int = 0
     settled: bool = False
@@ -174,6 +175,14 @@ class Approvals:
                 question.decision = deny(_NOT_ACCEPTED)
                 self._spawn(self._send(question))
 
+    def failed(self, error: ErrorEvent) -> None:
+        """Send a decision again that the server could not record."""
+        if error.code != "store_unavailable":
+            return
+        for question in self._questions.values():
+            if question.response_id == error.event_id and not question.settled:
+                self._spawn(self._send_again(question))
+
     async def flush(self, connection: int, *, resumed: bool) -> None:
         """Send what a new connection has not had; drop the requests of a session that expired."""
         for question in list(self._questions.values()):
@@ -229,9 +238,16 @@ class Approvals:
         question.sent_on = connection
         question.sent += 1
         try:
-            await self._sender.once(_response(question, question.decision))
+            question.response_id = self._sender.new_id()
+            await self._sender.once(_response(question, question.decision), question.response_id)
         except ConnectionLost:
             log.debug("decision kept for the next connection")
+
+    async def _send_again(self, question: _Question) -> None:
+        await asyncio.sleep(self._limits.retry_s)
+        if not question.settled:
+            question.sent_on = 0
+            await self._send(question)
 
     async def _show(self, question: _Question) -> None:
         question.shown = True

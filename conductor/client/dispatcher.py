@@ -15,6 +15,7 @@ from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
     Diagnostic,
+    ErrorEvent,
     EventAck,
     SessionPing,
     SessionStarted,
@@ -73,6 +74,8 @@ class EventDispatcher:
                     self._approvals.ask()
             case ApprovalResolved() as resolved:
                 self._approvals.resolved(resolved)
+            case ErrorEvent() as error:
+                self._approvals.failed(error)
             case EventAck() as ack:
                 self._outbox.acknowledge(ack.event_ids)
             case Diagnostic() as diagnostic:

@@ -26,7 +26,8 @@ class ClientLimits:
     again: the person has moved on. ``unsent`` transcripts may wait for a connection.
 
     ``jobs`` calls may have become jobs, each for ``job_s``; ``progress_s`` is the shortest time between two
-    progress reports. ``approvals`` requests are remembered, ``approval_s`` bounds the handler of one.
+    progress reports. ``approvals`` requests are remembered, ``approval_s`` bounds the handler of one. A
+    decision that the server could not record is sent again after ``retry_s``.
     """
 
     connect_s: float = 10.0
@@ -49,6 +50,7 @@ class ClientLimits:
     progress_s: float = 0.25
     approvals: int = 256
     approval_s: float = 900.0
+    retry_s: float = 1.0
     max_frame_bytes: int = 4 * 2**20
 
 

@@ -283,13 +283,13 @@ class SessionFrameSender(FrameSender, Protocol):
 
 
 class Sender:
-    """Sends the events of one session, over all its connections."""
+    """Sends the events of one session, over all its connections; ``new_id`` makes their ids."""
 
     def __init__(
         self, session_id: str, new_id: IdGenerator, connection: SessionFrameSender, outbox: Outbox
     ) -> None:
         self._session_id = session_id
-        self._new_id = new_id
+        self.new_id = new_id
         self._connection = connection
         self._outbox = outbox
 
@@ -320,7 +320,7 @@ class Sender:
 
         Raises `ConnectionLost`, and `ValueError` for an event that is too large for a frame.
         """
-        event_id = event_id or self._new_id()
+        event_id = event_id or self.new_id()
         await self._connection.send(self.frame(event_id, event))
         return event_id
 
@@ -331,7 +331,7 @@ class Sender:
 
         ``shown``: it answers a UI call.
         """
-        event_id = self._new_id()
+        event_id = self.new_id()
         frame = self.frame(event_id, event)
         done = done_by(event, len(frame)) if isinstance(event, ToolResultEvent) and not shown else None
         await self._outbox.put(frame, answer=Answer(event_id, event.call_id, done))

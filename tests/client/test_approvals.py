@@ -336,6 +336,26 @@ async def test_a_decision_that_was_lost_is_sent_again_the_same_under_a_fresh_id(
     assert server.types_heard().count("approval.response") == 2  # resolved: a third connection has none
 
 
+async def test_a_decision_that_the_server_could_not_record_is_sent_again() -> None:
+    async def serve(peer: Peer) -> None:
+        await start(peer)
+        await peer.begin()
+        await peer.send("approval.request", request())
+        sent.append(await peer.receive("approval.response"))
+        error = {"code": "store_unavailable", "message": "Later.", "eventId": sent[0]["id"]}
+        await peer.send("error", error)
+        sent.append(await peer.receive("approval.response"))
+        await resolve(peer, "allowed")
+        await peer.answer("Done.")
+
+    sent: list[Json] = []
+    async with scripted_server(serve) as server:
+        limits = ClientLimits(retry_s=0.0)
+        async with connect(server.url, on_approval=lambda _: allow(), limits=limits) as client:
+            result = await (await client.say("go")).wait(LIMIT_S)
+    assert result.text == "Done." and sent[0]["payload"] == sent[1]["payload"]
+
+
 async def test_what_was_decided_without_a_connection_waits_for_the_next() -> None:
     async def first(peer: Peer) -> None:
         await start(peer)
