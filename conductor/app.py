@@ -149,7 +149,7 @@ async def running(
         raise SettingsError(f"SESSION_STORE_URL: {error}") from None
     try:
         await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
-        # Listen first: importing a large SDK takes seconds, and /healthz must answer.
+        # Listen first: importing a model's library may take seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
         try:
             yield listener

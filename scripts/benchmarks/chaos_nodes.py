@@ -43,7 +43,7 @@ SERVER = (
     "conductor.app",
     "conductor.commands.lan",
     "conductor.models.anthropic",
-    "conductor.models.anthropic_client",
+    "conductor.models.http",
     "conductor.stores.postgres",
     "conductor.stores.redis",
     "conductor.stores.redis_client",

@@ -12,15 +12,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anthropic
 import msgspec
 import pytest
 
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
-from conductor.models import anthropic_client
+from conductor.models import http
 from conductor.models.anthropic import AnthropicProvider
-from conductor.models.anthropic_stream import ReplyDecoder, retry_after_s
+from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
 from conductor.models.tool_names import ToolNameMap
 from tests.stand_ins.anthropic_script import (
@@ -37,7 +39,7 @@ from tests.stand_ins.anthropic_service import AnthropicService
 SCHEMA = {"type": "object", "properties": {"task": {"type": "string"}}}
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", SCHEMA)
 STATUS = ToolDefinition("agent.status", "Say how an agent is.", SCHEMA)
-assert anthropic_client  # imported here: the SDK takes seconds, and no test's wait should hold them
+assert http  # imported here: it takes a while, and no test's wait should hold that
 
 
 def ask(
@@ -580,10 +582,24 @@ async def test_streams_that_begin_together_start_the_provider_once(service: Anth
     await provider.aclose()
 
 
-def test_importing_the_provider_does_not_import_the_sdk() -> None:
+def test_importing_the_provider_does_not_import_the_http_client() -> None:
     code = (
         "import sys, conductor.models.anthropic as a; a.AnthropicProvider('k', 'm', 1); "
         "sys.exit(any(m in sys.modules for m in ('anthropic', 'httpx2', 'aiohttp', 'pydantic')))"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=30, check=False).returncode == 0
+
+
+async def test_a_request_has_the_headers_of_the_official_sdk(
+    service: AnthropicService, provider: AnthropicProvider
+) -> None:
+    await collect(provider)
+    async with anthropic.AsyncAnthropic(api_key="test-key", base_url=service.base_url) as sdk:
+        message: Any = {"role": "user", "content": "Hello."}
+        async for _ in await sdk.messages.create(model="m", max_tokens=5, messages=[message], stream=True):
+            pass
+    ours, theirs = ({name.lower(): value for name, value in each.items()} for each in service.headers)
+    for name in ("authorization", "anthropic-version", "content-type"):
+        assert ours[name] == theirs[name]
+    assert "x-api-key" not in {*ours, *theirs}

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from conductor.models import anthropic_client
+from conductor.models import http
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider, StopReason
 from conductor.models.retry import RetryPolicy
@@ -15,7 +15,7 @@ from tests.models.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
 
-assert anthropic_client  # imported here: the SDK takes seconds, and no case's wait should hold them
+assert http  # imported here: it takes a while, and no case's wait should hold that
 
 _STOPS: dict[StopReason, str] = {"context_window": "model_context_window_exceeded"}
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from conductor.models.anthropic_stream import SSEParser
+from conductor.models.sse import SSEParser
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
 from tests.stand_ins.anthropic_rules import check_body

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.models.anthropic_stream import ServerSentEvent, SSEError, SSEParser
+from conductor.models.sse import ServerSentEvent, SSEError, SSEParser
 
 
 def parse(stream: bytes, *cuts: int) -> list[ServerSentEvent]:

@@ -1,0 +1,159 @@
+"""A pool of HTTP connections to a model service, and the raw bytes of the replies that it streams.
+
+aiohttp is used directly: through httpx2 a request cost twice the CPU, and through an SDK's methods more.
+Importing this module imports aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+import aiohttp
+import httpx2
+import msgspec
+import structlog
+from yarl import URL
+
+from conductor.models.base import ModelEvent
+from conductor.models.failures import failure, from_status
+from conductor.models.streaming import StreamDecoder
+
+# Seconds to open a connection.
+CONNECT_TIMEOUT_S = 10.0
+# Seconds to read the rest of a response; then its connection is given up.
+DRAIN_S = 1.0
+_HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+_BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
+"""Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
+
+log = structlog.get_logger(__name__)
+
+
+class ReplyStream:
+    """An open response stream. ``events`` are those of the last bytes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, decoder: StreamDecoder) -> None:
+        self.events: list[ModelEvent] = []
+        self.decoder = decoder
+        self._response = response
+
+    async def read(self) -> None:
+        """Read until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
+        self.events = []
+        # A chunk may end in the middle of an event.
+        while not self.events:
+            try:
+                chunk = await self._response.content.readany()
+            except TimeoutError:
+                raise failure("timeout") from None
+            except _BROKEN:
+                raise failure("connection") from None
+            self.events = self.decoder.feed(chunk) if chunk else self.decoder.end()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the response has been read to its end, so that its connection is in the pool again."""
+        return self._response.content.at_eof()
+
+    async def drain(self) -> None:
+        """Read the rest of a finished response; then close."""
+        with contextlib.suppress(*_BROKEN):  # a TimeoutError is an OSError
+            async with asyncio.timeout(DRAIN_S):
+                while await self._response.content.readany():
+                    pass
+        self.close()
+
+    def close(self) -> None:
+        """Close the response; its connection is closed unless the response has ended."""
+        self._response.close()
+
+
+class HttpPool:
+    """The connections to one service; `conductor.models.streaming` explains the parameters."""
+
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        pool_size: int,
+        keep_alive_s: float,
+        trust_env: bool,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=pool_size,
+                keepalive_timeout=keep_alive_s,
+                # The certificates that the operating system trusts.
+                ssl=httpx2.create_ssl_context(trust_env=trust_env),
+            ),
+            headers={**_HEADERS, **headers},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=trust_env,
+        )
+
+    async def open(self, path: str, body: bytes, decoder: StreamDecoder, silence_s: float) -> ReplyStream:
+        """Post the body and read until the first events.
+
+        ``silence_s`` bounds the time between two bytes, now and later. Raises `ModelError`.
+        """
+        try:
+            async with asyncio.timeout(silence_s):
+                response = await self._post(path, body, silence_s)
+        except TimeoutError:
+            raise failure("timeout") from None
+        reply = ReplyStream(response, decoder)
+        try:
+            # A proxy's or a portal's page comes with status 200, too.
+            if response.content_type != "text/event-stream":
+                raise failure("protocol")
+            await reply.read()
+        # Cancelled here by a barge-in: only a close stops the request at the service.
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    async def _post(self, path: str, body: bytes, silence_s: float) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
+        )
+        try:
+            # No redirects: one to another host would take the API key along.
+            response = await self._session.post(
+                URL(self._base_url + path), data=body, timeout=timeout, allow_redirects=False
+            )
+            if 200 <= response.status < 300:
+                return response
+            async with response:
+                text = await response.read()
+        except TimeoutError:
+            raise failure("timeout") from None
+        except _BROKEN:
+            raise failure("connection") from None
+        request_id = response.headers.get("request-id")
+        log.info("model.status", status=response.status, request_id=request_id)
+        raise from_status(response.status, _message_of(text), response.headers)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+
+class _Problem(msgspec.Struct):
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: _Problem
+
+
+def _message_of(body: bytes) -> str:
+    # The service's words only decide which kind of failure it is; they are never shown.
+    try:
+        return msgspec.json.decode(body, type=_Failure).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,138 @@
+"""Stream a reply from an HTTP service: connections, retries, and an end that stops the request.
+
+Importing aiohttp takes up to half a second. `http` imports it, and that module is imported by
+`ReplyStreamer.start` in a thread, or by the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.retry import RetryClock, RetryPolicy, with_retries
+
+if TYPE_CHECKING:
+    from conductor.models.http import HttpPool, ReplyStream
+
+
+class StreamDecoder(Protocol):
+    """Turns the bytes of one reply into model events. ``finished`` is true after `Finished`."""
+
+    finished: bool
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        """Decode the next bytes. Raises `ModelError`."""
+        ...
+
+    def end(self) -> list[ModelEvent]:
+        """Give the last events when the bytes have ended. Raises `ModelError` if the reply has not."""
+        ...
+
+
+class ReplyStreamer:
+    """Streams replies from the service at ``base_url``; every request has the ``headers``.
+
+    ``pool_size`` is the largest number of concurrent requests and of connections kept: as many as the
+    sessions served. ``keep_alive_s`` is how long an idle connection is kept. With ``trust_env`` the
+    environment's proxy and certificate variables apply, as in other HTTP clients.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        pool_size: int = 1000,
+        keep_alive_s: float = 60.0,
+        trust_env: bool = True,
+        retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
+        waiting: RetryClock = RetryClock(),  # noqa: B008 - a frozen value
+        random: Random | None = None,
+    ) -> None:
+        self._base_url = base_url
+        self._headers = headers
+        self._pool_size = pool_size
+        self._keep_alive_s = keep_alive_s
+        self._trust_env = trust_env
+        self._retry_policy = retry_policy
+        self._waiting = waiting
+        self._random = random or Random()
+        self._pool: HttpPool | None = None
+        self._starting = asyncio.Lock()
+        self._draining: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Import the HTTP client in a thread and make the pool, so that the first request need not wait."""
+        await self._started()
+
+    async def _started(self) -> HttpPool:
+        # One pool for all sessions: requests that come before the import is done wait for it.
+        async with self._starting:
+            if self._pool is None:
+                # In a thread, so that open sockets are still answered.
+                await asyncio.to_thread(_import_http)
+                from conductor.models.http import HttpPool
+
+                self._pool = HttpPool(
+                    self._base_url,
+                    self._headers,
+                    pool_size=self._pool_size,
+                    keep_alive_s=self._keep_alive_s,
+                    trust_env=self._trust_env,
+                )
+            return self._pool
+
+    async def stream(
+        self, path: str, body: bytes, new_decoder: Callable[[], StreamDecoder], request: ModelRequest
+    ) -> AsyncGenerator[ModelEvent, None]:
+        """Post the body to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
+
+        Use ``contextlib.aclosing`` around it: only closing it, or cancelling the task that is inside it,
+        stops the request at once. Raises `ModelError`.
+        """
+        pool = self._pool or await self._started()
+        reply = await with_retries(
+            # A stream is opened up to its first event within the retries; after that, the turn decides about
+            # another try.
+            lambda left: pool.open(path, body, new_decoder(), min(request.silence_s, left)),
+            deadline_s=request.deadline_s,
+            random=self._random,
+            policy=self._retry_policy,
+            waiting=self._waiting,
+        )
+        try:
+            while True:
+                for event in reply.events:
+                    yield event
+                if reply.decoder.finished:
+                    return
+                await reply.read()
+        finally:
+            self._let_go(reply)
+
+    def _let_go(self, reply: ReplyStream) -> None:
+        if not reply.decoder.finished:
+            reply.close()
+        # A finished stream is read to its end: only then its connection is reused.
+        elif not reply.is_drained:
+            # In a task of its own: the turn goes on, and a stream that never ends is given up there.
+            task = asyncio.get_running_loop().create_task(reply.drain())
+            # The loop holds its tasks weakly.
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+
+    async def aclose(self) -> None:
+        """Close all connections. Running streams fail."""
+        draining = list(self._draining)
+        for task in draining:
+            task.cancel()
+        await asyncio.gather(*draining, return_exceptions=True)
+        if self._pool is not None:
+            await self._pool.aclose()
+
+
+def _import_http() -> None:
+    import conductor.models.http  # noqa: F401 - for the time that it takes
