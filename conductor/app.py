@@ -22,6 +22,7 @@ from conductor.conversation.services import Services
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
+from conductor.models.profiles import load_profiles, models_path
 from conductor.models.registry import make_provider
 from conductor.prompts import load_system_prompt
 from conductor.rate_limit import DailyBudget
@@ -54,9 +55,10 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     roots = file_roots(settings)
     policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
     store = HealthCheckedStore(make_store(settings))
+    profiles = load_profiles(settings)
     return Services(
         store=store,
-        provider=provider or make_provider(settings),
+        provider=provider or make_provider(profiles.main, settings),
         toolsets=[BuiltinToolset(standard_tools(file_roots=roots))],
         catalog=load_catalog(settings.device_tools_file),
         system_prompt=load_system_prompt(settings.system_prompt_file),
@@ -96,6 +98,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the operator's rules", policies_path(settings)
     yield "the sessions", settings.store_path if settings.store_kind == "sqlite" else settings.data_dir
     yield "the system prompt", settings.system_prompt_file
+    yield "the models", models_path(settings)
     yield "the catalog of tools", settings.device_tools_file
     # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
@@ -115,7 +118,8 @@ def _holds(root: Path, path: Path) -> bool:
 
 def secrets(settings: Settings) -> list[str]:
     """List the secrets in the settings, for redaction of tool results."""
-    known = [settings.anthropic_api_key, settings.admin_token]
+    keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
+    known = [settings.anthropic_api_key, *keys, settings.admin_token]
     given = [secret.get_secret_value() for secret in known if secret is not None]
     return [*settings.auth_tokens, *given, *store_secrets(settings)]
 

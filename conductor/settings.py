@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     model_provider: str | None = None
+    models_file: Path | None = None
     anthropic_api_key: SecretStr | None = None
     anthropic_base_url: str | None = None
     anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-4-5"
@@ -288,6 +289,13 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
         invalid = {str(one["loc"][0]): _reason(one["msg"]) for one in error.errors(include_url=False)}
     defaults = {name: Settings.model_fields[name].get_default() for name in invalid}
     return Found(Settings(**{**given, **defaults}), invalid, file)
+
+
+def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
+    """Read a name that is no setting, from the environment or else from the file; None if it is not set."""
+    file = read_env_file(env_file, {name.lower()}, os.environ)
+    given = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
+    return (given or "").strip() or None
 
 
 def environment_names() -> list[str]:

@@ -143,6 +143,7 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         ([], {"WORKERS": "2"}, "WORKERS is 2, but sessions that are kept in memory"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
+        ([], {"MODELS_FILE": "none.toml"}, "none.toml cannot be read: no such file"),
     ],
 )
 def test_a_mistake_is_one_sentence(

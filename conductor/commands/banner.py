@@ -11,6 +11,7 @@ from conductor import __version__
 from conductor.commands import lan
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
+from conductor.models.profiles import load_profiles
 from conductor.settings import Settings, read_settings
 from conductor.stores.registry import describe_store
 
@@ -37,11 +38,13 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
 
 
 def _model(settings: Settings) -> str:
-    if settings.provider == "anthropic":
-        return f"Claude ({settings.anthropic_model})"
-    if settings.provider == "demo" and settings.anthropic_api_key is None:
+    profiles = load_profiles(settings)
+    profile = profiles.main
+    if profiles.file is not None:
+        return f"{profile.name}: {profile.title}"
+    if profile.provider == "demo" and settings.anthropic_api_key is None:
         return "demo, a scripted stand-in; set ANTHROPIC_API_KEY for Claude"
-    return settings.provider
+    return profile.title
 
 
 def _talk(settings: Settings, port: int, lan_token: str | None) -> list[str]:

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -26,7 +25,8 @@ from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnava
 from conductor.logs import configure_logs
 from conductor.messages import UserMessage
 from conductor.models.base import ModelProvider, ModelRequest
-from conductor.models.registry import make_provider
+from conductor.models.profiles import ModelProfile, load_profiles
+from conductor.models.registry import PROVIDERS, make_provider
 from conductor.settings import STORE_FILE, Settings, read_settings
 from conductor.stores.admin import StoredSessions
 from conductor.stores.base import SessionKey, SessionStore
@@ -45,7 +45,11 @@ MIN_FREE_BYTES = 100_000_000
 
 # Settings that the checks of the store and of the model depend on.
 STORE_SETTINGS = {"session_store_url", "session_store_replicas", "session_ttl_s", "data_dir", "workers"}
-MODEL_SETTINGS = {name for name in Settings.model_fields if name.startswith(("anthropic_", "model_provider"))}
+MODEL_SETTINGS = {
+    name
+    for name in Settings.model_fields
+    if name in ("model_provider", "models_file") or name.startswith(tuple(f"{one}_" for one in PROVIDERS))
+}
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
 
@@ -137,27 +141,37 @@ async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[It
 
 
 async def model_items(settings: Settings, *, offline: bool, seconds: float) -> AsyncIterator[Item]:
-    """Send the provider a request of one token, within ``seconds``, and report what came of it."""
-    name = f"Claude ({settings.anthropic_model})" if settings.provider == "anthropic" else settings.provider
+    """Send each profile's provider a request of one token, within ``seconds``, and report what came of it."""
+    profiles = load_profiles(settings)
+    if profiles.file is not None:
+        yield ok("models", f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} answers.")
+    for profile in profiles.by_name.values():
+        async for item in reported("model", _profile_items(profile, settings, offline, seconds)):
+            yield item
+
+
+async def _profile_items(
+    profile: ModelProfile, settings: Settings, offline: bool, seconds: float
+) -> AsyncIterator[Item]:
     try:
         # One token: a check that costs something is not run.
-        provider = make_provider(settings.model_copy(update={"anthropic_max_tokens": 1}))
+        provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
     except ImportError as error:
-        yield fail("model", f"the package {error.name} is missing, which {settings.provider} needs.")
+        yield fail("model", f"the package {error.name} is missing, which {profile.provider} needs.")
         return
-    if settings.provider == "demo":
+    if profile.provider == "demo":
         text = "the demo, a demonstration that knows a few sentences and is no language model"
-        if settings.model_provider is None:
+        if profile.file is None and settings.model_provider is None:
             yield warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
         else:
             yield ok("model", f"{text}.")
     elif offline:
-        yield ok("model", f"{name}, not asked (--offline).")
+        yield ok("model", f"{profile.title}, not asked (--offline).")
     else:
-        yield await _asked(provider, settings, name, seconds)
+        yield await _asked(provider, profile, seconds)
 
 
-async def _asked(provider: ModelProvider, settings: Settings, name: str, seconds: float) -> Item:
+async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float) -> Item:
     started = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
@@ -167,36 +181,41 @@ async def _asked(provider: ModelProvider, settings: Settings, name: str, seconds
                 async for _ in stream:
                     pass
     except TimeoutError:
-        return _failed(settings, name, ModelError("timeout", "The model service did not answer."), seconds)
+        return _failed(profile, ModelError("timeout", "The model service did not answer."), seconds)
     except ModelError as error:
-        return _failed(settings, name, error, seconds)
+        return _failed(profile, error, seconds)
     except Exception as error:
         log.exception("model provider failed", provider=provider.name)
-        return fail("model", f"{name}: the provider has a bug, {type(error).__name__}; see above.")
+        return fail("model", f"{profile.title}: the provider has a bug, {type(error).__name__}; see above.")
     finally:
         with suppress(TimeoutError):  # the process is about to end
             async with asyncio.timeout(CLOSE_S):
                 await provider.aclose()
-    return ok("model", f"{name} answered in {time.monotonic() - started:.1f} s.")
+    return ok("model", f"{profile.title} answered in {time.monotonic() - started:.1f} s.")
 
 
-_CLAUDE_MENDS: dict[ModelFailure, str] = {
-    "authentication": "Look at ANTHROPIC_API_KEY, and whether its account may use {model}.",
-    "protocol": "Look at ANTHROPIC_MODEL ({model}), and at ANTHROPIC_BASE_URL if it is set.",
-    "connection": "Asked was {host}: look at the network, at proxies, and at ANTHROPIC_BASE_URL if set.",
+_MENDS: dict[ModelFailure, str] = {
+    "authentication": "Look at {api_key}, and whether its account may use {model}.",
+    "protocol": "Look at {model_label} ({model}), and at {base_url} if it is set.",
+    "connection": "Asked was {host}: look at the network, at proxies, and at {base_url} if set.",
     "timeout": "Nothing came from {host} within {seconds:g} s: look at the network, and try again.",
     "overloaded": "Try again later; the settings may be right.",
     "rate_limited": "The key was accepted; wait, or raise the account's limits.",
 }
 
 
-def _failed(settings: Settings, name: str, error: ModelError, seconds: float) -> Item:
-    # Only the host of an address is shown: the rest may hold a key.
-    text = f"{name}: {error}"
-    if settings.provider == "anthropic" and error.reason in _CLAUDE_MENDS:
-        host = urlsplit(settings.anthropic_base_url or "//api.anthropic.com").hostname
-        mend = _CLAUDE_MENDS[error.reason]
-        text += " " + mend.format(model=settings.anthropic_model, host=host, seconds=seconds)
+def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
+    text = f"{profile.title}: {error}"
+    if error.reason in _MENDS:
+        # Only the host of an address is shown: the rest may hold a key.
+        text += " " + _MENDS[error.reason].format(
+            api_key=profile.label("api_key"),
+            base_url=profile.label("base_url"),
+            model_label=profile.label("model"),
+            model=profile.model,
+            host=profile.host or "the service",
+            seconds=seconds,
+        )
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)
 
 

@@ -13,6 +13,7 @@ from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.streaming import ReplyStreamer
 
 if TYPE_CHECKING:
+    from conductor.models.profiles import ModelProfile
     from conductor.settings import Settings
 
 DEFAULT_BASE_URL = "https://api.anthropic.com"
@@ -52,36 +53,13 @@ class AnthropicProvider:
         await self._streamer.aclose()
 
 
-def from_settings(settings: Settings) -> AnthropicProvider:
-    """Make the provider from the settings.
-
-    Raises `SettingsError` without a key, and for settings that could only fail as a lost connection.
-    """
-    if settings.anthropic_api_key is None:
+def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider:
+    """Make the provider of a profile. Raises `SettingsError` without a key, or for a wrong address."""
+    if profile.api_key is None:
         raise SettingsError(
-            "ANTHROPIC_API_KEY is not set; the anthropic provider needs it (the demo needs none)."
+            f"{profile.label('api_key')} is not set; the anthropic provider needs it (the demo needs none)."
         )
-    key = settings.anthropic_api_key.get_secret_value()
-    if not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\"":
-        raise SettingsError("ANTHROPIC_API_KEY holds spaces, quotes or other characters that no key has.")
-    if settings.anthropic_base_url is not None:
-        _check_address(settings.anthropic_base_url)
-    return AnthropicProvider(
-        key, settings.anthropic_model, settings.anthropic_max_tokens, settings.anthropic_base_url
-    )
-
-
-def _check_address(base_url: str) -> None:
-    try:
-        url = urlsplit(base_url)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # an invalid port or IPv6 address
-        good = False
-    if not good:
-        raise SettingsError(
-            "ANTHROPIC_BASE_URL is no address: it must begin with https:// or http:// and a host."
-        )
-    if url.username is not None or url.password is not None:
-        raise SettingsError("ANTHROPIC_BASE_URL must hold no user name and no password.")
-    if url.path.rstrip("/").endswith("/v1"):
-        raise SettingsError("ANTHROPIC_BASE_URL must not end in /v1: that is added.")
+    if profile.base_url is not None and urlsplit(profile.base_url).path.rstrip("/").endswith("/v1"):
+        raise SettingsError(f"{profile.label('base_url')} must not end in /v1: that is added.")
+    model = profile.model or settings.anthropic_model
+    return AnthropicProvider(profile.api_key.get_secret_value(), model, profile.max_tokens, profile.base_url)

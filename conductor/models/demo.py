@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zoneinfo import available_timezones
 
 import msgspec
@@ -22,7 +22,10 @@ import msgspec
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models import demo_replies as replies
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.settings import Settings
+
+if TYPE_CHECKING:
+    from conductor.models.profiles import ModelProfile
+    from conductor.settings import Settings
 
 # As far as the demo counts aloud: enough to be interrupted, and an end for who does not.
 MAX_COUNT = 1000
@@ -413,8 +416,8 @@ class DemoProvider:
         """There is no connection to close."""
 
 
-def from_settings(settings: Settings) -> DemoProvider:
-    """Make the provider from the settings: the demo needs none."""
+def from_profile(profile: ModelProfile, settings: Settings) -> DemoProvider:
+    """Make the provider: the demo needs no setting."""
     return DemoProvider()
 
 

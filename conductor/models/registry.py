@@ -8,24 +8,26 @@ from typing import cast
 
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
+from conductor.models.profiles import ModelProfile
 from conductor.settings import Settings
 
 PROVIDERS = {
-    "anthropic": "conductor.models.anthropic:from_settings",
-    "demo": "conductor.models.demo:from_settings",
+    "anthropic": "conductor.models.anthropic:from_profile",
+    "demo": "conductor.models.demo:from_profile",
 }
-"""Name of a provider -> module and function that makes it from the settings."""
+"""Name of a provider -> module and function that makes it from a profile."""
 
 
-def make_provider(settings: Settings) -> ModelProvider:
-    """Make the provider that the settings choose.
+def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
+    """Make the provider of a profile.
 
     Raises `SettingsError` for an unknown name, or if the provider lacks a setting.
     """
-    target = PROVIDERS.get(settings.provider)
+    target = PROVIDERS.get(profile.provider)
     if target is None:
         known = ", ".join(sorted(PROVIDERS))
-        raise SettingsError(f"MODEL_PROVIDER {settings.provider!r} is unknown; there are: {known}.")
+        what = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
+        raise SettingsError(f"{what} {profile.provider!r} is unknown; there are: {known}.")
     module, _, function = target.partition(":")
-    make = cast(Callable[[Settings], ModelProvider], getattr(import_module(module), function))
-    return make(settings)
+    make = cast(Callable[[ModelProfile, Settings], ModelProvider], getattr(import_module(module), function))
+    return make(profile, settings)

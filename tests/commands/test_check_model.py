@@ -156,7 +156,7 @@ async def test_a_provider_whose_package_is_missing_fails(monkeypatch: pytest.Mon
 
 async def test_a_provider_with_a_bug_fails_and_the_check_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("broken_provider")
-    module.make = lambda _: BrokenProvider()  # type: ignore[attr-defined]  # made for this test
+    module.make = lambda profile, settings: BrokenProvider()  # type: ignore[attr-defined]  # made for this test
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(registry.PROVIDERS, "broken", "broken_provider:make")
     item = await ask(model_provider="broken")

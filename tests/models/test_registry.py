@@ -9,11 +9,18 @@ from importlib import import_module
 import pytest
 
 from conductor.errors import SettingsError
+from conductor.models.base import ModelProvider
 from conductor.models.demo import DemoProvider
+from conductor.models.profiles import load_profiles
 from conductor.models.registry import PROVIDERS, make_provider
-from conductor.settings import load_settings
+from conductor.settings import Settings, load_settings
 
 KEY = "sk-hunter2-hunter2"
+
+
+def made(settings: Settings) -> ModelProvider:
+    """Make the provider of the settings' own profile."""
+    return make_provider(load_profiles(settings).main, settings)
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDERS))
@@ -23,26 +30,26 @@ def test_a_registered_name_leads_to_a_module_that_is_there(name: str) -> None:
 
 
 async def test_the_demo_is_made_without_any_setting() -> None:
-    provider = make_provider(load_settings(None, model_provider="demo"))
+    provider = made(load_settings(None, model_provider="demo"))
     assert isinstance(provider, DemoProvider) and provider.name == "demo"
     await provider.aclose()
 
 
 @pytest.mark.parametrize(
-    "name", ["anthropicc", "", "demo:from_settings", "conductor.models.demo:from_settings"]
+    "name", ["anthropicc", "", "demo:from_profile", "conductor.models.demo:from_profile"]
 )
 def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) -> None:
     settings = load_settings(None).model_copy(update={"model_provider": name or "none"})
     with pytest.raises(SettingsError) as caught:
-        make_provider(settings)
+        made(settings)
     assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith("anthropic, demo.")
 
 
 async def test_claude_is_made_with_a_key_and_refused_without() -> None:
     with pytest.raises(SettingsError, match="ANTHROPIC_API_KEY") as caught:
-        make_provider(load_settings(None, model_provider="anthropic"))
+        made(load_settings(None, model_provider="anthropic"))
     assert "\n" not in str(caught.value)
-    provider = make_provider(load_settings(None, anthropic_api_key=KEY))
+    provider = made(load_settings(None, anthropic_api_key=KEY))
     assert provider.name == "anthropic" and KEY not in repr(provider)
     await provider.aclose()
 
@@ -50,9 +57,11 @@ async def test_claude_is_made_with_a_key_and_refused_without() -> None:
 def test_making_a_provider_imports_no_other_ones_modules() -> None:
     program = (
         "import sys\n"
+        "from conductor.models.profiles import load_profiles\n"
         "from conductor.models.registry import make_provider\n"
         "from conductor.settings import load_settings\n"
-        "make_provider(load_settings(None, model_provider='demo'))\n"
+        "settings = load_settings(None, model_provider='demo')\n"
+        "make_provider(load_profiles(settings).main, settings)\n"
         "print(sorted(m for m in sys.modules if m.startswith('conductor.models.anthropic')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)

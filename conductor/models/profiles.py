@@ -1,0 +1,244 @@
+"""Model profiles: which model answers, where it is, what it costs, and who stands in for it.
+
+They are read from ``models.toml`` (or MODELS_FILE); without it one profile is made from the settings.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from conductor.errors import SettingsError
+from conductor.settings import Settings, environment_value
+
+MODELS_NAME = "models.toml"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+_Price = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class Prices(BaseModel):
+    """Prices of a million tokens, in any one currency."""
+
+    model_config = _STRICT
+
+    input: _Price = 0.0
+    output: _Price = 0.0
+    cache_read: _Price = 0.0
+    cache_write: _Price = 0.0
+
+
+class ModelProfile(BaseModel):
+    """One model at one service.
+
+    ``kind``: it makes tool calls (``native``), or writes them as text in a ``style`` that it is taught
+    (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable that ``api_key_env`` names.
+    ``fallback`` are the profiles asked in turn if this one fails; theirs are not. ``use``: it takes all
+    requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
+    may send nothing, if not MODEL_TIMEOUT_MS. ``file`` is where the profile stands.
+    """
+
+    model_config = _STRICT
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    provider: str
+    base_url: str | None = None
+    model: Annotated[str | None, Field(min_length=1)] = None
+    kind: Literal["native", "text", "auto"] = "native"
+    style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
+    endpoint: Literal["chat", "completions", "responses", "auto"] = "chat"
+    api_key_env: Annotated[str | None, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = None
+    api_key: SecretStr | None = None
+    fallback: tuple[str, ...] = ()
+    use: Literal["voice", "tools"] | None = None
+    max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    context_window: Annotated[int | None, Field(gt=0)] = None
+    timeout_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
+    prices: Prices = Prices()
+    file: str | None = None
+
+    def label(self, field: str) -> str:
+        """Name a field for an error: the setting from which it comes, or its place in the file."""
+        if self.file is None:
+            return _setting(self.provider, field).upper()
+        return f'{"api_key_env" if field == "api_key" else field} of "{self.name}" in {self.file}'
+
+    @property
+    def host(self) -> str | None:
+        """The host of ``base_url``."""
+        return urlsplit(self.base_url).hostname if self.base_url is not None else None
+
+    @property
+    def title(self) -> str:
+        """The model in words for people."""
+        if self.provider == "anthropic":
+            return f"Claude ({self.model})"
+        named = self.provider if self.model is None else f"{self.model} ({self.provider})"
+        return named if self.host is None else f"{named} at {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The profiles by name. ``allowed`` are those that a client may choose; ``file`` is where they stand."""
+
+    default: str
+    by_name: Mapping[str, ModelProfile]
+    allowed: tuple[str, ...] = ()
+    file: Path | None = None
+
+    @property
+    def main(self) -> ModelProfile:
+        """The default profile."""
+        return self.by_name[self.default]
+
+
+class _File(BaseModel):
+    model_config = _STRICT
+
+    default: str
+    allowed: tuple[str, ...] = ()
+    profile: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+def models_path(settings: Settings) -> Path:
+    """Return the path of the profiles: MODELS_FILE, or ``models.toml`` in the working directory."""
+    return settings.models_file or Path(MODELS_NAME)
+
+
+def load_profiles(settings: Settings) -> Profiles:
+    """Read the profiles from the file, or make one of the settings if there is none.
+
+    MODEL_PROVIDER wins over the file. Raises `SettingsError`: one sentence, which names the file, the profile
+    and the mistake.
+    """
+    path = models_path(settings)
+    if settings.model_provider is None and (settings.models_file is not None or path.exists()):
+        return _read(path, settings)
+    profile = ModelProfile(
+        name="default", provider=settings.provider, **_inherited(settings, settings.provider)
+    )
+    _check(profile)
+    return Profiles(profile.name, {profile.name: profile})
+
+
+def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
+    names = {field: _setting(provider, field) for field in ModelProfile.model_fields}
+    values = {field: getattr(settings, name, None) for field, name in names.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def _setting(provider: str, field: str) -> str:
+    # ANTHROPIC_MODEL is the ``model`` of anthropic's profiles; OPENAI_API the ``endpoint`` of openai's.
+    return f"{provider}_{'api' if field == 'endpoint' else field}"
+
+
+def _read(path: Path, settings: Settings) -> Profiles:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {_lower(str(error))}.") from None
+    try:
+        file = _File.model_validate(document)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_mistake(error)}") from None
+    by_name: dict[str, ModelProfile] = {}
+    for number, values in enumerate(file.profile, 1):
+        profile = _profile(path, number, values, settings)
+        if profile.name in by_name:
+            raise SettingsError(f'{path} has two profiles "{profile.name}".')
+        by_name[profile.name] = profile
+    profiles = Profiles(file.default, by_name, file.allowed, path)
+    _check_names(profiles)
+    return profiles
+
+
+def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings) -> ModelProfile:
+    name = values.get("name")
+    where = f'{path}, profile "{name}"' if isinstance(name, str) else f"{path}, profile {number}"
+    if "file" in values:
+        raise SettingsError(f"{where}: there is no file.")
+    if "api_key" in values:
+        raise SettingsError(f"{where}: a key does not belong in the file; name its variable in api_key_env.")
+    inherited = _inherited(settings, str(values.get("provider")))
+    # The key of one service is not sent to another.
+    if "base_url" in values:
+        inherited.pop("api_key", None)
+    try:
+        profile = ModelProfile.model_validate({**inherited, **values, "file": str(path)})
+    except ValidationError as error:
+        raise SettingsError(f"{where}: {_mistake(error)}") from None
+    if profile.api_key_env is not None:
+        key = environment_value(profile.api_key_env)
+        if key is None:
+            raise SettingsError(f"{where}: {profile.api_key_env}, which api_key_env names, is not set.")
+        profile = profile.model_copy(update={"api_key": SecretStr(key)})
+    _check(profile)
+    return profile
+
+
+def _check(profile: ModelProfile) -> None:
+    # What could only fail as a lost connection.
+    key = "" if profile.api_key is None else profile.api_key.get_secret_value()
+    if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):
+        raise SettingsError(
+            f"{profile.label('api_key')} holds spaces, quotes or other characters that no key has."
+        )
+    if profile.base_url is None:
+        return
+    label = profile.label("base_url")
+    try:
+        url = urlsplit(profile.base_url)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # an invalid port or IPv6 address
+        good = False
+    if not good:
+        raise SettingsError(f"{label} is no address: it must begin with https:// or http:// and a host.")
+    if url.username is not None or url.password is not None:
+        raise SettingsError(f"{label} must hold no user name and no password.")
+
+
+def _check_names(profiles: Profiles) -> None:
+    known, used = profiles.by_name, dict[str, str]()
+    lists = [("default", [profiles.default]), ("allowed", profiles.allowed)]
+    lists += [(f'the fallback of "{one.name}"', one.fallback) for one in known.values()]
+    for what, names in lists:
+        for name in names:
+            if name not in known:
+                there = ", ".join(known)
+                raise SettingsError(
+                    f'{profiles.file}: {what} names "{name}", which is no profile; there are: {there}.'
+                )
+    for one in known.values():
+        if one.name in one.fallback or len(set(one.fallback)) < len(one.fallback):
+            raise SettingsError(f'{profiles.file}: the fallback of "{one.name}" goes round in a circle.')
+        if one.use is not None and one.use in used:
+            raise SettingsError(
+                f'{profiles.file}: "{used[one.use]}" and "{one.name}" both have use = "{one.use}".'
+            )
+        if one.use is not None:
+            used[one.use] = one.name
+
+
+def _mistake(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{field} is missing."
+    if first["type"] == "extra_forbidden":
+        return f"there is no {field}."
+    return f"{field} is not valid: {_lower(first['msg'])}."
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,0 +1,149 @@
+"""Model profiles: what a file or the settings give, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import SettingsError
+from conductor.models.profiles import ModelProfile, Profiles, load_profiles
+from conductor.settings import load_settings
+from tests.conftest import Main
+
+SECRET = "sk-hunter2-hunter2"
+HOME = '[[profile]]\nname = "home"\nprovider = "demo"\n'
+EXAMPLE = """
+default = "home"
+allowed = ["home", "cloud"]
+
+[[profile]]
+name = "home"
+provider = "openai"
+base_url = "http://127.0.0.1:11434/v1"
+model = "qwen3:4b"
+kind = "text"
+style = "xml"
+endpoint = "completions"
+api_key_env = "HOME_KEY"
+fallback = ["cloud"]
+use = "voice"
+
+[[profile]]
+name = "cloud"
+provider = "anthropic"
+model = "claude-haiku-4-5"
+timeout_s = 12
+context_window = 200_000
+prices = { input = 1, output = 5, cache_read = 0.1, cache_write = 1.25 }
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Profiles]:
+    """Write ``models.toml`` and load it; keyword arguments are settings."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(text: str, **given: str) -> Profiles:
+        Path("models.toml").write_text(text, encoding="utf-8")
+        return load_profiles(load_settings(None, **given))
+
+    return load
+
+
+def key_of(profile: ModelProfile) -> str | None:
+    return None if profile.api_key is None else profile.api_key.get_secret_value()
+
+
+def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME_KEY", SECRET)
+    profiles = load(EXAMPLE, anthropic_api_key="cloud-key")
+    home, cloud = profiles.by_name["home"], profiles.by_name["cloud"]
+    assert profiles.main is home and profiles.allowed == ("home", "cloud")
+    assert (home.kind, home.style, home.endpoint, home.use) == ("text", "xml", "completions", "voice")
+    assert home.fallback == ("cloud",) and key_of(home) == SECRET
+    assert home.title == "qwen3:4b (openai) at 127.0.0.1" and SECRET not in repr(home)
+    assert cloud.timeout_s == 12 and cloud.prices.cache_write == 1.25
+    assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-4-5)"
+
+
+def test_a_key_may_stand_in_the_file_of_settings(load: Callable[..., Profiles]) -> None:
+    Path(".env").write_text(f"HOME_KEY={SECRET}\n")
+    assert key_of(load(f'default = "home"\n{HOME}api_key_env = "HOME_KEY"').main) == SECRET
+
+
+def test_a_key_of_the_settings_is_not_for_another_address(load: Callable[..., Profiles]) -> None:
+    cloud = 'default = "cloud"\n[[profile]]\nname = "cloud"\nprovider = "anthropic"\n'
+    settings = {"anthropic_api_key": SECRET, "anthropic_model": "claude-test"}
+    assert key_of(load(cloud, **settings).main) == SECRET
+    other = load(f'{cloud}base_url = "https://gateway.example"', **settings).main
+    assert other.api_key is None and other.model == "claude-test"
+
+
+def test_without_a_file_the_settings_make_the_profile(load: Callable[..., Profiles]) -> None:
+    settings = load_settings(None, anthropic_api_key=SECRET, anthropic_model="m", anthropic_max_tokens=7)
+    profiles = load_profiles(settings)
+    assert profiles.file is None and list(profiles.by_name) == ["default"]
+    main = profiles.main
+    assert (main.provider, main.model, main.max_tokens, key_of(main)) == ("anthropic", "m", 7, SECRET)
+
+
+def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Profiles]) -> None:
+    assert load(f'default = "home"\n{HOME}', model_provider="demo").file is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("default = ", "models.toml is not valid TOML: "),
+        ('default = "home"', "models.toml: profile is missing."),
+        (HOME, "models.toml: default is missing."),
+        ('default = "away"\n' + HOME, 'default names "away", which is no profile; there are: home.'),
+        ('default = "home"\nallowed = ["x"]\n' + HOME, 'allowed names "x", which is no profile'),
+        ('default = "home"\nmodels = 1\n' + HOME, "models.toml: there is no models."),
+        ('default = "home"\n[[profile]]\nname = "home"', 'profile "home": provider is missing.'),
+        ('default = "home"\n[[profile]]\nprovider = "demo"', "profile 1: name is missing."),
+        ('default = "home"\n' + HOME + 'kind = "some"', '"home": kind is not valid: input should be'),
+        ('default = "home"\n' + HOME + 'colour = "red"', 'profile "home": there is no colour.'),
+        ('default = "home"\n' + HOME + "max_tokens = 0", "max_tokens is not valid: input should be greater"),
+        ('default = "home"\n' + HOME + "prices = { input = -1 }", "prices.input is not valid"),
+        ('default = "home"\n' + HOME + f'api_key = "{SECRET}"', "a key does not belong in the file"),
+        (
+            'default = "home"\n' + HOME + 'api_key_env = "NO_KEY"',
+            "NO_KEY, which api_key_env names, is not set.",
+        ),
+        (
+            'default = "home"\n' + HOME + 'base_url = "host"',
+            'base_url of "home" in models.toml is no address',
+        ),
+        ('default = "home"\n' + HOME + 'base_url = "http://a:b@h"', "must hold no user name and no password"),
+        ('default = "home"\n' + HOME + HOME, 'models.toml has two profiles "home".'),
+        ('default = "home"\n' + HOME + 'fallback = ["x"]', 'the fallback of "home" names "x", which is no'),
+        ('default = "home"\n' + HOME + 'fallback = ["home"]', 'fallback of "home" goes round in a circle.'),
+        (
+            'default = "home"\n' + HOME + 'use = "voice"\n' + HOME.replace("home", "b") + 'use = "voice"',
+            '"home" and "b" both have use = "voice".',
+        ),
+        (
+            'default = "home"\n' + HOME.replace("demo", "parrot"),
+            "provider of \"home\" in models.toml 'parrot' is unknown; there are: anthropic, ",
+        ),
+        (
+            'default = "cloud"\n[[profile]]\nname = "cloud"\nprovider = "anthropic"',
+            'api_key_env of "cloud" in models.toml is not set',
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "models.toml").write_text(text)
+    code, out, err = conductor("--port", "0")
+    assert (code, out, err.count("\n")) == (2, "", 1) and says in err
+    assert err.startswith("conductor: ") and SECRET not in err
+
+
+def test_a_file_that_is_not_text_is_one_sentence(conductor: Main, tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
+    assert conductor()[::2] == (2, "conductor: models.toml cannot be read: it is not UTF-8 text.\n")
+    with pytest.raises(SettingsError, match="is a directory"):
+        load_profiles(load_settings(None, models_file=str(tmp_path)))
