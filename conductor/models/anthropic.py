@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_request import PROVIDER, body_of, encode, names_of
+from conductor.models.anthropic_request import PROVIDER, body_of
 from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import ReplyStreamer
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class AnthropicProvider:
     """Anthropic's Messages API, streaming.
 
     ``max_tokens`` is the limit for spoken answers; with tools offered it is raised
-    (`anthropic_request.body_of`). ``options`` are those of `ReplyStreamer`.
+    (`rendering.limit_of`). ``options`` are those of `ReplyStreamer`.
     """
 
     name = PROVIDER

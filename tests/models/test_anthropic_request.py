@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_request import body_of, encode, names_of
+from conductor.models.anthropic_request import body_of
 from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.rendering import encode, names_of
 from tests.models.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
 from tests.stand_ins.anthropic_rules import check_body
 from tests.stand_ins.anthropic_script import (
