@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
@@ -92,8 +94,9 @@ class HttpPool:
             ),
             headers={**_HEADERS, **headers},
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=trust_env,
         )
+        # aiohttp itself would look for a proxy in a thread, at each request.
+        self._proxy = _proxy_of(self._base_url) if trust_env else None
 
     async def open(self, path: str, body: bytes, decoder: StreamDecoder, silence_s: float) -> ReplyStream:
         """Post the body and read until the first events.
@@ -124,7 +127,11 @@ class HttpPool:
         try:
             # No redirects: one to another host would take the API key along.
             response = await self._session.post(
-                URL(self._base_url + path), data=body, timeout=timeout, allow_redirects=False
+                URL(self._base_url + path),
+                data=body,
+                proxy=self._proxy,
+                timeout=timeout,
+                allow_redirects=False,
             )
             if 200 <= response.status < 300:
                 return response
@@ -141,6 +148,11 @@ class HttpPool:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+def _proxy_of(base_url: str) -> str | None:
+    url = urlsplit(base_url)
+    return None if proxy_bypass(url.netloc) else getproxies().get(url.scheme)
 
 
 class _Problem(msgspec.Struct):
