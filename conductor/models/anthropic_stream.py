@@ -9,7 +9,7 @@ import msgspec
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
-from conductor.models.failures import failure, from_event
+from conductor.models.failures import failure, from_event, problem_of
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
 
@@ -44,11 +44,6 @@ class _Message(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _Error(msgspec.Struct):
-    type: str = ""
-    message: str = ""
-
-
 class _Event(msgspec.Struct):
     # One shape for all events: a type that is not known matches nothing and is ignored.
     type: str = ""
@@ -57,7 +52,7 @@ class _Event(msgspec.Struct):
     content_block: dict[str, Any] | None = None
     message: _Message | None = None
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -125,8 +120,7 @@ class ReplyDecoder:
             case "message_stop":
                 return self._finish()
             case "error":
-                error = event.error or _Error()
-                raise from_event(error.type, error.message)
+                raise from_event(problem_of(event.error))
         return None
 
     def _extend(self, event: _Event) -> None:

@@ -78,8 +78,8 @@ class ModelProvider(Protocol):
     ``stream`` yields the reply as it arrives and ends with exactly one `Finished`. A `ToolCall` is yielded
     when its block ends; its ``arguments`` are the raw text, which is complete JSON only if the stop reason is
     ``tool_use``. Closing the iterator (``aclose``) stops the request at the service at once. Raises
-    `ModelError`; retries (429, 5xx, 529, connection) happen inside, only before the first event. If a reply
-    breaks off later, the turn repeats the request once.
+    `ModelError`; retries (429, 5xx, 529, connection, a malformed call) happen inside, only before the first
+    event. If a reply breaks off later, the turn repeats the request once.
     """
 
     name: str

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import msgspec
 
 from conductor.errors import ModelError, ModelFailure
 
@@ -17,10 +20,12 @@ _TEXTS: Mapping[ModelFailure, str] = {
     "refused": "The model service refused the request.",
     "connection": "The connection to the model service failed.",
     "protocol": "The model service and this server did not understand each other.",
+    "malformed": "The model wrote a call that could not be read.",
 }
 
-# https://platform.claude.com/docs/en/api/errors
-_BY_TYPE: Mapping[str, ModelFailure] = {
+# https://platform.claude.com/docs/en/api/errors, https://platform.openai.com/docs/guides/error-codes, and
+# those of llama.cpp, Ollama and vLLM.
+_BY_KIND: Mapping[str, ModelFailure] = {
     "authentication_error": "authentication",
     "permission_error": "authentication",
     "billing_error": "authentication",
@@ -29,6 +34,18 @@ _BY_TYPE: Mapping[str, ModelFailure] = {
     "api_error": "overloaded",
     "timeout_error": "overloaded",
     "request_too_large": "context_too_long",
+    "server_error": "overloaded",
+    "unavailable_error": "overloaded",
+    "InternalServerError": "overloaded",
+    "rate_limit_exceeded": "rate_limited",
+}
+# These say more than the status that they come with.
+_DECISIVE: Mapping[str, ModelFailure] = {
+    "insufficient_quota": "authentication",
+    "context_length_exceeded": "context_too_long",
+    "exceed_context_size_error": "context_too_long",
+    "content_filter": "refused",
+    "content_policy_violation": "refused",
 }
 _BY_STATUS: Mapping[int, ModelFailure] = {
     401: "authentication",
@@ -38,7 +55,46 @@ _BY_STATUS: Mapping[int, ModelFailure] = {
     413: "context_too_long",
     429: "rate_limited",
 }
-_TOO_LONG = ("prompt is too long", "exceed context limit", "context window")
+# Parts of messages, for what has no error type of its own; only these decisions depend on words.
+_TOO_LONG = (
+    "prompt is too long",
+    "exceed context limit",
+    "context window",
+    "context length",
+    "context size",
+)
+_NO_TOOLS = ("does not support tools", "tool choice requires", "tools param requires")
+
+
+class Problem(NamedTuple):
+    """A service's own account of an error. ``message`` is read, but never passed on."""
+
+    kinds: tuple[str, ...] = ()
+    status: int | None = None
+    message: str = ""
+
+
+def read_problem(body: bytes) -> Problem:
+    """Read the body or the event of an error; an empty one if it is in no known shape."""
+    try:
+        return problem_of(msgspec.json.decode(body))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Problem()
+
+
+def problem_of(value: Any) -> Problem:
+    """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves."""
+    error = value.get("error", value) if isinstance(value, dict) else value
+    if isinstance(error, str):
+        return Problem(message=error)
+    if not isinstance(error, dict):
+        return Problem()
+    kind, code, message = error.get("type"), error.get("code"), error.get("message")
+    return Problem(
+        tuple(name for name in (code, kind) if isinstance(name, str)),
+        code if isinstance(code, int) else None,
+        message if isinstance(message, str) else "",
+    )
 
 
 def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelError:
@@ -46,27 +102,38 @@ def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelE
     return ModelError(reason, _TEXTS[reason], retry_after=retry_after)
 
 
-def from_status(status: int, message: str, headers: Mapping[str, str]) -> ModelError:
-    """Map an error status; ``message`` is the service's text, which is read but not passed on."""
+def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> ModelError:
+    """Map an error status."""
     # Not retried: a wrong model name or base URL stays wrong.
     if status == 404:
         return ModelError("protocol", "The model service does not know this model or address.")
-    reason = _BY_STATUS.get(status)
+    if _any_of(_NO_TOOLS, problem.message):
+        return ModelError("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
+    reason = _known(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
+    if reason is None and _any_of(_TOO_LONG, problem.message):
+        reason = "context_too_long"
     if reason is None:
-        reason = "overloaded" if status >= 500 else _of_bad_request(message)
+        reason = "overloaded" if status >= 500 else "protocol"
     return failure(reason, retry_after=retry_after_s(headers))
 
 
-def from_event(error_type: str, message: str) -> ModelError:
-    """Map an ``error`` event, which may come after status 200."""
-    reason = _BY_TYPE.get(error_type)
-    return failure(reason or _of_bad_request(message))
+def from_event(problem: Problem) -> ModelError:
+    """Map an error event, which may come after status 200."""
+    if problem.status is not None and problem.status >= 400:
+        return from_status(problem.status, problem, {})
+    reason = _known(_DECISIVE, problem.kinds) or _known(_BY_KIND, problem.kinds)
+    if reason is None and _any_of(_TOO_LONG, problem.message):
+        reason = "context_too_long"
+    return failure(reason or ("protocol" if problem.kinds else "overloaded"))
 
 
-def _of_bad_request(message: str) -> ModelFailure:
+def _known(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:
+    return next((table[kind] for kind in kinds if kind in table), None)
+
+
+def _any_of(parts: tuple[str, ...], message: str) -> bool:
     text = message.lower()
-    # The service has no error type for it, so its text is searched; only this decision depends on the words.
-    return "context_too_long" if any(words in text for words in _TOO_LONG) else "protocol"
+    return any(part in text for part in parts)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -14,12 +14,12 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
-import msgspec
 import structlog
 from yarl import URL
 
+from conductor.errors import ModelError
 from conductor.models.base import ModelEvent
-from conductor.models.failures import failure, from_status
+from conductor.models.failures import failure, from_status, read_problem
 from conductor.models.streaming import StreamDecoder
 
 # Seconds to open a connection.
@@ -112,7 +112,7 @@ class HttpPool:
         try:
             # A proxy's or a portal's page comes with status 200, too.
             if response.content_type != "text/event-stream":
-                raise failure("protocol")
+                raise ModelError("protocol", "What answers at the model service's address sends no stream.")
             await reply.read()
         # Cancelled here by a barge-in: only a close stops the request at the service.
         except BaseException:
@@ -141,9 +141,9 @@ class HttpPool:
             raise failure("timeout") from None
         except _BROKEN:
             raise failure("connection") from None
-        request_id = response.headers.get("request-id")
+        request_id = response.headers.get("request-id") or response.headers.get("x-request-id")
         log.info("model.status", status=response.status, request_id=request_id)
-        raise from_status(response.status, _message_of(text), response.headers)
+        raise from_status(response.status, read_problem(text), response.headers)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -153,19 +153,3 @@ class HttpPool:
 def _proxy_of(base_url: str) -> str | None:
     url = urlsplit(base_url)
     return None if proxy_bypass(url.netloc) else getproxies().get(url.scheme)
-
-
-class _Problem(msgspec.Struct):
-    message: str = ""
-
-
-class _Failure(msgspec.Struct):
-    error: _Problem
-
-
-def _message_of(body: bytes) -> str:
-    # The service's words only decide which kind of failure it is; they are never shown.
-    try:
-        return msgspec.json.decode(body, type=_Failure).error.message
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""

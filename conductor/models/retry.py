@@ -14,7 +14,7 @@ import structlog
 from conductor.errors import ModelError
 
 T = TypeVar("T")
-RETRYABLE = frozenset({"rate_limited", "overloaded", "connection"})
+RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "malformed"})
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,123 @@
+"""Errors of services in the shapes that they really have, as `ModelError`."""
+
+from __future__ import annotations
+
+import pytest
+
+from conductor.errors import ModelFailure
+from conductor.models.failures import from_event, from_status, read_problem
+
+# llama.cpp's are recorded; the others are as their projects document or write them.
+ERRORS: list[tuple[int, bytes, ModelFailure]] = [
+    # llama.cpp
+    (
+        400,
+        b'{"error":{"code":400,"message":"request (10018 tokens) exceeds the available context size,'
+        b' try increasing it","type":"exceed_context_size_error","n_prompt_tokens":10018,"n_ctx":2048}}',
+        "context_too_long",
+    ),
+    (
+        401,
+        b'{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}',
+        "authentication",
+    ),
+    (404, b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}', "protocol"),
+    (
+        400,
+        b'{"error":{"code":400,"message":"Invalid tool_choice: bogus","type":"invalid_request_error"}}',
+        "protocol",
+    ),
+    (
+        500,
+        b'{"error":{"code":500,"message":"Failed to parse tool call arguments","type":"server_error"}}',
+        "overloaded",
+    ),
+    (503, b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}', "overloaded"),
+    (500, b'{"error":{"code":500,"message":"tools param requires --jinja flag"}}', "protocol"),
+    # OpenAI
+    (
+        400,
+        b'{"error":{"message":"This model\'s maximum context length is 8192 tokens.",'
+        b'"type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}',
+        "context_too_long",
+    ),
+    (
+        401,
+        b'{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}',
+        "authentication",
+    ),
+    (
+        429,
+        b'{"error":{"message":"Rate limit reached","type":"tokens","code":"rate_limit_exceeded"}}',
+        "rate_limited",
+    ),
+    (
+        429,
+        b'{"error":{"message":"No quota left","type":"insufficient_quota","code":"insufficient_quota"}}',
+        "authentication",
+    ),
+    (400, b'{"error":{"message":"Filtered","code":"content_filter"}}', "refused"),
+    # vLLM: before 0.10, and now
+    (
+        400,
+        b'{"object":"error","message":"This model\'s maximum context length is 4096 tokens.'
+        b' However, you requested 5000","type":"BadRequestError","param":null,"code":400}',
+        "context_too_long",
+    ),
+    (
+        400,
+        b'{"error":{"message":"\\"auto\\" tool choice requires --enable-auto-tool-choice and'
+        b' --tool-call-parser to be set","type":"BadRequestError","param":null,"code":400}}',
+        "protocol",
+    ),
+    # Ollama, LM Studio
+    (
+        404,
+        b'{"error":{"message":"model \\"qwen9\\" not found, try pulling it first","type":"not_found_error",'
+        b'"param":null,"code":null}}',
+        "protocol",
+    ),
+    (
+        400,
+        b'{"error":{"message":"gemma:2b does not support tools","type":"api_error",'
+        b'"param":null,"code":null}}',
+        "protocol",
+    ),
+    (
+        400,
+        b'{"error":"Trying to keep the first 5000 tokens; the context length is 4096"}',
+        "context_too_long",
+    ),
+    # none of these
+    (400, b'{"detail":[{"loc":["body"],"msg":"field required"}]}', "protocol"),
+    (400, b"<html>Bad Request</html>", "protocol"),
+    (502, b"\xff", "overloaded"),
+    (500, b"[" * 100_000, "overloaded"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "reason"), ERRORS)
+def test_error_bodies(status: int, body: bytes, reason: ModelFailure) -> None:
+    assert from_status(status, read_problem(body), {}).reason == reason
+
+
+def test_a_model_without_tools_is_said_to_need_the_text_protocol() -> None:
+    body = b'{"error":{"message":"gemma:2b does not support tools","type":"api_error"}}'
+    assert 'kind = "text"' in str(from_status(400, read_problem(body), {}))
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (b'{"error":{"code":500,"message":"got exception","type":"server_error"}}', "overloaded"),
+        (b'{"error":{"message":"The model runner stopped","type":"api_error","code":null}}', "overloaded"),
+        (b'{"error":{"message":"Out of memory","type":"InternalServerError"}}', "overloaded"),
+        (b'{"error":"the model runner has stopped"}', "overloaded"),
+        (b'{"error":{"message":"Slow down","code":"rate_limit_exceeded"}}', "rate_limited"),
+        (b'{"error":{"message":"exceeds the available context size","code":400}}', "context_too_long"),
+        (b'{"error":{"code":200,"type":"odd"}}', "protocol"),
+        (b"[1]", "overloaded"),
+    ],
+)
+def test_error_events(event: bytes, reason: ModelFailure) -> None:
+    assert from_event(read_problem(event)).reason == reason
