@@ -22,8 +22,9 @@ from conductor.conversation.services import Services
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
+from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles, models_path
-from conductor.models.registry import make_provider
+from conductor.models.registry import make_router
 from conductor.prompts import load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
@@ -35,6 +36,7 @@ from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
+from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import REREAD_S, PolicyFile, lint, lint_allowed, policies_path
 from conductor.tools.redaction import Redactor
@@ -55,10 +57,11 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     roots = file_roots(settings)
     policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
     store = HealthCheckedStore(make_store(settings))
-    profiles = load_profiles(settings)
+    metrics = ToolMetrics()
+    model_metrics = ModelMetrics(metrics.registry)
     return Services(
         store=store,
-        provider=provider or make_provider(profiles.main, settings),
+        provider=provider or make_router(load_profiles(settings), settings, model_metrics),
         toolsets=[BuiltinToolset(standard_tools(file_roots=roots))],
         catalog=load_catalog(settings.device_tools_file),
         system_prompt=load_system_prompt(settings.system_prompt_file),
@@ -66,6 +69,9 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
         failures=FAILURES if settings.speak_errors else {},
+        metrics=metrics,
+        model_metrics=model_metrics,
+        local_only=settings.local_only,
         rules=policies.rules,
         policies=policies,
         gate_options=GateOptions.of(settings),

@@ -33,7 +33,6 @@ from conductor.conversation.phrases import FAILURES
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
-from conductor.models.demo import DemoProvider
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
@@ -89,7 +88,7 @@ def test_the_services_are_what_the_settings_say(tmp_path: Path) -> None:
     assert services.interruption_mode == "queue"
     assert services.limits.max_turns == 7
     assert services.failures == {}
-    assert isinstance(services.provider, DemoProvider)
+    assert services.provider.name == "demo"
 
 
 def test_by_default_failures_are_spoken_and_the_device_has_tools() -> None:

@@ -46,6 +46,7 @@ class ClientProfile:
         self._time_zone: str | None = None
         self._instructions: str | None = None
         self._tools: list[Any] | None = None
+        self._model: str | None = None
         self._declared: tuple[ToolSpec, ...] | None = None
         self._rates: dict[str, TokenBucket] = {}
         self.capabilities: tuple[str, ...] = ()
@@ -65,6 +66,8 @@ class ClientProfile:
         self._time_zone = event.time_zone or self._time_zone
         if event.instructions is not None:
             self._instructions = event.instructions
+        if event.model is not None and self._services.may_choose(event.model):
+            self._model = event.model
         self.capabilities = tuple(name for name in CAPABILITIES if name in event.capabilities)
         if "tools" in self.capabilities and event.tools is not None:
             return self.declare(event.tools, readings)
@@ -73,7 +76,14 @@ class ClientProfile:
     def dump(self) -> str:
         """Encode the profile for the snapshot."""
         return encode(
-            ProfileSnapshot(self.capabilities, self._locale, self._time_zone, self._instructions, self._tools)
+            ProfileSnapshot(
+                self.capabilities,
+                self._locale,
+                self._time_zone,
+                self._instructions,
+                self._tools,
+                self._model,
+            )
         )
 
     def restore(self, stored: str | None, readings: Sequence[Reading] | None = None) -> None:
@@ -82,7 +92,7 @@ class ClientProfile:
         if snapshot is None:
             return
         self._locale, self._time_zone = snapshot.locale, snapshot.time_zone
-        self._instructions = snapshot.instructions
+        self._instructions, self._model = snapshot.instructions, snapshot.model
         self.capabilities = tuple(name for name in CAPABILITIES if name in snapshot.capabilities)
         if snapshot.tools is not None:
             self.declare(snapshot.tools, readings)
@@ -108,6 +118,16 @@ class ClientProfile:
     def close(self) -> None:
         """Free the tools: a closed session is part of reference cycles, which are collected late."""
         self._tools = self._declared = self._executor = None
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that the client chose."""
+        return self._model
+
+    @property
+    def serving(self) -> str | None:
+        """The name of the model that replies."""
+        return self._services.serving(self._model)
 
     @property
     def locale(self) -> str | None:

@@ -18,6 +18,7 @@ from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
 from conductor.messages import Note, ToolResult
+from conductor.models.base import Finished
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation, SetField
 from conductor.tools.base import ToolOutcome, ToolSpec
@@ -60,6 +61,7 @@ class TurnContext:
         self.approvals = approvals
         self.speeches = speeches
         self._metrics = services.metrics
+        self._model_metrics = services.model_metrics
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
         committer.register(TURN, self._dump_turn)
 
@@ -108,6 +110,12 @@ class TurnContext:
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self.profile.capabilities:
             self.show_at_once(_finished(ready, outcome))
+
+    def count(self, finished: Finished) -> None:
+        """Count the tokens and the money of a reply."""
+        profile = finished.profile or self.provider.name
+        subject = self.committer.key.subject
+        self._model_metrics.used(subject, profile, finished.usage, finished.cost)
 
     def speech(self, turn: TurnState, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``; None if it has no speakable text.

@@ -15,8 +15,11 @@ from conductor.tools.declarations import unknown_fields
 _MAX_NAME = 80
 
 
-def of_start(event: SessionStart) -> Iterator[Diagnostic]:
-    """Check ``session.start``."""
+def of_start(event: SessionStart, model: str | None = None) -> Iterator[Diagnostic]:
+    """Check ``session.start``; ``model`` is the one that the session chose and may have."""
+    if event.model not in (None, model):
+        message = f"{_quoted(event.model)} is no model that this server lets clients choose."
+        yield Diagnostic("warning", "unknown_model", message)
     for name in event.capabilities:
         if name not in CAPABILITIES:  # "info": a later version may have it
             yield Diagnostic("info", "unknown_capability", f"There is no capability {_quoted(name)}.")

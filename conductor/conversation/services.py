@@ -10,6 +10,8 @@ from conductor.conversation.grants import LastingGrants
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
+from conductor.models.metrics import ModelMetrics
+from conductor.models.router import ModelRouter
 from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
 from conductor.stores.base import SessionStore
@@ -29,7 +31,8 @@ class Services:
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
     and replies. ``rules`` are the operator's, read from ``policies``. Without ``lasting_grants`` the scope
     "always" is not offered. ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
-    ``admission`` admits handshakes, first events, first turns, long events and tool declarations.
+    With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes, first events, first
+    turns, long events and tool declarations.
     """
 
     store: SessionStore
@@ -42,6 +45,8 @@ class Services:
     log_content: bool = False
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
+    model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
+    local_only: bool = False
     rules: Sequence[Rule] = ()
     policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
@@ -62,6 +67,14 @@ class Services:
             most = limits.subject_turns_per_minute
             self.turn_rates[subject] = TokenBucket(most / 60, most, now)
         return SharedRate(own, self.turn_rates[subject])
+
+    def may_choose(self, model: str) -> bool:
+        """Tell whether a client may choose this model."""
+        return isinstance(self.provider, ModelRouter) and model in self.provider.profiles.allowed
+
+    def serving(self, model: str | None) -> str | None:
+        """Name the profile that replies to sessions that chose ``model``; None without profiles."""
+        return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None
 
     def provider_for(self, subject: str) -> ModelProvider:
         """Return the model, limited to the subject's budget if one is set."""

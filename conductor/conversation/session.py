@@ -69,6 +69,7 @@ class Session:
         self._on_lost = on_lost
         self.is_new = not (claim.state.log or claim.state.fields or claim.state.seen)
         limits = self._limits = services.limits
+        self._local_only = services.local_only
         tasks = self._tasks = Tasks()
         pending = PendingCalls()
         outbox = self._outbox = Outbox(limits, self._expired)
@@ -298,12 +299,14 @@ class Session:
             None if resumed else "new" if event.resume is None else "not_kept",
             known.resend if known is not None else None,
             known.drop if known is not None else None,
+            self._profile.serving,
+            self._local_only or None,
         )
         if "approval" not in self._profile.capabilities:
             self._approvals.withdraw_cards()
         transport.send(self._encoder.frame(started, first=True))
         self.attach(transport, resumed=resumed, same_process=known is not None)
-        self._inbound_handler.diagnose(of_start(event))
+        self._inbound_handler.diagnose(of_start(event, self._profile.model))
 
     async def learn(self, event: client.SessionStart) -> Known | None:
         """Record the results that a reconnecting client reports, before `start`. Raises `StoreError`.

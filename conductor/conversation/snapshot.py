@@ -100,6 +100,7 @@ class ProfileSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     time_zone: str | None = None
     instructions: str | None = None
     tools: list[Any] | None = None
+    model: str | None = None
 
 
 class SpeechSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):

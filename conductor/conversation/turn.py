@@ -122,7 +122,8 @@ class Turn:
             state.check()
             reply, calls, finished = await self._ask_model(tools_off=spent)
             text = reply.text.strip()
-            message = AssistantMessage(text, opaque=finished.opaque, provider=self._context.provider.name)
+            provider = finished.provider or self._context.provider.name
+            message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
             if calls and not spent:
                 await self._run_calls(message, calls, whole=finished.stop == "tool_use")
                 self.state.stats.rounds += 1
@@ -201,7 +202,8 @@ class Turn:
         self._context.stop_partials()
         if finished is None:
             raise ModelError("protocol", "The model's reply did not end.")
-        self.state.stats.add(finished.usage)
+        self.state.stats.add(finished)
+        self._context.count(finished)
         return reply, calls, finished
 
     async def _read(self, tools_off: bool, reply: ReplyBuffer, calls: list[ToolCall]) -> Finished | None:
@@ -214,6 +216,7 @@ class Turn:
             "none" if tools_off else "auto",
             silence_s=context.limits.model_silence,
             deadline_s=self.state.clock.left,
+            profile=context.profile.model,
         )
         with self.state.interruptible():
             # Closed on every way out: until then the request goes on, and holds a connection.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from conductor.conversation.snapshot import TurnSnapshot, encode
-from conductor.models.base import Usage
+from conductor.models.base import Finished, Usage
 
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
 
@@ -80,12 +80,17 @@ class TurnStats:
     answered: str = ""
     rounds: int = 0
     usage: Usage = field(default_factory=Usage)
+    cost: float = 0.0
+    models: list[str] = field(default_factory=list)
     first_token_s: float | None = None
     started: float = field(default_factory=time.monotonic)
 
-    def add(self, usage: Usage) -> None:
+    def add(self, finished: Finished) -> None:
         """Add the tokens of one model request."""
-        mine = self.usage
+        mine, usage = self.usage, finished.usage
+        self.cost += finished.cost
+        if finished.profile is not None and finished.profile not in self.models:
+            self.models.append(finished.profile)
         self.usage = Usage(
             mine.input_tokens + usage.input_tokens,
             mine.output_tokens + usage.output_tokens,

@@ -135,6 +135,14 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         Resume | None,
         Meta(description="What the client knows already.", extra={"needs": "resume"}),
     ] = None
+    model: Annotated[
+        _Short | None,
+        Meta(
+            description="One of the models that the server's operator lets clients choose. Left out, or not "
+            "one of them, the former choice stays.",
+            examples=["home"],
+        ),
+    ] = None
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -48,6 +48,7 @@ DiagnosticCode: TypeAlias = Literal[
     "unknown_capability",
     "missing_capability",
     "unknown_field",
+    "unknown_model",
     "unknown_time_zone",
     "unknown_call",
 ]
@@ -112,6 +113,18 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
             examples=[[]],
             extra={"needs": "resume"},
         ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Meta(
+            description="The model that replies now, where the server has names for them; another one may "
+            "stand in for it.",
+            examples=["home"],
+        ),
+    ] = None
+    local_only: Annotated[
+        bool | None,
+        Meta(description="True if the server sends nothing beyond the local network.", examples=[True]),
     ] = None
 
 

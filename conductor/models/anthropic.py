@@ -46,7 +46,9 @@ class AnthropicProvider:
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
         names = names_of(request)
-        body = encode(body_of(request, names, model=self._model, max_tokens=self._max_tokens))
+        body = encode(
+            body_of(request, names, model=self._model, max_tokens=request.max_tokens or self._max_tokens)
+        )
         return self._streamer.stream("/v1/messages", body, lambda: ReplyDecoder(names), request)
 
     async def aclose(self) -> None:

@@ -32,7 +32,8 @@ class ModelRequest:
     ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message, a note
     or tool results. ``tool_choice`` "none" forbids calls, but leaves the tools in the request. ``silence_s``
     bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
-    retries.
+    retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. ``profile``
+    is the model that the session chose; only the router reads it.
     """
 
     system: str
@@ -41,11 +42,17 @@ class ModelRequest:
     tool_choice: Literal["auto", "none"] = "auto"
     silence_s: float = 30.0
     deadline_s: float = 120.0
+    may_retry: bool = True
+    max_tokens: int | None = None
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens used by one call of the model, as reported by the service."""
+    """Tokens used by one call of the model, as reported by the service.
+
+    ``input_tokens`` are those neither read from nor written to a cache.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -62,11 +69,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The reply is complete. ``opaque`` is stored in the `AssistantMessage` and sent back with it."""
+    """The reply is complete. ``opaque`` is stored in the `AssistantMessage` and sent back with it.
+
+    The router adds which ``profile`` and ``provider`` replied, and the ``cost`` by the profile's prices.
+    """
 
     stop: StopReason
     usage: Usage = field(default_factory=Usage)
     opaque: str | None = None
+    profile: str | None = None
+    provider: str | None = None
+    cost: float = 0.0
 
 
 ModelEvent: TypeAlias = TextDelta | ToolCall | Finished

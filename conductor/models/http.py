@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -15,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import httpx2
 import structlog
+from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from conductor.errors import ModelError
@@ -29,6 +32,14 @@ DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
 """Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
+
+_LOCAL = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+        *("::1/128", "fc00::/7", "fe80::/10"),
+    )
+]
 
 log = structlog.get_logger(__name__)
 
@@ -72,8 +83,30 @@ class ReplyStream:
         self._response.close()
 
 
+class _NotLocalError(OSError):
+    pass
+
+
+def is_local(address: str) -> bool:
+    """Tell whether an IP address is a loopback, private or link-local one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ip in network for network in _LOCAL if network.version == ip.version)
+
+
+def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
+    # Called for each address that is about to be connected to, whether it was resolved or given.
+    family, kind, protocol, _, address = info
+    if not is_local(str(address[0])):
+        raise _NotLocalError("not a local address")
+    return socket.socket(family, kind, protocol)
+
+
 class HttpPool:
-    """The connections to one service; `conductor.models.streaming` explains the parameters."""
+    """The connections to one service; `conductor.models.streaming` explains the parameters.
+
+    ``resolver`` replaces the system's, and is asked for each connection.
+    """
 
     def __init__(
         self,
@@ -83,6 +116,8 @@ class HttpPool:
         pool_size: int,
         keep_alive_s: float,
         trust_env: bool,
+        local_only: bool = False,
+        resolver: AbstractResolver | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._session = aiohttp.ClientSession(
@@ -91,12 +126,16 @@ class HttpPool:
                 keepalive_timeout=keep_alive_s,
                 # The certificates that the operating system trusts.
                 ssl=httpx2.create_ssl_context(trust_env=trust_env),
+                resolver=resolver,
+                use_dns_cache=resolver is None,
+                socket_factory=_local_socket if local_only else None,
             ),
             headers={**_HEADERS, **headers},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         # aiohttp itself would look for a proxy in a thread, at each request.
-        self._proxy = _proxy_of(self._base_url) if trust_env else None
+        # What a proxy connects to is not seen here, so LOCAL_ONLY takes none.
+        self._proxy = _proxy_of(self._base_url) if trust_env and not local_only else None
 
     async def open(self, path: str, body: bytes, decoder: StreamDecoder, silence_s: float) -> ReplyStream:
         """Post the body and read until the first events.
@@ -139,7 +178,9 @@ class HttpPool:
                 text = await response.read()
         except TimeoutError:
             raise failure("timeout") from None
-        except _BROKEN:
+        except _BROKEN as error:
+            if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _NotLocalError):
+                raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
             raise failure("connection") from None
         request_id = response.headers.get("request-id") or response.headers.get("x-request-id")
         log.info("model.status", status=response.status, request_id=request_id)

@@ -86,12 +86,16 @@ class ModelProfile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The profiles by name. ``allowed`` are those that a client may choose; ``file`` is where they stand."""
+    """The profiles by name. ``allowed`` are those that a client may choose; ``file`` is where they stand.
+
+    ``health_check_s`` is the time between two checks of those that stand in for each other; 0 for none.
+    """
 
     default: str
     by_name: Mapping[str, ModelProfile]
     allowed: tuple[str, ...] = ()
     file: Path | None = None
+    health_check_s: float = 0.0
 
     @property
     def main(self) -> ModelProfile:
@@ -104,6 +108,7 @@ class _File(BaseModel):
 
     default: str
     allowed: tuple[str, ...] = ()
+    health_check_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     profile: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
@@ -158,7 +163,7 @@ def _read(path: Path, settings: Settings) -> Profiles:
         if profile.name in by_name:
             raise SettingsError(f'{path} has two profiles "{profile.name}".')
         by_name[profile.name] = profile
-    profiles = Profiles(file.default, by_name, file.allowed, path)
+    profiles = Profiles(file.default, by_name, file.allowed, path, file.health_check_s)
     _check_names(profiles)
     return profiles
 

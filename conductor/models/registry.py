@@ -8,7 +8,9 @@ from typing import cast
 
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
-from conductor.models.profiles import ModelProfile
+from conductor.models.metrics import ModelMetrics
+from conductor.models.profiles import ModelProfile, Profiles
+from conductor.models.router import ModelRouter
 from conductor.settings import Settings
 
 PROVIDERS = {
@@ -31,3 +33,20 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     module, _, function = target.partition(":")
     make = cast(Callable[[ModelProfile, Settings], ModelProvider], getattr(import_module(module), function))
     return make(profile, settings)
+
+
+def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
+    """Wrap the provider of a model that writes its calls as text. Raises `SettingsError`."""
+    module = import_module("conductor.models.text_protocol")
+    return cast(ModelProvider, module.wrap(provider, profile.style))
+
+
+def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
+    """Make the router over all profiles. Raises `SettingsError`."""
+    return ModelRouter(
+        profiles,
+        lambda profile: make_provider(profile, settings),
+        as_text,
+        metrics,
+        hedge_after_s=settings.hedge_after_ms / 1000 if settings.hedge_after_ms else None,
+    )

@@ -17,6 +17,8 @@ from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 if TYPE_CHECKING:
     from conductor.models.http import HttpPool, ReplyStream
 
+_NO_RETRIES = RetryPolicy(retries=0)
+
 
 class StreamDecoder(Protocol):
     """Turns the bytes of one reply into model events. ``finished`` is true after `Finished`."""
@@ -37,7 +39,8 @@ class ReplyStreamer:
 
     ``pool_size`` is the largest number of concurrent requests and of connections kept: as many as the
     sessions served. ``keep_alive_s`` is how long an idle connection is kept. With ``trust_env`` the
-    environment's proxy and certificate variables apply, as in other HTTP clients.
+    environment's proxy and certificate variables apply, as in other HTTP clients. With ``local_only`` a
+    connection is opened to a loopback or private address only, and never through a proxy.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ReplyStreamer:
         pool_size: int = 1000,
         keep_alive_s: float = 60.0,
         trust_env: bool = True,
+        local_only: bool = False,
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
         waiting: RetryClock = RetryClock(),  # noqa: B008 - a frozen value
         random: Random | None = None,
@@ -57,6 +61,7 @@ class ReplyStreamer:
         self._pool_size = pool_size
         self._keep_alive_s = keep_alive_s
         self._trust_env = trust_env
+        self._local_only = local_only
         self._retry_policy = retry_policy
         self._waiting = waiting
         self._random = random or Random()
@@ -82,6 +87,7 @@ class ReplyStreamer:
                     pool_size=self._pool_size,
                     keep_alive_s=self._keep_alive_s,
                     trust_env=self._trust_env,
+                    local_only=self._local_only,
                 )
             return self._pool
 
@@ -100,7 +106,7 @@ class ReplyStreamer:
             lambda left: pool.open(path, body, new_decoder(), min(request.silence_s, left)),
             deadline_s=request.deadline_s,
             random=self._random,
-            policy=self._retry_policy,
+            policy=self._retry_policy if request.may_retry else _NO_RETRIES,
             waiting=self._waiting,
         )
         try:

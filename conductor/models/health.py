@@ -1,0 +1,106 @@
+"""Whether a model can be used: short requests that try it out, and a circuit breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+
+from conductor.errors import ModelError
+from conductor.messages import ToolCall, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition
+
+# Failures in a row that open the breaker, and the seconds until one request may try again.
+MAX_FAILURES = 3
+OPEN_S = 15.0
+# Seconds for a health check, which is one token, and for the request that looks for tool calls.
+CHECK_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 60.0
+
+PROBE_TOOL = ToolDefinition(
+    "get_weather",
+    "Tell the weather of a place.",
+    {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+)
+PROBE_TEXT = "What is the weather in Berlin? Call the tool get_weather."
+
+
+class CircuitBreaker:
+    """Opens after failures in a row; then it is half-open once in ``open_s``, for one request that tries.
+
+    The clock is the event loop's.
+    """
+
+    def __init__(self, max_failures: int = MAX_FAILURES, open_s: float = OPEN_S) -> None:
+        self._max_failures = max_failures
+        self._open_s = open_s
+        self._failures = 0
+        self._used_at = 0.0
+
+    @property
+    def allows(self) -> bool:
+        """Whether a request may be sent now."""
+        now = asyncio.get_running_loop().time()
+        return self._failures < self._max_failures or now >= self._used_at + self._open_s
+
+    def begin(self) -> None:
+        """Note that a request is sent: through a half-open breaker no other follows for now."""
+        self._used_at = asyncio.get_running_loop().time()
+
+    def end(self, *, succeeded: bool) -> None:
+        """Note how a request ended."""
+        self._failures = 0 if succeeded else self._failures + 1
+        self.begin()
+
+
+async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S) -> bool:
+    """Tell whether a request of one token is answered in time."""
+    request = ModelRequest(
+        "", [UserMessage("Hello")], silence_s=timeout_s, deadline_s=timeout_s, may_retry=False, max_tokens=1
+    )
+    try:
+        async with asyncio.timeout(timeout_s), aclosing(provider.stream(request)) as events:
+            async for _ in events:
+                return True  # closing it stops a service that writes on
+    except (ModelError, TimeoutError):
+        pass
+    return False
+
+
+async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Tell whether a model that is offered one tool calls it. Raises `ModelError` if that cannot be told."""
+    request = ModelRequest(
+        "",
+        [UserMessage(PROBE_TEXT)],
+        [PROBE_TOOL],
+        silence_s=timeout_s,
+        deadline_s=timeout_s,
+        may_retry=False,
+    )
+    try:
+        async with aclosing(provider.stream(request)) as events:
+            calls = [event async for event in events if isinstance(event, ToolCall)]
+    except ModelError as error:
+        # As servers answer that know no tools.
+        if error.reason not in ("protocol", "malformed"):
+            raise
+        return False
+    return any(call.name == PROBE_TOOL.name and is_json(call.arguments) for call in calls)
+
+
+def is_json(text: str) -> bool:
+    """Tell whether a text is one JSON value."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def is_malformed(event: ModelEvent, calls: list[ToolCall]) -> bool:
+    """Tell whether a reply ends with calls that cannot be read, though it was not cut off."""
+    return (
+        isinstance(event, Finished)
+        and event.stop == "tool_use"
+        and (not calls or not all(is_json(call.arguments) for call in calls))
+    )

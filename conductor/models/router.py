@@ -1,0 +1,256 @@
+"""The model that sessions use: it sends each request to the profile that fits and that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+import structlog
+
+from conductor.errors import ModelError
+from conductor.messages import ToolCall
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage
+from conductor.models.failures import failure
+from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_malformed
+from conductor.models.metrics import ModelMetrics
+from conductor.models.profiles import ModelProfile, Profiles
+
+# Malformed replies in a row after which an ``auto`` model is taught to write its calls as text.
+_MAX_MALFORMED = 2
+# Failures that say nothing about the service.
+_NOT_ITS_FAULT = frozenset({"refused", "context_too_long", "malformed"})
+
+log = structlog.get_logger(__name__)
+
+
+class Route:
+    """One profile with its provider, and what is known of its service.
+
+    ``as_text`` wraps the provider of a model that writes its calls as text.
+    """
+
+    def __init__(
+        self,
+        profile: ModelProfile,
+        provider: ModelProvider,
+        as_text: Callable[[ModelProvider, ModelProfile], ModelProvider],
+    ) -> None:
+        self.profile = profile
+        self.provider = provider
+        self.breaker = CircuitBreaker()
+        self.is_healthy = True
+        self._as_text = as_text
+        self._using: ModelProvider | None = None
+        if profile.kind == "native":
+            self._using = provider
+        elif profile.kind == "text":
+            self._using = as_text(provider, profile)
+        self._probing = asyncio.Lock()
+        self._malformed = 0  # in a row
+        self._active = 0
+        self._answered_at = float("-inf")
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a request is likely to be answered."""
+        return self.is_healthy and self.breaker.allows
+
+    async def start(self) -> None:
+        """Prepare the provider, and find out whether an ``auto`` model calls tools."""
+        await self.provider.start()
+        await self._ready()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Stream the reply, and learn from how it ends. Raises `ModelError`."""
+        if self.profile.timeout_s is not None:
+            request = replace(request, silence_s=self.profile.timeout_s)
+        calls: list[ToolCall] = []
+        self._active += 1
+        try:
+            provider = self._using or await self._ready()
+            async with aclosing(provider.stream(request)) as events:
+                async for event in events:
+                    if isinstance(event, ToolCall):
+                        calls.append(event)
+                    elif isinstance(event, Finished):
+                        self.breaker.end(succeeded=True)
+                        self._answered_at = asyncio.get_running_loop().time()
+                        self._count_malformed(is_malformed(event, calls))
+                        event = self._signed(event)
+                    yield event
+        except ModelError as error:
+            if error.reason not in _NOT_ITS_FAULT:
+                self.breaker.end(succeeded=False)
+            if error.reason == "malformed":
+                self._count_malformed(True)
+            raise
+        finally:
+            self._active -= 1
+
+    def _signed(self, event: Finished) -> Finished:
+        cost = cost_of(event.usage, self.profile)
+        return replace(event, profile=self.profile.name, provider=self.provider.name, cost=cost)
+
+    async def _ready(self) -> ModelProvider:
+        async with self._probing:
+            if self._using is None:
+                native = await calls_tools(self.provider)
+                log.info("model tried out", profile=self.profile.name, calls_tools=native)
+                self._using = self.provider if native else self._as_text(self.provider, self.profile)
+            return self._using
+
+    def _count_malformed(self, malformed: bool) -> None:
+        self._malformed = self._malformed + 1 if malformed else 0
+        if self._malformed >= _MAX_MALFORMED and self.profile.kind == "auto" and self._using is self.provider:
+            log.warning("model writes its calls as text from now on", profile=self.profile.name)
+            self._using = self._as_text(self.provider, self.profile)
+
+    async def check(self, every_s: float) -> None:
+        """Check the health, unless replies of the last ``every_s`` seconds, or one under way, show it."""
+        now = asyncio.get_running_loop().time()
+        # A local server answers one request after the other: the check would wait behind a reply.
+        if self._active or now - self._answered_at < every_s:
+            self.is_healthy = True
+            return
+        healthy = await is_healthy(self.provider)
+        if healthy != self.is_healthy:
+            log.info("model health", profile=self.profile.name, healthy=healthy)
+        self.is_healthy = healthy
+
+
+def cost_of(usage: Usage, profile: ModelProfile) -> float:
+    """Give the money for the tokens, in the currency of the profile's prices."""
+    prices = profile.prices
+    return (
+        usage.input_tokens * prices.input
+        + usage.output_tokens * prices.output
+        + usage.cache_read_tokens * prices.cache_read
+        + usage.cache_write_tokens * prices.cache_write
+    ) / 1_000_000
+
+
+class ModelRouter:
+    """A provider over several profiles (models, "Router").
+
+    A request goes to the profile that the session chose, else to that for requests with or without tools,
+    else to the default. If that one fails before its reply begins, those of its ``fallback`` follow; those
+    that seem to be down come last. Only a profile's own list leads elsewhere, so a local model's requests
+    stay local unless the operator lists a remote one there. With ``hedge_after_s`` the next profile is asked
+    as well if no reply has begun by then, and the first to begin replies.
+    """
+
+    def __init__(
+        self,
+        profiles: Profiles,
+        make: Callable[[ModelProfile], ModelProvider],
+        as_text: Callable[[ModelProvider, ModelProfile], ModelProvider],
+        metrics: ModelMetrics,
+        *,
+        hedge_after_s: float | None = None,
+    ) -> None:
+        self.profiles = profiles
+        self._routes = {
+            name: Route(profile, make(profile), as_text) for name, profile in profiles.by_name.items()
+        }
+        self._by_use: dict[str | None, Route] = {
+            route.profile.use: route for route in self._routes.values() if route.profile.use is not None
+        }
+        self._metrics = metrics
+        self._hedge_after_s = hedge_after_s
+        self._watching: asyncio.Task[None] | None = None
+        self.name = self._routes[profiles.default].provider.name
+
+    def serving(self, chosen: str | None) -> str | None:
+        """Name the profile that would reply to a session now; None if there is no file with profiles."""
+        if self.profiles.file is None:
+            return None
+        return self._candidates(chosen, "tools")[0].profile.name
+
+    def _candidates(self, chosen: str | None, use: str) -> list[Route]:
+        if chosen is not None and chosen in self.profiles.allowed:
+            first = self._routes[chosen]
+        else:
+            first = self._by_use.get(use) or self._routes[self.profiles.default]
+        routes = [first, *(self._routes[name] for name in first.profile.fallback)]
+        return sorted(routes, key=lambda route: not route.is_up)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""
+        use = "tools" if request.tools and request.tool_choice != "none" else "voice"
+        event, events = await self._begin(self._candidates(request.profile, use), request)
+        async with aclosing(events):
+            yield event
+            async for event in events:
+                yield event
+
+    async def _begin(
+        self, candidates: list[Route], request: ModelRequest
+    ) -> tuple[ModelEvent, AsyncGenerator[ModelEvent, None]]:
+        racing: dict[asyncio.Task[ModelEvent], tuple[Route, AsyncGenerator[ModelEvent, None]]] = {}
+        try:
+            while True:
+                if candidates:
+                    route = candidates.pop(0)
+                    route.breaker.begin()
+                    # Another profile replies sooner than a retry.
+                    events = route.stream(replace(request, may_retry=request.may_retry and not candidates))
+                    racing[asyncio.create_task(_first(events))] = route, events
+                hedged = len(racing) == 1 and candidates and candidates[0].is_up
+                done, _ = await asyncio.wait(
+                    racing,
+                    timeout=self._hedge_after_s if hedged else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    route, events = racing.pop(task)
+                    try:
+                        event = task.result()
+                    except ModelError as error:
+                        self._metrics.failed(route.profile.name, error.reason)
+                        if error.reason == "refused" or not (candidates or racing):
+                            raise
+                        log.info("model fallback", profile=route.profile.name, reason=error.reason)
+                    else:
+                        for loser, _ in racing.values():
+                            self._metrics.hedged(winner=route.profile.name, loser=loser.profile.name)
+                        return event, events
+        finally:
+            for task in racing:
+                task.cancel()
+            await asyncio.gather(*racing, return_exceptions=True)
+            for _, events in racing.values():
+                await events.aclose()
+
+    async def start(self) -> None:
+        """Prepare all providers, and begin to check those that stand in for each other."""
+        names = [name for route in self._routes.values() for name in route.profile.fallback]
+        watched = [route for name, route in self._routes.items() if route.profile.fallback or name in names]
+        if watched and self.profiles.health_check_s and self._watching is None:
+            self._watching = asyncio.create_task(self._watch(watched, self.profiles.health_check_s))
+        results = await asyncio.gather(
+            *(route.start() for route in self._routes.values()), return_exceptions=True
+        )
+        for route, result in zip(self._routes.values(), results, strict=True):
+            if isinstance(result, Exception):
+                # The first request tries again.
+                log.warning("model not ready", profile=route.profile.name, error=type(result).__name__)
+
+    async def _watch(self, routes: list[Route], every_s: float) -> None:
+        while True:
+            await asyncio.gather(*(route.check(every_s) for route in routes), return_exceptions=True)
+            await asyncio.sleep(every_s)
+
+    async def aclose(self) -> None:
+        """Stop the checks, and close all providers."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        await asyncio.gather(*(route.provider.aclose() for route in self._routes.values()))
+
+
+async def _first(events: AsyncGenerator[ModelEvent, None]) -> ModelEvent:
+    async for event in events:
+        return event
+    raise failure("protocol")

@@ -1,0 +1,123 @@
+"""LOCAL_ONLY: each address is looked at when it is connected to, whatever its name resolved to before."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from conductor.errors import ModelError
+from conductor.messages import UserMessage
+from conductor.models.anthropic import AnthropicProvider
+from conductor.models.base import Finished, ModelEvent, ModelRequest
+from conductor.models.http import HttpPool, is_local
+from tests.stand_ins.anthropic_script import Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+PUBLIC = "192.0.2.7"  # of a network that is for documentation: nobody is there
+BODY = b'{"model":"m","max_tokens":1,"stream":true,"messages":[{"role":"user","content":"Hi"}]}'
+
+
+class Names(AbstractResolver):
+    """Resolves any name to each of the addresses in turn."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        address = self.addresses.pop(0)
+        return [
+            ResolveResult(hostname=host, host=address, port=port, family=socket.AF_INET, proto=0, flags=0)
+        ]
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+class Whole:
+    """A decoder that takes any bytes for a whole reply."""
+
+    finished = False
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        self.finished = True
+        return [Finished("end_turn")]
+
+    def end(self) -> list[ModelEvent]:
+        return []
+
+
+@pytest.fixture
+async def claude() -> AsyncIterator[AnthropicService]:
+    async with AnthropicService(default=Reply(text="Hello")) as service:
+        yield service
+
+
+def pool_to(base_url: str, names: Names | None = None) -> HttpPool:
+    headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
+    return HttpPool(
+        base_url, headers, pool_size=1, keep_alive_s=0, trust_env=True, local_only=True, resolver=names
+    )
+
+
+async def open_and_close(pool: HttpPool) -> None:
+    (await pool.open("/v1/messages", BODY, Whole(), 5.0)).close()
+
+
+async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(claude: AnthropicService) -> None:
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), Names(PUBLIC))
+    with pytest.raises(ModelError, match="LOCAL_ONLY is set, and the model is not local"):
+        await open_and_close(pool)
+    await pool.aclose()
+
+
+async def test_the_second_lookup_is_looked_at_as_well(claude: AnthropicService) -> None:
+    names = Names("127.0.0.1", PUBLIC)
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), names)  # keeps no connection
+    await open_and_close(pool)
+    assert claude.received == 1
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    assert not names.addresses
+    await pool.aclose()
+
+
+async def test_an_address_without_a_name_is_looked_at() -> None:
+    pool = pool_to(f"http://{PUBLIC}:1")
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    await pool.aclose()
+
+
+async def test_no_proxy_is_asked(claude: AnthropicService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", claude.base_url)
+    pool = pool_to("http://models.example:1", Names(PUBLIC))
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        await open_and_close(pool)
+    assert claude.received == 0
+    await pool.aclose()
+
+
+async def test_it_is_not_tried_again(claude: AnthropicService) -> None:
+    provider = AnthropicProvider("k", "m", 1, f"http://{PUBLIC}:1", local_only=True)
+    with pytest.raises(ModelError) as caught:
+        await anext(provider.stream(ModelRequest("", [UserMessage("Hi")])))
+    assert caught.value.reason == "protocol"
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        *[(a, True) for a in ("127.8.8.8", "10.0.0.1", "172.31.0.1", "192.168.1.1", "::1", "fd12::1")],
+        *[(a, True) for a in ("fe80::1%eth0", "169.254.1.1", "::ffff:10.0.0.1")],
+        *[(a, False) for a in ("8.8.8.8", "172.32.0.1", "192.0.2.7", "2001:db8::1", "100.64.0.1")],
+        *[(a, False) for a in ("::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::", "0.0.0.0", "::")],
+    ],
+)
+def test_what_is_local(address: str, local: bool) -> None:
+    assert is_local(address) == local
