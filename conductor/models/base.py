@@ -108,3 +108,17 @@ class ModelProvider(Protocol):
     async def aclose(self) -> None:
         """Close connections."""
         ...
+
+
+class StreamDecoder(Protocol):
+    """Turns the bytes of one reply into model events. ``finished`` is true after `Finished`."""
+
+    finished: bool
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        """Decode the next bytes. Raises `ModelError`."""
+        ...
+
+    def end(self) -> list[ModelEvent]:
+        """Give the last events when the bytes have ended. Raises `ModelError` if the reply has not."""
+        ...

@@ -21,9 +21,8 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from conductor.errors import ModelError
-from conductor.models.base import ModelEvent
+from conductor.models.base import ModelEvent, StreamDecoder
 from conductor.models.failures import failure, from_status, read_problem
-from conductor.models.streaming import StreamDecoder
 
 # Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0

@@ -9,29 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 if TYPE_CHECKING:
     from conductor.models.http import HttpPool, ReplyStream
 
 _NO_RETRIES = RetryPolicy(retries=0)
-
-
-class StreamDecoder(Protocol):
-    """Turns the bytes of one reply into model events. ``finished`` is true after `Finished`."""
-
-    finished: bool
-
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`."""
-        ...
-
-    def end(self) -> list[ModelEvent]:
-        """Give the last events when the bytes have ended. Raises `ModelError` if the reply has not."""
-        ...
 
 
 class ReplyStreamer:
