@@ -58,6 +58,17 @@ class _Tool(_Counts, frozen=True):
     decide_ms: _Times
 
 
+class _Model(msgspec.Struct, frozen=True):
+    profile: str
+    subject: str
+    replies: int
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    cost: float
+
+
 class _Stats(msgspec.Struct, frozen=True):
     version: str
     uptime_s: float
@@ -66,6 +77,7 @@ class _Stats(msgspec.Struct, frozen=True):
     since: str
     totals: _Counts
     tools: list[_Tool]
+    models: list[_Model] = []  # a former server has none
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,13 +211,24 @@ def _write(stats: _Stats, out: TextIO) -> None:
         f"Conductor {_plain(stats.version)}, up {duration(stats.uptime_s)}, "
         f"sessions {stats.sessions}, connections {stats.connections}\n"
     )
-    if not stats.tools:
+    if stats.tools:
+        out.write(f"Tools since {_plain(stats.since)}\n\n")
+        none = _Times(None, None)
+        total = _Tool(**asdict(stats.totals), tool="total", source="", run_ms=none, decide_ms=none)
+        write_table(out, _HEADINGS, map(_row, [*stats.tools, total]), _NUMBERS)
+    else:
         out.write(f"No tool was called since {_plain(stats.since)}.\n")
-        return
-    out.write(f"Tools since {_plain(stats.since)}\n\n")
-    none = _Times(None, None)
-    total = _Tool(**asdict(stats.totals), tool="total", source="", run_ms=none, decide_ms=none)
-    write_table(out, _HEADINGS, map(_row, [*stats.tools, total]), _NUMBERS)
+    if stats.models:
+        out.write(f"\nModels since {_plain(stats.since)}\n\n")
+        write_table(out, _MODEL_HEADINGS, map(_model_row, stats.models), _MODEL_HEADINGS[2:])
+
+
+_MODEL_HEADINGS = ("model", "subject", "replies", "input", "output", "cached", "cost")
+
+
+def _model_row(model: _Model) -> tuple[str, ...]:
+    counts = (model.replies, model.input + model.cache_write, model.output, model.cache_read)
+    return (_plain(model.profile), _plain(model.subject), *map(str, counts), f"{model.cost:.4f}")
 
 
 def _row(tool: _Tool) -> tuple[str, ...]:

@@ -229,6 +229,7 @@ class Listener:
             "sessions": len(self.registry),
             "connections": self.connections,
             "policies": {"rules": len(self.services.rules), "problem": policies.problem if policies else ""},
+            "models": self.services.model_metrics.snapshot(),
         }
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from conductor import __version__
 from conductor.app import make_services, running
 from conductor.commands import stats
 from conductor.errors import SettingsError
+from conductor.models.base import Usage
 from conductor.models.scripted import ScriptedProvider
 from conductor.settings import load_settings
 from conductor.tools.metrics import ToolMetrics
@@ -139,13 +141,34 @@ async def test_without_a_call_there_is_no_table() -> None:
         assert (await run(url)).splitlines()[1:] == [f"No tool was called since {figures.since}."]
 
 
+async def test_the_models_tokens_and_money_are_a_table() -> None:
+    services = make_services(load_settings(None, admin_token=TOKEN, port=0), ScriptedProvider([]))
+    services.model_metrics.used("s-1", "home", Usage(1000, 50, 200, 30), 0.0125)
+    services.model_metrics.used("s-1", "home", Usage(1000, 50), 0.01)
+    async with running(
+        services=services, settings=load_settings(None, admin_token=TOKEN, port=0)
+    ) as listener:
+        url = f"http://127.0.0.1:{listener.port}"
+        lines = (await run(url)).splitlines()
+        (row,) = json.loads(await run(url, "--json"))["models"]
+    assert lines[3].startswith("Models since ")
+    assert [line.split() for line in lines[5:]] == [
+        ["model", "subject", "replies", "input", "output", "cached", "cost"],
+        ["home", "s-1", "2", "2030", "100", "200", "0.0225"],
+    ]
+    assert row["cache_write"] == 30
+    exported = generate_latest(services.metrics.registry).decode()
+    assert 'conductor_model_tokens_total{kind="output",profile="home"} 100.0' in exported
+    assert 'conductor_model_cost_total{profile="home"} 0.0225' in exported
+
+
 async def test_json_is_all_that_the_server_says() -> None:
     async with served() as (url, figures):
         use(figures)
         printed = json.loads(await run(url, "--json"))
         assert printed.pop("uptime_s") >= 0
         policies = {"rules": 0, "problem": ""}
-        facts = {"version": __version__, "sessions": 0, "connections": 0, "policies": policies}
+        facts = {"version": __version__, "sessions": 0, "connections": 0, "policies": policies, "models": []}
         assert printed == {**facts, **figures.snapshot()}
 
 
