@@ -1,0 +1,128 @@
+"""Models that stand in for each other, over real connections: killed before and in the middle of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from conductor.app import running
+from conductor.settings import load_settings
+from tests.end_to_end.phone import PLAIN_TURN, Phone
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
+
+MODELS = """
+default = "home"
+allowed = ["home", "cloud"]
+health_check_s = 0
+
+[[profile]]
+name = "home"
+provider = "anthropic"
+base_url = "{home}"
+model = "small"
+api_key_env = "TEST_KEY"
+fallback = ["cloud"]
+
+[[profile]]
+name = "cloud"
+provider = "anthropic"
+base_url = "{cloud}"
+model = "large"
+api_key_env = "TEST_KEY"
+prices = {{ input = 1, output = 5 }}
+"""
+
+
+@asynccontextmanager
+async def started(default: str) -> AsyncIterator[AnthropicService]:
+    async with AnthropicService(default=Reply(text=default)) as service:
+        yield service
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TEST_KEY", "test-key")
+    return tmp_path / "models.toml"
+
+
+def write(models: Path, home: AnthropicService, cloud: AnthropicService) -> None:
+    models.write_text(MODELS.format(home=home.base_url, cloud=cloud.base_url))
+
+
+@asynccontextmanager
+async def phone_of(
+    models: Path, home: AnthropicService, cloud: AnthropicService, **start: object
+) -> AsyncIterator[Phone]:
+    """Run a server with both models; give a phone."""
+    write(models, home, cloud)
+    settings = load_settings(None, models_file=str(models), port=0, turn_timeout_ms=10_000, local_only=True)
+    async with running(settings) as listener:
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", start_fields=start) as phone:
+            yield phone
+
+
+def started_event(phone: Phone) -> dict[str, object]:
+    payload: dict[str, object] = phone.log[0]["payload"]
+    return payload
+
+
+async def test_a_server_that_is_killed_before_a_turn_is_replaced(models: Path) -> None:
+    async with started("cloud") as cloud, started("home") as home, phone_of(models, home, cloud) as phone:
+        said = started_event(phone)
+        assert (said["model"], said["localOnly"]) == ("home", True)
+        await phone.ask("hello?")
+        await home.__aexit__(None, None, None)
+        await phone.ask("hello again")
+        assert phone.finals() == ["home", "cloud"] and not phone.errors()
+
+
+async def test_a_server_that_is_killed_in_the_middle_of_a_turn_is_replaced(models: Path) -> None:
+    hold = asyncio.Event()
+    async with started("The cloud replies.") as cloud, started("home") as home:
+        async with phone_of(models, home, cloud) as phone:
+            home.default = Reply(text="I am at home and I ", hold=hold, hold_at=3)
+            await phone.say("hello?")
+            await phone.until(lambda event: event["type"] == "assistant.speech.partial")
+            await home.__aexit__(None, None, None)
+            hold.set()
+            await phone.until(lambda event: event["type"] == "assistant.speech.final")
+            assert phone.finals() == ["The cloud replies."] and not phone.errors()
+
+
+async def test_a_server_that_is_killed_between_two_rounds_is_replaced(models: Path) -> None:
+    async with started("It is late.") as cloud, started("home") as home:
+        async with phone_of(models, home, cloud) as phone:
+            home.default = Reply(calls=(Call("get_current_time", {}),))
+            await phone.say("what is the time?")
+            await home.wait_completed(1)
+            await home.__aexit__(None, None, None)
+            await phone.until(lambda event: event["type"] == "assistant.speech.final")
+            assert phone.finals() == ["It is late."] and not phone.errors()
+
+
+async def test_a_client_chooses_its_model(models: Path) -> None:
+    async with started("cloud") as cloud, started("home") as home:
+        async with phone_of(models, home, cloud, model="cloud") as phone:
+            assert started_event(phone)["model"] == "cloud"
+            await phone.ask("hello?")
+            assert phone.finals() == ["cloud"] and phone.shape(1) == PLAIN_TURN
+            mark = len(phone.log)
+            await phone.send("session.start", {})
+            await phone.say("hello again")
+            await phone.until(lambda event: event["type"] == "assistant.speech.final", since=mark)
+            assert phone.finals() == ["cloud", "cloud"] and home.received == 0
+
+
+async def test_a_client_that_chooses_another_is_told(models: Path) -> None:
+    async with started("cloud") as cloud, started("home") as home:
+        fields = {"model": "secret", "capabilities": ["diagnostics"]}
+        async with phone_of(models, home, cloud, **fields) as phone:
+            await phone.ask("hello?")
+            (told,) = [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
+            assert told["code"] == "unknown_model" and "'secret' is no model" in told["message"]
+            assert started_event(phone)["model"] == "home" and phone.finals() == ["home"]
