@@ -88,7 +88,7 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--host", help="address to listen on (HOST)")
     serve.add_argument("--port", help="port to listen on (PORT)")
     serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    serve.add_argument("--model", dest="anthropic_model", help="Claude model (ANTHROPIC_MODEL)")
+    serve.add_argument("--model", help="which model (ANTHROPIC_MODEL, OPENAI_MODEL)")
     serve.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (LOG_LEVEL)")
     serve.add_argument(
         "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
@@ -178,7 +178,8 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
         host=host,
         port=options.port,
         model_provider=options.model_provider,
-        anthropic_model=options.anthropic_model,
+        anthropic_model=options.model,
+        openai_model=options.model,
         log_level=options.log_level,
         workers=options.workers,
     )

@@ -28,6 +28,9 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "CLAUDE_API_KEY": "ANTHROPIC_API_KEY",
         "CLAUDE_MODEL": "ANTHROPIC_MODEL",
         "LLM_PROVIDER": "MODEL_PROVIDER",
+        "OPENAI_API_BASE": "OPENAI_BASE_URL",
+        "OPENAI_API_URL": "OPENAI_BASE_URL",
+        "OPENAI_KEY": "OPENAI_API_KEY",
         "SYSTEM_PROMPT": "SYSTEM_PROMPT_FILE",
     }
 )

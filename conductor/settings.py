@@ -104,6 +104,11 @@ class Settings(BaseSettings):
     anthropic_base_url: str | None = None
     anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-4-5"
     anthropic_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    openai_api_key: SecretStr | None = None
+    openai_base_url: str | None = None
+    openai_model: Annotated[str | None, Field(min_length=1)] = None
+    openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    openai_api: Literal["chat", "responses", "auto"] = "auto"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536
     max_turns: Annotated[int, Field(ge=1, le=1_000)] = 20
     partial_interval_ms: Annotated[int, Field(ge=0, le=10_000)] = 50
@@ -158,7 +163,9 @@ class Settings(BaseSettings):
             raise ValueError("it has nothing between its commas")
         return parts
 
-    @field_validator("log_level", "log_format", "interruption_mode", "model_provider", mode="before")
+    @field_validator(
+        "log_level", "log_format", "interruption_mode", "model_provider", "openai_api", mode="before"
+    )
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value

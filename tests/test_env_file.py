@@ -124,7 +124,7 @@ def test_a_name_that_is_nearly_a_settings_is_a_mistake(name: str, meant: str) ->
 
 @pytest.mark.parametrize(
     "name",
-    "HOSTNAME PATH LOGNAME POST EXPORT OPENAI_API_KEY REDIS_PORT LOG_FILE X TMPDIR spring.profiles".split(),
+    "HOSTNAME PATH LOGNAME POST EXPORT OPENAI_ORG_ID REDIS_PORT LOG_FILE X TMPDIR spring.profiles".split(),
 )
 def test_other_programs_names_are_left_alone(name: str) -> None:
     assert hint_for(name, KNOWN) is None

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (HOST)")
     parser.add_argument("--port", help="port to listen on (PORT)")
     parser.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    parser.add_argument("--model", dest="anthropic_model", help="Claude model (ANTHROPIC_MODEL)")
+    parser.add_argument("--model", help="which model (ANTHROPIC_MODEL, OPENAI_MODEL)")
     parser.add_argument("--offline", action="store_true", help="do not ask the model")
     parser.add_argument(
         "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
@@ -70,8 +71,14 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Run the checks, and print a line for each item; returns the exit code, 0 or 2."""
     # The items say what is wrong; log lines of the parts that are tried would say it twice.
     configure_logs("error", "console", cache=False)
-    names = ("host", "port", "model_provider", "anthropic_model")
-    overrides = {name: value for name in names if (value := getattr(options, name)) is not None}
+    given = {
+        "host": options.host,
+        "port": options.port,
+        "model_provider": options.model_provider,
+        "anthropic_model": options.model,
+        "openai_model": options.model,
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
     items = check(overrides=overrides, offline=options.offline, insecure=options.insecure_no_auth)
     return asyncio.run(report(items, stdout or sys.stdout))
 
@@ -197,7 +204,7 @@ async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float)
 _MENDS: dict[ModelFailure, str] = {
     "authentication": "Look at {api_key}, and whether its account may use {model}.",
     "protocol": "Look at {model_label} ({model}), and at {base_url} if it is set.",
-    "connection": "Asked was {host}: look at the network, at proxies, and at {base_url} if set.",
+    "connection": "Asked was {host}: does it run? Look at the network, at proxies, and at {base_url} if set.",
     "timeout": "Nothing came from {host} within {seconds:g} s: look at the network, and try again.",
     "overloaded": "Try again later; the settings may be right.",
     "rate_limited": "The key was accepted; wait, or raise the account's limits.",
@@ -207,15 +214,23 @@ _MENDS: dict[ModelFailure, str] = {
 def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
     text = f"{profile.title}: {error}"
     if error.reason in _MENDS:
+        url = urlsplit(profile.base_url or "")
         # Only the host of an address is shown: the rest may hold a key.
         text += " " + _MENDS[error.reason].format(
             api_key=profile.label("api_key"),
             base_url=profile.label("base_url"),
             model_label=profile.label("model"),
             model=profile.model,
-            host=profile.host or "the service",
+            host=url.netloc or "the service",
             seconds=seconds,
         )
+        if (
+            error.reason == "protocol"
+            and profile.provider == "openai"
+            and url.path in ("", "/")
+            and url.netloc
+        ):
+            text += " Such an address usually ends in /v1."
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)
 
 

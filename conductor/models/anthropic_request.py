@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,14 +19,13 @@ from conductor.models.rendering import (
     call_id,
     limit_of,
     may_call,
+    object_schema,
     unicode_of,
 )
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "anthropic"
 _CACHE: Json = {"type": "ephemeral"}
-# The service's rule for property names.
-_PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 _THINKING = ("thinking", "redacted_thinking")
 
 
@@ -53,6 +51,8 @@ def body_of(request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens
     }
     if request.system.strip():
         body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
+    if request.stop:
+        body["stop_sequences"] = list(request.stop)
     if tools:
         body["tools"] = tools
         if not may_call(request):
@@ -86,7 +86,7 @@ class _Message(msgspec.Struct):
 
 
 def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
-    rendered: Json = {"name": names.to_service(tool.name), "input_schema": _object_schema(tool.input_schema)}
+    rendered: Json = {"name": names.to_service(tool.name), "input_schema": object_schema(tool.input_schema)}
     if tool.description.strip():
         rendered["description"] = tool.description
     return rendered
@@ -99,20 +99,6 @@ def _former_tool(name: str, names: ToolNameMap) -> Json:
         "description": "No longer available. Do not call it.",
         "input_schema": {"type": "object"},
     }
-
-
-def _object_schema(schema: Mapping[str, Any]) -> Json:
-    # The service wants type "object", no oneOf, anyOf or allOf at the top, and property names of 1 to 64 of
-    # ``a-zA-Z0-9_.-``. Arguments are validated here in any case.
-    rendered = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
-    rendered["type"] = "object"
-    properties = rendered.get("properties")
-    if isinstance(properties, Mapping) and not all(map(_PROPERTY.match, properties)):
-        rendered["properties"] = {name: value for name, value in properties.items() if _PROPERTY.match(name)}
-        rendered["required"] = [
-            name for name in rendered.get("required", ()) if name in rendered["properties"]
-        ]
-    return rendered
 
 
 def _messages(history: Sequence[Message], names: ToolNameMap) -> list[_Message]:

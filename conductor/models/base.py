@@ -32,8 +32,9 @@ class ModelRequest:
     ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message, a note
     or tool results. ``tool_choice`` "none" forbids calls, but leaves the tools in the request. ``silence_s``
     bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
-    retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. ``profile``
-    is the model that the session chose; only the router reads it.
+    retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. The reply
+    ends before the first of the texts ``stop``, at services that know such. ``profile`` is the model that the
+    session chose; only the router reads it.
     """
 
     system: str
@@ -44,6 +45,7 @@ class ModelRequest:
     deadline_s: float = 120.0
     may_retry: bool = True
     max_tokens: int | None = None
+    stop: Sequence[str] = ()
     profile: str | None = None
 
 

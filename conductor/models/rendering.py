@@ -22,8 +22,9 @@ TOKENS_WITH_TOOLS = 4096
 BEGINNING = "[The conversation goes on from here.]"
 NO_WORDS = "[No words.]"
 NO_RESULT = "(nothing)"
-# Services' rule for ids; calls in another provider's history may break it.
+# Services' rules for ids and property names; calls in another provider's history may break it.
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
+_PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 
 
 def may_call(request: ModelRequest) -> bool:
@@ -78,6 +79,23 @@ _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 def unicode_of(text: str) -> str:
     """Replace halves of surrogate pairs, which services refuse, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def object_schema(schema: Mapping[str, Any]) -> Json:
+    """Give a schema that services accept.
+
+    They want type "object", no oneOf, anyOf or allOf at the top, and property names of 1 to 64 of
+    ``a-zA-Z0-9_.-``. Arguments are validated here in any case.
+    """
+    rendered = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
+    rendered["type"] = "object"
+    properties = rendered.get("properties")
+    if isinstance(properties, Mapping) and not all(map(_PROPERTY.match, properties)):
+        rendered["properties"] = {name: value for name, value in properties.items() if _PROPERTY.match(name)}
+        rendered["required"] = [
+            name for name in rendered.get("required", ()) if name in rendered["properties"]
+        ]
+    return rendered
 
 
 def encode(body: Json) -> bytes:

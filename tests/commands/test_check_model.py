@@ -16,6 +16,7 @@ from conductor.models import registry
 from conductor.settings import load_settings
 from tests.stand_ins.anthropic_script import Break, HttpFailure, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stand_ins.openai_service import OpenAIService
 
 SECRET = "hunter2-hunter2"
 
@@ -173,3 +174,51 @@ class BrokenProvider:
 
     async def aclose(self) -> None:
         """Let go of nothing."""
+
+
+# -- a service with OpenAI's API
+
+
+@pytest.fixture
+async def ollama() -> AsyncIterator[OpenAIService]:
+    async with OpenAIService(default=Reply(text="H", stop_reason="max_tokens"), api_keys=None) as service:
+        yield service
+
+
+def local(service: OpenAIService, **given: Any) -> dict[str, Any]:
+    return {
+        "model_provider": "openai",
+        "openai_model": "qwen3:4b",
+        "openai_base_url": service.base_url,
+        **given,
+    }
+
+
+async def test_a_local_model_that_answers_is_good_without_a_key(ollama: OpenAIService) -> None:
+    item = await ask(**local(ollama))
+    assert item.level == "ok" and item.text.startswith("qwen3:4b (openai) at 127.0.0.1 answered in ")
+    (request,) = ollama.requests
+    assert (request["model"], request["max_tokens"]) == ("qwen3:4b", 1)
+
+
+async def test_openai_without_a_key_fails() -> None:
+    item = await ask(model_provider="openai", openai_model="gpt-5-mini")
+    assert item.level == "fail" and "OPENAI_API_KEY is not set" in item.text
+
+
+async def test_a_model_that_was_not_pulled_fails(ollama: OpenAIService) -> None:
+    ollama.default = HttpFailure(404, "not_found_error", "model not found, try pulling it first")
+    item = await ask(**local(ollama))
+    assert item.level == "fail" and "Look at OPENAI_MODEL (qwen3:4b), and at OPENAI_BASE_URL" in item.text
+    assert "/v1" not in item.text
+
+
+async def test_an_address_without_its_path_is_told_what_it_lacks(ollama: OpenAIService) -> None:
+    item = await ask(**local(ollama, openai_base_url=ollama.base_url.removesuffix("/v1")))
+    assert item.level == "fail" and "usually ends in /v1" in item.text
+
+
+async def test_a_local_server_that_does_not_run_is_named_with_its_port() -> None:
+    url = "http://127.0.0.1:1/v1"
+    item = await ask(model_provider="openai", openai_model="m", openai_base_url=url)
+    assert item.level == "fail" and "Asked was 127.0.0.1:1: does it run?" in item.text

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
+from typing import Any
 
 import pytest
 
 from conductor.models import http
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider, StopReason
+from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
 from tests.models.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.openai_service import OpenAIService
 
 assert http  # imported here: it takes a while, and no case's wait should hold that
 
 _STOPS: dict[StopReason, str] = {"context_window": "model_context_window_exceeded"}
 
 
-class AnthropicHarness:
-    """The Anthropic provider and its stand-in."""
+class ServiceHarness:
+    """A provider and the stand-in of its service."""
 
-    def __init__(self, service: AnthropicService, provider: AnthropicProvider) -> None:
+    def __init__(self, service: ModelService, provider: ModelProvider) -> None:
         self._service = service
         self._provider = provider
 
@@ -61,25 +65,30 @@ def _script(answer: Answer) -> Script:
     )
 
 
-@pytest.fixture
-async def anthropic_harness() -> AsyncIterator[Harness]:
-    async with AnthropicService() as service:
-        provider = AnthropicProvider(
-            "test-key",
-            "test-model",
-            512,
-            service.base_url,
-            trust_env=False,
-            retry_policy=RetryPolicy(base_s=0.001),
-            random=Random(1),
-        )
+@pytest.fixture(params=["anthropic", "openai chat", "openai responses"])
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
+    provider: ModelProvider
+    name, _, endpoint = request.param.partition(" ")
+    service: ModelService = AnthropicService() if name == "anthropic" else OpenAIService()
+    async with service:
+        given: Any = ("test-key", "test-model", 512, service.base_url)
+        options: Any = {
+            "trust_env": False,
+            "retry_policy": RetryPolicy(base_s=0.001),
+            "random": Random(1),
+        }
+        if name == "anthropic":
+            provider = AnthropicProvider(*given, **options)
+        else:
+            options["endpoint"] = endpoint
+            provider = OpenAIProvider(*given, **options)
         try:
-            yield AnthropicHarness(service, provider)
+            yield ServiceHarness(service, provider)
         finally:
             await provider.aclose()
         assert list(service.refused) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.__name__))
-async def test_anthropic(case: Callable[[Harness], Awaitable[None]], anthropic_harness: Harness) -> None:
-    await case(anthropic_harness)
+async def test_contract(case: Callable[[Harness], Awaitable[None]], harness: Harness) -> None:
+    await case(harness)

@@ -42,7 +42,9 @@ def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) ->
     settings = load_settings(None).model_copy(update={"model_provider": name or "none"})
     with pytest.raises(SettingsError) as caught:
         made(settings)
-    assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith("anthropic, demo.")
+    assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith(
+        ": anthropic, demo, openai."
+    )
 
 
 async def test_claude_is_made_with_a_key_and_refused_without() -> None:

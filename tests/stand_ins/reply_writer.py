@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import msgspec
-
-from tests.stand_ins.anthropic_http import Connection
 from tests.stand_ins.anthropic_script import Break, Piece, Reply
+from tests.stand_ins.http_connection import Connection
 
 
 class ReplyWriter:
-    """Sends one stream, with the waits and the break that its reply wants."""
+    """Sends one stream, with the waits and the break that its reply wants.
 
-    def __init__(self, connection: Connection, reply: Reply) -> None:
+    ``error_event`` gives the service's form of an error within a stream.
+    """
+
+    def __init__(self, connection: Connection, reply: Reply, error_event: Callable[[Break], bytes]) -> None:
         self._connection = connection
         self._reply = reply
+        self._error_event = error_event
         self._waiting: list[bytes] = []
 
     async def send(self, pieces: Iterator[Piece]) -> None:
@@ -63,11 +65,9 @@ class ReplyWriter:
 
     async def _break(self, broken: Break) -> None:
         if broken.kind == "error":
-            error = {"type": broken.error_type, "message": "Scripted error"}
-            body = msgspec.json.encode({"type": "error", "error": error})
-            self._connection.write(b"event: error\ndata: " + body + b"\n\n")
+            self._connection.write(self._error_event(broken))
         if broken.kind == "garbage":
-            self._connection.write(b"event: content_block_delta\ndata: {not json \xff\xfe\n\n")
+            self._connection.write(b"data: {not json \xff\xfe\n\n")
         if broken.kind == "cut":
             self._connection.abort()
         elif broken.kind == "stall":

@@ -1,0 +1,114 @@
+"""The model provider for OpenAI and the many services that speak its API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from conductor.errors import SettingsError
+from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
+from conductor.models.openai_request import PROVIDER, chat_body, completions_body
+from conductor.models.openai_responses import ResponsesDecoder, responses_body
+from conductor.models.openai_stream import ChatDecoder
+from conductor.models.rendering import encode, names_of
+from conductor.models.streaming import ReplyStreamer
+
+if TYPE_CHECKING:
+    from conductor.models.profiles import ModelProfile
+    from conductor.settings import Settings
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
+_ENDINGS = ("/chat/completions", "/completions", "/responses")
+
+
+class OpenAIProvider:
+    """A service with OpenAI's API, streaming.
+
+    ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
+    sends the messages as one prompt, and no tools. ``max_tokens`` is the limit for spoken answers; with tools
+    offered it is raised (`rendering.limit_of`). ``options`` are those of `ReplyStreamer`.
+    """
+
+    name = PROVIDER
+
+    def __init__(
+        self,
+        api_key: str | None,
+        model: str,
+        max_tokens: int,
+        base_url: str | None = None,
+        endpoint: Endpoint = "chat",
+        **options: Any,
+    ) -> None:
+        self._model = model
+        self._max_tokens = max_tokens
+        self.endpoint = endpoint
+        self._official = is_official(base_url)
+        self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
+
+    async def start(self) -> None:
+        """Load the HTTP client, so that the first request need not wait."""
+        await self._streamer.start()
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
+        names = names_of(request)
+        decoder: Callable[[], StreamDecoder] = partial(ChatDecoder, names)
+        model, limit = self._model, request.max_tokens or self._max_tokens
+        if self.endpoint == "chat":
+            path = "/chat/completions"
+            body = chat_body(request, names, official=self._official, model=model, max_tokens=limit)
+        elif self.endpoint == "completions":
+            path = "/completions"
+            body = completions_body(request, model=model, max_tokens=limit)
+        else:
+            path = "/responses"
+            body = responses_body(request, names, source=self._source, model=model, max_tokens=limit)
+            decoder = partial(ResponsesDecoder, names, self._source)
+        return self._streamer.stream(path, encode(body), decoder, request)
+
+    async def aclose(self) -> None:
+        """Close all connections. Running streams fail."""
+        await self._streamer.aclose()
+
+
+def is_official(base_url: str | None) -> bool:
+    """Tell whether it is OpenAI's own service, of any region."""
+    host = urlsplit(base_url or DEFAULT_BASE_URL).hostname or ""
+    return host == "api.openai.com" or host.endswith(".api.openai.com")
+
+
+def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
+    """Make the provider of a profile.
+
+    Raises `SettingsError` without a model, without the key that OpenAI wants, or for a wrong address.
+    """
+    official = is_official(profile.base_url)
+    if profile.api_key is None and official:
+        raise SettingsError(
+            f"{profile.label('api_key')} is not set; OpenAI needs it, and {profile.label('base_url')} names "
+            "another service."
+        )
+    if profile.model is None:
+        raise SettingsError(f"{profile.label('model')} is not set: which model is to answer?")
+    path = urlsplit(profile.base_url or "").path.rstrip("/")
+    for ending in _ENDINGS:
+        if path.endswith(ending):
+            raise SettingsError(f"{profile.label('base_url')} must not end in {ending}: that is added.")
+    key = None if profile.api_key is None else profile.api_key.get_secret_value()
+    endpoint = _endpoint(profile, official)
+    return OpenAIProvider(
+        key, profile.model, profile.max_tokens, profile.base_url, endpoint, local_only=settings.local_only
+    )
+
+
+def _endpoint(profile: ModelProfile, official: bool) -> Endpoint:
+    if profile.endpoint != "auto":
+        return profile.endpoint
+    # A model that is taught to write its calls needs stop sequences, which "responses" has not.
+    return "responses" if official and profile.kind != "text" else "chat"

@@ -1,0 +1,164 @@
+"""Render a model request for OpenAI-compatible services; pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.rendering import (
+    BEGINNING,
+    NO_RESULT,
+    NO_WORDS,
+    Json,
+    arguments_of,
+    call_id,
+    limit_of,
+    may_call,
+    object_schema,
+    unicode_of,
+)
+from conductor.models.tool_names import ToolNameMap
+
+PROVIDER = "openai"
+# Ends a reply of the endpoint "completions": a model without a chat template goes on with the person's part.
+_NEXT_SPEAKER = "\nUser:"
+
+
+def chat_body(
+    request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int, official: bool
+) -> Json:
+    """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service."""
+    body: Json = {
+        "model": model,
+        "messages": _messages(request, names),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        # OpenAI's newer models refuse the former name, other services do not know the new one.
+        "max_completion_tokens" if official else "max_tokens": limit_of(request, max_tokens),
+    }
+    if request.stop:
+        body["stop"] = list(request.stop)
+    if request.tools:
+        body["tools"] = _tools(tuple(request.tools), names)
+        if not may_call(request):
+            body["tool_choice"] = "none"
+        # OpenAI's default; llama.cpp's is one call, and some of OpenAI's models refuse the field.
+        elif not official:
+            body["parallel_tool_calls"] = True
+    return body
+
+
+def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> Json:
+    """Render a request to ``/completions``: the messages as a prompt; tools and calls are left out."""
+    return {
+        "model": model,
+        "prompt": _prompt(request),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": max_tokens,
+        "stop": [*request.stop, _NEXT_SPEAKER],
+    }
+
+
+def object_parameters(tool: ToolDefinition) -> Json:
+    """Give a tool's schema; services want ``properties`` in an object, if only empty ones."""
+    return {"properties": {}, **object_schema(tool.input_schema)}
+
+
+def user_text(item: Message) -> str:
+    """Give the text of a message that is not the assistant's."""
+    if isinstance(item, UserMessage):
+        return unicode_of(item.text) if item.text.strip() else NO_WORDS
+    if isinstance(item, ToolResult):
+        return unicode_of(item.content) if item.content.strip() else NO_RESULT
+    assert not isinstance(item, AssistantMessage)
+    return f"[{unicode_of(item.text)}]"
+
+
+class _User(msgspec.Struct, tag_field="role", tag="user"):
+    content: str
+
+
+class _System(msgspec.Struct, tag_field="role", tag="system"):
+    content: str
+
+
+class _Tool(msgspec.Struct, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, tag_field="type", tag="function"):
+    id: str
+    function: _Function
+
+
+class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
+    content: str | None
+    tool_calls: list[_Call] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _messages(request: ModelRequest, names: ToolNameMap) -> list[Any]:
+    messages: list[Any] = []
+    for item in request.messages:
+        last = messages[-1] if messages else None
+        if isinstance(item, AssistantMessage):
+            text = unicode_of(item.text.rstrip())
+            if not text and not item.calls:
+                continue
+            calls = [_call(call, names) for call in item.calls] or msgspec.UNSET
+            # Many chat templates want roles to alternate: two replies in a row, such as one that a barge-in
+            # cut, are one message.
+            if isinstance(last, _Assistant):
+                text = "\n\n".join(part for part in (last.content, text) if part)
+                messages.pop()
+            messages.append(_Assistant(text or None, calls))
+        elif isinstance(item, ToolResult):
+            messages.append(_Tool(call_id(item.call_id), user_text(item)))
+        elif isinstance(last, _User):
+            last.content += "\n\n" + user_text(item)
+        else:
+            messages.append(_User(user_text(item)))
+    if not messages or isinstance(messages[0], _Assistant):
+        messages.insert(0, _User(BEGINNING))
+    if request.system.strip():
+        messages.insert(0, _System(unicode_of(request.system)))
+    return messages
+
+
+def _call(call: Any, names: ToolNameMap) -> _Call:
+    # As a string, whole and an object: llama.cpp fails with status 500 for any other.
+    return _Call(call_id(call.call_id), _Function(names.to_service(call.name), arguments_of(call).decode()))
+
+
+@lru_cache(maxsize=256)
+def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
+    return [{"type": "function", "function": _function(tool, names)} for tool in tools]
+
+
+def _function(tool: ToolDefinition, names: ToolNameMap) -> Json:
+    function: Json = {"name": names.to_service(tool.name), "parameters": object_parameters(tool)}
+    if tool.description.strip():
+        function["description"] = tool.description
+    return function
+
+
+def _prompt(request: ModelRequest) -> str:
+    parts = [unicode_of(request.system.strip())] if request.system.strip() else []
+    parts += [line for item in request.messages if (line := _line(item))]
+    return "\n\n".join([*parts, "Assistant:"])
+
+
+def _line(item: Message) -> str:
+    if isinstance(item, AssistantMessage):
+        return f"Assistant: {unicode_of(item.text.strip())}" if item.text.strip() else ""
+    return f"{'Result' if isinstance(item, ToolResult) else 'User'}: {user_text(item)}"

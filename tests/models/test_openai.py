@@ -1,0 +1,235 @@
+"""Tests of the OpenAI provider over HTTP: its endpoints, its settings, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+import pytest
+
+from conductor.errors import ModelError, ModelFailure, SettingsError
+from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
+from conductor.models import http
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.openai import OpenAIProvider, from_profile
+from conductor.models.profiles import ModelProfile, load_profiles
+from conductor.models.retry import RetryPolicy
+from conductor.settings import load_settings
+from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply
+from tests.stand_ins.openai_service import OpenAIService
+
+SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object"})
+STATUS = ToolDefinition("agent.status", "Say how an agent is.", {"type": "object"})
+SECRET = "the service's own words"
+assert http  # imported here: it takes a while, and no test's wait should hold that
+
+
+def ask(*messages: Message, **more: Any) -> ModelRequest:
+    more.setdefault("tools", (SPAWN, STATUS))
+    return ModelRequest("Be brief.", messages or (UserMessage("Hello."),), **more)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OpenAIService]:
+    async with OpenAIService() as service:
+        yield service
+
+
+def provider_for(
+    service: OpenAIService, endpoint: Any = "chat", key: str | None = "test-key"
+) -> OpenAIProvider:
+    return OpenAIProvider(
+        key,
+        "test-model",
+        512,
+        service.base_url,
+        endpoint,
+        trust_env=False,
+        retry_policy=RetryPolicy(base_s=0.001),
+        random=Random(1),
+    )
+
+
+@pytest.fixture
+async def provider(service: OpenAIService) -> AsyncIterator[OpenAIProvider]:
+    provider = provider_for(service)
+    yield provider
+    await provider.aclose()
+
+
+async def collect(provider: OpenAIProvider, request: ModelRequest | None = None) -> list[ModelEvent]:
+    async with asyncio.timeout(5), aclosing(provider.stream(request or ask())) as stream:
+        return [event async for event in stream]
+
+
+async def failure_of(provider: OpenAIProvider) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await collect(provider)
+    assert SECRET not in str(caught.value) and str(caught.value).endswith(".")
+    return caught.value
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+async def test_words_names_and_usage_come_through_and_thinking_does_not(
+    service: OpenAIService, endpoint: str
+) -> None:
+    provider = provider_for(service, endpoint)
+    calls = () if endpoint == "completions" else (Call("agent_spawn", {"task": "x"}, "t7"),)
+    used = {"read": 10, "written": 9, "cached": 3 if endpoint != "completions" else 0}
+    service.replies.append(Reply(text="Yes.", calls=calls, thinking="Let me see.", usage=used))
+    events = await collect(provider)
+    assert events[0] == TextDelta("Yes.")
+    assert events[1:-1] == [ToolCall("t7", "agent.spawn", '{"task":"x"}') for _ in calls]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage == Usage(10 - used["cached"], 9, used["cached"])
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAIService, endpoint: str) -> None:
+    def model(request: JsonObject) -> Reply:
+        last = (request.get("messages") or request["input"])[-1]
+        if last.get("role") == "user":
+            calls = (Call("agent_spawn", {"n": 1}), Call("agent_status"))
+            return Reply(text="One moment. ", calls=calls, thinking="Hm.", pings=True)
+        return Reply(text="Done. ")
+
+    service.default = model
+    provider = provider_for(service, endpoint)
+    history: list[Message] = []
+    for turn in range(20):
+        history.append(UserMessage(f"Turn {turn}."))
+        while True:
+            events = await collect(provider, ask(*history))
+            words = "".join(event.text for event in events if isinstance(event, TextDelta))
+            calls = tuple(event for event in events if isinstance(event, ToolCall))
+            finished = events[-1]
+            assert isinstance(finished, Finished)
+            history.append(AssistantMessage(words, calls, finished.opaque, provider.name))
+            if finished.stop != "tool_use":
+                break
+            history += [ToolResult(each.call_id, '{"success":true}') for each in calls]
+    assert service.received == service.completed == 40
+    assert list(service.refused) == []
+    await provider.aclose()
+
+
+async def test_reasoning_that_is_not_handed_back_is_missed(service: OpenAIService) -> None:
+    provider = provider_for(service, "responses")
+    service.replies.append(Reply(calls=(Call("agent_spawn", {}, "t7"),), thinking="Hm."))
+    call, finished = await collect(provider)
+    assert isinstance(call, ToolCall) and isinstance(finished, Finished)
+    for opaque, refusals in ((finished.opaque, 0), (None, 1)):
+        reply = AssistantMessage("", (call,), opaque, provider.name)
+        try:
+            await collect(provider, ask(UserMessage("Go."), reply, ToolResult("t7", "ok")))
+        except ModelError as error:
+            assert error.reason == "protocol"
+        assert len(service.refused) == refusals
+    await provider.aclose()
+
+
+async def test_a_service_without_keys_gets_none(service: OpenAIService) -> None:
+    service.api_keys = None
+    provider = provider_for(service, key=None)
+    assert await collect(provider)
+    assert "authorization" not in service.headers[0]
+    await provider.aclose()
+
+
+async def test_a_call_that_got_lost_is_asked_for_again(
+    service: OpenAIService, provider: OpenAIProvider
+) -> None:
+    service.replies.append(Reply(stop_reason="tool_use"))
+    service.replies.append(Reply(calls=(Call("agent_status", {}, "t1"),)))
+    assert ToolCall("t1", "agent.status", "{}") in await collect(provider)
+    assert service.received == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "tries"),
+    [
+        (HttpFailure(401, "invalid_request_error", SECRET), "authentication", 1),
+        (HttpFailure(404, "not_found_error", SECRET), "protocol", 1),
+        (HttpFailure(429, "requests", SECRET, {"retry-after": "0"}), "rate_limited", 3),
+        (HttpFailure(503, "unavailable_error", "Loading model"), "overloaded", 3),
+        (HttpFailure(400, body=b'{"error":"the context length is too small"}'), "context_too_long", 1),
+        (
+            HttpFailure(200, body=b"<html>" + SECRET.encode(), headers={"content-type": "text/html"}),
+            "protocol",
+            1,
+        ),
+        (HttpFailure(200, body=b'{"choices":[]}'), "protocol", 1),
+        (Reply(text="One", broken=Break("error", 0, "server_error")), "overloaded", 3),
+        (Reply(text="One", broken=Break("garbage", 0)), "protocol", 1),
+        (Reply(text="One", broken=Break("end", 0)), "connection", 3),
+    ],
+)
+async def test_failures(
+    service: OpenAIService, provider: OpenAIProvider, answer: Any, reason: ModelFailure, tries: int
+) -> None:
+    service.default = answer
+    assert (await failure_of(provider)).reason == reason
+    assert service.received == tries
+
+
+async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
+    service: OpenAIService, provider: OpenAIProvider
+) -> None:
+    service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
+    assert str(await failure_of(provider)) == "What answers at the model service's address sends no stream."
+
+
+# Settings
+
+
+def profile(**given: Any) -> ModelProfile:
+    return load_profiles(load_settings(None, model_provider="openai", **given)).main
+
+
+LOCAL = {"openai_base_url": "http://127.0.0.1:11434/v1", "openai_model": "qwen3:4b"}
+CLOUD = {"openai_api_key": "k", "openai_model": "gpt-5-mini"}
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        (LOCAL, "chat"),
+        (CLOUD, "responses"),
+        ({**CLOUD, "openai_base_url": "https://eu.api.openai.com/v1"}, "responses"),
+        ({**CLOUD, "openai_api": "chat"}, "chat"),
+        ({**LOCAL, "openai_api": "Responses"}, "responses"),
+    ],
+)
+async def test_the_endpoint_follows_the_service(given: dict[str, str], endpoint: str) -> None:
+    provider = from_profile(profile(**given), load_settings(None))
+    assert provider.endpoint == endpoint
+    await provider.aclose()
+
+
+async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
+    text = profile(**CLOUD).model_copy(update={"kind": "text"})
+    assert from_profile(text, load_settings(None)).endpoint == "chat"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"openai_model": "m"},
+            "OPENAI_API_KEY is not set; OpenAI needs it, and OPENAI_BASE_URL names another",
+        ),
+        ({"openai_api_key": "k"}, "OPENAI_MODEL is not set"),
+        (
+            {**LOCAL, "openai_base_url": "http://127.0.0.1:1/v1/chat/completions/"},
+            "OPENAI_BASE_URL must not end in /chat/completions",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        from_profile(profile(**given), load_settings(None))

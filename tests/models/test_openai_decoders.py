@@ -1,0 +1,453 @@
+"""What the streams of OpenAI-compatible services decode to: recorded ones, and known quirks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import ModelError, ModelFailure
+from conductor.messages import ToolCall
+from conductor.models.anthropic_stream import ReplyDecoder
+from conductor.models.base import Finished, ModelEvent, StopReason, StreamDecoder, TextDelta, Usage
+from conductor.models.openai_responses import ResponsesDecoder
+from conductor.models.openai_stream import ChatDecoder, ThinkingFilter
+from conductor.models.tool_names import ToolNameMap
+
+RECORDED = Path(__file__).parent / "recorded"
+NAMES = ToolNameMap(["agent.spawn", "get_weather", "delete_file"])
+
+
+def decode(decoder: StreamDecoder, pieces: Iterable[bytes]) -> tuple[str, list[ModelEvent]]:
+    """Give the words of a stream, and its other events."""
+    events: list[ModelEvent] = []
+    for piece in pieces:
+        events += decoder.feed(piece)
+        if decoder.finished:
+            break
+    if not decoder.finished:
+        events += decoder.end()
+    words = "".join(event.text for event in events if isinstance(event, TextDelta))
+    return words, [event for event in events if not isinstance(event, TextDelta)]
+
+
+def new_decoder(kind: str) -> StreamDecoder:
+    if kind == "anthropic":
+        return ReplyDecoder(NAMES)
+    return ResponsesDecoder(NAMES, "here") if kind == "responses" else ChatDecoder(NAMES)
+
+
+def decode_any(stream: bytes, kind: str = "chat") -> tuple[str, list[ModelEvent]]:
+    """Decode a stream whole, byte by byte, and cut in two at each byte: the result is always the same."""
+    whole = decode(new_decoder(kind), [stream])
+    assert decode(new_decoder(kind), (stream[at : at + 1] for at in range(len(stream)))) == whole
+    for at in range(0, len(stream), max(1, len(stream) // 200)):
+        assert decode(new_decoder(kind), [stream[:at], stream[at:]]) == whole
+    return whole
+
+
+# -- recorded from llama.cpp's own server
+
+
+def recorded(name: str) -> bytes:
+    return (RECORDED / f"llama_cpp_{name}.txt").read_bytes()
+
+
+def test_recorded_text_and_usage() -> None:
+    words, events = decode_any(recorded("text_stream_usage"))
+    assert words == "an:qM o<tool_call>\nm"
+    assert events == [Finished("max_tokens", Usage(1, 8, 56))]
+
+
+def test_recorded_text_of_many_bytes_a_letter() -> None:
+    words, events = decode_any(recorded("text_utf8_stream"))
+    assert words == "naïve — 日本語 🙂 ok\n₲"
+    assert events == [Finished("end_turn", Usage(1, 33, 56))]
+
+
+def test_recorded_parallel_calls_after_text() -> None:
+    words, events = decode_any(recorded("tool_parallel_stream"))
+    assert words == "//0IVF"
+    assert events == [
+        ToolCall("4L7r9V2AAG58gf1XayzsdWDGMw1ytCOj", "get_weather", '{"city" :"Oslo", "days": 7 }'),
+        ToolCall("UtPGAxOTGQAXXU8lYkzjrhBpfgcVFImo", "delete_file", '{\n\n"path":"Zau a]-X" }'),
+        Finished("tool_use", Usage(1, 158, 813)),
+    ]
+
+
+def test_recorded_call_without_text() -> None:
+    words, (call, finished) = decode_any(recorded("tool_only_no_text_stream"))
+    assert words == ""
+    assert call == ToolCall("1drt5H9lzclNGlAelARMXZeIb1HyFcJ3", "get_weather", '{"city": "Oslo", "days":5}')
+    assert isinstance(finished, Finished) and finished.stop == "tool_use"
+
+
+def test_recorded_call_cut_by_length_is_no_call_to_run() -> None:
+    _, (call, finished) = decode_any(recorded("tool_cut_by_length_stream"))
+    assert isinstance(call, ToolCall) and call.arguments == "{"
+    assert isinstance(finished, Finished) and finished.stop == "max_tokens"
+
+
+def test_recorded_error_in_mid_stream() -> None:
+    decoder, stream = ChatDecoder(NAMES), recorded("midstream_error_stream")
+    words, heard = stream.split(b'data: {"error"'), ""
+    for at in range(len(words[0])):
+        heard += "".join(e.text for e in decoder.feed(words[0][at : at + 1]) if isinstance(e, TextDelta))
+    assert heard == "ok "
+    with pytest.raises(ModelError) as caught:
+        decoder.feed(b'data: {"error"' + words[1])
+    assert caught.value.reason == "overloaded"
+
+
+def test_recorded_comments_while_a_long_prompt_is_read() -> None:
+    assert decode_any(recorded("sse_ping_stream")) == ("LP", [Finished("max_tokens")])
+
+
+def test_recorded_completions() -> None:
+    words, events = decode_any(recorded("completions_stream"))
+    assert (words, events) == ("Vkyu", [Finished("max_tokens", Usage(1, 4, 4))])
+
+
+def test_recorded_responses() -> None:
+    words, events = decode_any(recorded("responses_stream"), "responses")
+    assert (words, events) == ("an 8.", [Finished("end_turn", Usage(22, 4, 1))])
+
+
+def test_recorded_messages_of_llama_cpp() -> None:
+    words, events = decode_any(recorded("anthropic_stream"), "anthropic")
+    assert (words, events) == ("}aX ", [Finished("max_tokens", Usage(15, 4, 5))])
+
+
+# -- quirks of other servers: written from their documented formats and from reports, not recorded
+
+DONE = "data: [DONE]"
+STOP = '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
+CALLED = '{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}'
+A_CALL = ToolCall("c1", "agent.spawn", '{"task":"x"}')
+
+
+def stream_of(*events: str) -> bytes:
+    lines = (line if line.startswith(("data:", ":", "event:")) else f"data: {line}" for line in events)
+    return "".join(f"{line}\n\n" for line in lines).encode()
+
+
+def says(text: str, reason: str = "null") -> str:
+    return f'{{"choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":{reason}}}]}}'
+
+
+def calls(*parts: str) -> str:
+    return f'{{"choices":[{{"index":0,"delta":{{"tool_calls":[{",".join(parts)}]}},"finish_reason":null}}]}}'
+
+
+def part(
+    arguments: str, name: str | None = "agent_spawn", call_id: str | None = None, index: int | None = None
+) -> str:
+    named = f'"name":"{name}",' if name else ""
+    known = f'"id":"{call_id}",' if call_id else ""
+    placed = f'"index":{index},' if index is not None else ""
+    return f'{{{placed}{known}"function":{{{named}"arguments":{arguments}}}}}'
+
+
+QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
+    "arguments as an object": (
+        stream_of(calls(part('{"task":"x"}', call_id="c1", index=0)), CALLED, DONE),
+        [A_CALL, Finished("tool_use")],
+    ),
+    "no id and no type: one is made": (
+        stream_of(calls(part('"{}"', index=0), part('"{}"', "get_weather", index=1)), CALLED, DONE),
+        [
+            ToolCall("call_0", "agent.spawn", "{}"),
+            ToolCall("call_1", "get_weather", "{}"),
+            Finished("tool_use"),
+        ],
+    ),
+    "no index": (
+        stream_of(calls(part('"{}"', call_id="c1")), calls(part('"{}"', "get_weather", "c2")), CALLED, DONE),
+        [ToolCall("c1", "agent.spawn", "{}"), ToolCall("c2", "get_weather", "{}"), Finished("tool_use")],
+    ),
+    "index 0 for each call (Ollama)": (
+        stream_of(
+            calls(part('"{}"', "get_weather", "c1", 0)), calls(part('"{}"', "get_weather", "c2", 0)), STOP
+        ),
+        [ToolCall("c1", "get_weather", "{}"), ToolCall("c2", "get_weather", "{}"), Finished("tool_use")],
+    ),
+    "index 0 for each call, without ids": (
+        stream_of(
+            calls(part('"{\\"city\\":1}"', "get_weather", index=0)),
+            calls(part('"{\\"city\\":2}"', "get_weather", index=0)),
+            STOP,
+        ),
+        [
+            ToolCall("call_0", "get_weather", '{"city":1}'),
+            ToolCall("call_1", "get_weather", '{"city":2}'),
+            Finished("tool_use"),
+        ],
+    ),
+    "the name in each delta": (
+        stream_of(
+            calls(part('""', call_id="c1", index=0)),
+            calls(part('"{\\"task\\""', index=0)),
+            calls(part('":\\"x\\"}"', call_id="c1", index=0)),
+            CALLED,
+            DONE,
+        ),
+        [A_CALL, Finished("tool_use")],
+    ),
+    "the id first and the name later": (
+        stream_of(
+            calls(part("null", None, "c1", 0)), calls(part('"{\\"task\\":\\"x\\"}"', index=0)), CALLED, DONE
+        ),
+        [A_CALL, Finished("tool_use")],
+    ),
+    "whole calls in one chunk, finish reason and usage in it as well": (
+        stream_of(
+            '{"choices":[{"index":0,"delta":{"content":"","tool_calls":['
+            + part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)
+            + ']},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}',
+            DONE,
+        ),
+        [A_CALL, Finished("tool_use", Usage(7, 2))],
+    ),
+    "calls beside content": (
+        stream_of(
+            '{"choices":[{"delta":{"content":"Hm.","tool_calls":['
+            + part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)
+            + "]}}]}",
+            CALLED,
+            DONE,
+        ),
+        [TextDelta("Hm."), A_CALL, Finished("tool_use")],
+    ),
+    "parallel calls whose deltas alternate": (
+        stream_of(
+            calls(part('"{\\"task\\":"', call_id="c1", index=0), part('"{"', "get_weather", "c2", 1)),
+            calls(part('"\\"x\\"}"', None, index=0), part('"}"', None, index=1)),
+            CALLED,
+            DONE,
+        ),
+        [A_CALL, ToolCall("c2", "get_weather", "{}"), Finished("tool_use")],
+    ),
+    "a call without arguments": (
+        stream_of(calls(part('""', "get_weather", "c1", 0)), CALLED, DONE),
+        [ToolCall("c1", "get_weather", "{}"), Finished("tool_use")],
+    ),
+    "finish_reason stop with calls (Ollama)": (
+        stream_of(calls(part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)), STOP, DONE),
+        [A_CALL, Finished("tool_use")],
+    ),
+    "no finish_reason, only the end mark": (
+        stream_of(calls(part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)), DONE),
+        [A_CALL, Finished("tool_use")],
+    ),
+    "an unknown finish_reason runs no call": (
+        stream_of(calls(part('"{"', "get_weather", "c1", 0)), says("", '"abort"'), DONE),
+        [ToolCall("c1", "get_weather", "{"), Finished("end_turn")],
+    ),
+    "length inside the arguments": (
+        stream_of(calls(part('""', "get_weather", "c1", 0)), says("", '"length"'), DONE),
+        [ToolCall("c1", "get_weather", ""), Finished("max_tokens")],
+    ),
+    "usage in a last chunk, choices empty (OpenAI, vLLM)": (
+        stream_of(
+            says("Hi."),
+            STOP,
+            '{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,'
+            '"prompt_tokens_details":{"cached_tokens":4}}}',
+            DONE,
+        ),
+        [TextDelta("Hi."), Finished("end_turn", Usage(5, 1, 4))],
+    ),
+    "usage null in all chunks, never a figure": (
+        stream_of('{"choices":[{"delta":{"content":"Hi."}}],"usage":null}', STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "the end mark is missing": (
+        stream_of(says("Hi."), STOP),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "no space after the colon": (
+        stream_of(f"data:{says('Hi.')}", f"data:{STOP}", "data:[DONE]"),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "comments (OpenRouter)": (
+        stream_of(": OPENROUTER PROCESSING", says("Hi."), ": OPENROUTER PROCESSING", STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "a first chunk about filters, without a choice (Azure)": (
+        stream_of('{"choices":[],"prompt_filter_results":[{}],"object":""}', says("Hi."), STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "the filter stopped it": (
+        stream_of(says("I", '"content_filter"'), DONE),
+        [TextDelta("I"), Finished("refusal")],
+    ),
+    "reasoning_content (DeepSeek, llama.cpp, vLLM)": (
+        stream_of(
+            '{"choices":[{"delta":{"content":null,"reasoning_content":"Hm."}}]}', says("Hi."), STOP, DONE
+        ),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "reasoning (Ollama, OpenRouter)": (
+        stream_of('{"choices":[{"delta":{"content":"","reasoning":"Hm."}}]}', says("Hi."), STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "reasoning inline, in several deltas": (
+        stream_of(says("\\n<thi"), says("nk>Hm. </thi"), says("nk> \\n"), says("\\nHi."), STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "reasoning inline that never ends": (
+        stream_of(says("<think>Hm."), says("", '"length"'), DONE),
+        [Finished("max_tokens")],
+    ),
+    "a text that only begins like reasoning": (
+        stream_of(says("<thi"), STOP, DONE),
+        [TextDelta("<thi"), Finished("end_turn")],
+    ),
+}
+
+
+def joined(words: str, events: list[ModelEvent]) -> list[ModelEvent]:
+    return [TextDelta(words), *events] if words else events
+
+
+@pytest.mark.parametrize(("stream", "expected"), QUIRKS.values(), ids=QUIRKS)
+def test_quirks(stream: bytes, expected: list[ModelEvent]) -> None:
+    assert joined(*decode_any(stream)) == expected
+
+
+FAILURES: dict[str, tuple[bytes, ModelFailure]] = {
+    "finish_reason tool_calls without calls (mlx-lm)": (stream_of(CALLED, DONE), "malformed"),
+    "a call without a name": (stream_of(calls(part('"{}"', None, "c1", 0)), CALLED, DONE), "malformed"),
+    "an error event of vLLM before 0.10": (
+        stream_of('{"object":"error","message":"Out of memory","type":"InternalServerError","code":500}'),
+        "overloaded",
+    ),
+    "an error event as a text": (
+        stream_of('{"error":"the model runner has stopped"}'),
+        "overloaded",
+    ),
+    "an error beside a choice (OpenRouter)": (
+        stream_of(
+            '{"error":{"code":429,"message":"Rate limited"},"choices":[{"delta":{},"finish_reason":"error"}]}'
+        ),
+        "rate_limited",
+    ),
+    "an error event with a name (LM Studio)": (
+        stream_of('event: error\ndata: {"error":{"message":"The context length was reached"}}'),
+        "context_too_long",
+    ),
+    "the bytes end in the middle": (stream_of(says("Hi.")), "connection"),
+    "no bytes at all": (b"", "connection"),
+    "an event that is no JSON": (stream_of("{not json"), "protocol"),
+    "arguments of another type": (stream_of(calls(part("[1"))), "protocol"),
+    "bytes that are no UTF-8": (b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', "protocol"),
+}
+
+
+@pytest.mark.parametrize(("stream", "reason"), FAILURES.values(), ids=FAILURES)
+def test_failures(stream: bytes, reason: ModelFailure) -> None:
+    for pieces in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
+        with pytest.raises(ModelError) as caught:
+            decode(ChatDecoder(NAMES), pieces)
+        assert caught.value.reason == reason
+
+
+def test_thinking_is_left_out_however_it_is_cut() -> None:
+    text = " <think>a < b </think>\n<think></think> So <think> is said."
+    for size in range(1, 12):
+        thinking = ThinkingFilter()
+        given = "".join(thinking.feed(text[at : at + size]) for at in range(0, len(text), size))
+        assert given + thinking.rest() == "So <think> is said."
+
+
+# -- responses
+
+
+def event(kind: str, body: str) -> str:
+    return f'event: {kind}\ndata: {{"type":"{kind}",{body}}}'
+
+
+def done(item: str) -> str:
+    return event("response.output_item.done", f'"item":{item}')
+
+
+COMPLETED = event("response.completed", '"response":{"status":"completed"}')
+SPAWN = '{"type":"function_call","call_id":"c1","name":"agent_spawn","arguments":"{}","status":"completed"}'
+
+RESPONSES: dict[str, tuple[bytes, list[ModelEvent]]] = {
+    "a call whose arguments are empty": (
+        stream_of(
+            done('{"type":"function_call","call_id":"c1","name":"get_weather","arguments":""}'), COMPLETED
+        ),
+        [ToolCall("c1", "get_weather", "{}"), Finished("tool_use")],
+    ),
+    "reasoning that holds nothing is not kept": (
+        stream_of(done('{"type":"reasoning","id":"rs_1","summary":[]}'), done(SPAWN), COMPLETED),
+        [ToolCall("c1", "agent.spawn", "{}"), Finished("tool_use")],
+    ),
+    "reasoning is kept in its place": (
+        stream_of(
+            done('{"type":"reasoning","id":"rs_1","encrypted_content":"e1"}'),
+            done('{"type":"message","content":[]}'),
+            done('{"type":"reasoning","id":"rs_2","encrypted_content":"e2"}'),
+            done(SPAWN),
+            COMPLETED,
+        ),
+        [
+            ToolCall("c1", "agent.spawn", "{}"),
+            Finished(
+                "tool_use",
+                opaque='{"source":"here","items":[{"type":"reasoning","id":"rs_1","encrypted_content":"e1"},'
+                '{"type":"message"},{"type":"reasoning","id":"rs_2","encrypted_content":"e2"},'
+                '{"type":"function_call"}]}',
+            ),
+        ],
+    ),
+    "a refusal": (
+        stream_of(event("response.refusal.delta", '"delta":"I will not."'), COMPLETED),
+        [Finished("refusal")],
+    ),
+    "an end mark after the end": (stream_of(COMPLETED, DONE), [Finished("end_turn")]),
+    "an end mark before the end": (stream_of(DONE, COMPLETED), [Finished("end_turn")]),
+    "a text that only begins like reasoning": (
+        stream_of(event("response.output_text.delta", '"delta":"<"'), COMPLETED),
+        [TextDelta("<"), Finished("end_turn")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("stream", "expected"), RESPONSES.values(), ids=RESPONSES)
+def test_responses(stream: bytes, expected: list[ModelEvent]) -> None:
+    assert joined(*decode_any(stream, "responses")) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop"),
+    [("max_output_tokens", "max_tokens"), ("content_filter", "refusal"), ("new", "max_tokens")],
+)
+def test_responses_that_are_incomplete_run_no_call(reason: str, stop: StopReason) -> None:
+    cut = '{"type":"function_call","call_id":"c1","name":"agent_spawn","arguments":"","status":"incomplete"}'
+    ended = f'"response":{{"incomplete_details":{{"reason":"{reason}"}}}}'
+    _, events = decode_any(stream_of(done(cut), event("response.incomplete", ended)), "responses")
+    assert events == [ToolCall("c1", "agent.spawn", ""), Finished(stop)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (
+            event("response.failed", '"response":{"error":{"code":"server_error","message":"x"}}'),
+            "overloaded",
+        ),
+        (event("response.failed", '"response":{"error":null}'), "overloaded"),
+        (event("error", '"code":"rate_limit_exceeded","message":"x"'), "rate_limited"),
+        ('{"error":{"code":400,"message":"exceeds the context window"}}', "context_too_long"),
+        (event("response.created", '"response":{}'), "connection"),
+        ("{not json", "protocol"),
+    ],
+)
+def test_responses_that_fail(stream: str, reason: ModelFailure) -> None:
+    with pytest.raises(ModelError) as caught:
+        decode(ResponsesDecoder(NAMES, "here"), [stream_of(stream)])
+    assert caught.value.reason == reason

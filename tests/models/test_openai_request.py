@@ -1,0 +1,229 @@
+"""What the OpenAI provider sends, on each of its endpoints; the strict stand-in refuses what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.openai_request import chat_body, completions_body
+from conductor.models.openai_responses import responses_body
+from conductor.models.rendering import encode, names_of
+from tests.stand_ins.openai_rules import check_body
+
+SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object", "properties": {"task": {}}})
+STATUS = ToolDefinition("agent.status", "", {"type": "object", "anyOf": [{}]})
+CALL = ToolCall("c1", "agent.spawn", '{"task": "x"}')
+
+
+def ask(*messages: Message, system: str = "Be brief.", **more: Any) -> ModelRequest:
+    return ModelRequest(system, messages or (UserMessage("Hello."),), **more)
+
+
+def checked(path: str, body: Any) -> Any:
+    return check_body(f"/v1{path}", msgspec.json.decode(encode(body)), {})
+
+
+def chat(request: ModelRequest, *, official: bool = False) -> Any:
+    body = chat_body(request, names_of(request), model="m", max_tokens=512, official=official)
+    return checked("/chat/completions", body)
+
+
+def completions(request: ModelRequest) -> Any:
+    return checked("/completions", completions_body(request, model="m", max_tokens=512))
+
+
+def responses(request: ModelRequest, *, model: str = "m", source: str = "here") -> Any:
+    body = responses_body(request, names_of(request), model=model, max_tokens=512, source=source)
+    return checked("/responses", body)
+
+
+def test_a_plain_question() -> None:
+    assert chat(ask()) == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 512,
+    }
+    assert responses(ask()) == {
+        "model": "m",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": "Hello."}],
+        "stream": True,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 512,
+    }
+
+
+def test_tools_have_accepted_names_and_schemas_and_raise_the_limit() -> None:
+    body = chat(ask(tools=(SPAWN, STATUS)))
+    assert body["max_tokens"] == 2048
+    assert body["parallel_tool_calls"] is True
+    assert [tool["function"] for tool in body["tools"]] == [
+        {
+            "name": "agent_spawn",
+            "description": "Start an agent.",
+            "parameters": {"type": "object", "properties": {"task": {}}},
+        },
+        {"name": "agent_status", "parameters": {"type": "object", "properties": {}}},
+    ]
+    flat = responses(ask(tools=(SPAWN,)))["tools"]
+    assert flat == [{"type": "function", "strict": False, **body["tools"][0]["function"]}]
+
+
+def test_without_calls_tools_stay_and_are_switched_off() -> None:
+    for body in (
+        chat(ask(tools=(SPAWN,), tool_choice="none")),
+        responses(ask(tools=(SPAWN,), tool_choice="none")),
+    ):
+        assert body["tool_choice"] == "none"
+        assert len(body["tools"]) == 1
+        assert body.get("max_tokens", body.get("max_output_tokens")) == 512
+
+
+def test_openai_itself_has_its_own_names() -> None:
+    body = chat(ask(tools=(SPAWN,)), official=True)
+    assert body["max_completion_tokens"] == 2048
+    assert "max_tokens" not in body and "parallel_tool_calls" not in body
+
+
+def test_calls_and_results_go_back() -> None:
+    history = (
+        UserMessage("Go."),
+        AssistantMessage("Yes. ", (CALL,)),
+        ToolResult("c1", ""),
+        Note("It ended."),
+    )
+    assert chat(ask(*history))["messages"][1:] == [
+        {"role": "user", "content": "Go."},
+        {
+            "role": "assistant",
+            "content": "Yes.",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "id": "c1",
+                    "function": {"name": "agent_spawn", "arguments": '{"task": "x"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "(nothing)"},
+        {"role": "user", "content": "[It ended.]"},
+    ]
+    assert responses(ask(*history))["input"] == [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "Yes."},
+        {"type": "function_call", "call_id": "c1", "name": "agent_spawn", "arguments": '{"task": "x"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "(nothing)"},
+        {"role": "user", "content": "[It ended.]"},
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"city":"Osl', "[1]", "null", "\ud800"])
+def test_arguments_that_are_no_whole_object_go_back_empty(arguments: str) -> None:
+    call = ToolCall("c!1", "agent.spawn", arguments)
+    history = (UserMessage("Go."), AssistantMessage("", (call,)), ToolResult("c!1", "Cut off."))
+    message = chat(ask(*history))["messages"][2]
+    assert message["content"] is None
+    assert message["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert responses(ask(*history))["input"][1]["arguments"] == "{}"
+
+
+def test_roles_alternate_and_a_person_begins() -> None:
+    history = (
+        AssistantMessage("Welcome."),
+        AssistantMessage(" "),
+        AssistantMessage("Back."),
+        UserMessage(" "),
+        UserMessage("Hello?"),
+    )
+    assert chat(ask(*history, system=" "))["messages"] == [
+        {"role": "user", "content": "[The conversation goes on from here.]"},
+        {"role": "assistant", "content": "Welcome.\n\nBack."},
+        {"role": "user", "content": "[No words.]\n\nHello?"},
+    ]
+    assert responses(ask(*history, system=" "))["input"][0]["role"] == "user"
+    assert chat(ModelRequest("", ()))["messages"] == responses(ModelRequest("", ()))["input"]
+
+
+def test_halves_of_surrogate_pairs_are_replaced() -> None:
+    tool = ToolDefinition("x", "a\ud800", {"type": "object"})
+    history = (UserMessage("b\ud800"), AssistantMessage("c\ud800"), UserMessage("d"))
+    for body in (chat, responses, completions):
+        text = msgspec.json.encode(body(ask(*history, system="e\ud800", tools=(tool,)))).decode()
+        assert "b?" in text and "c?" in text and "e?" in text
+
+
+def test_texts_that_end_a_reply() -> None:
+    assert chat(ask(stop=("\nObservation:",)))["stop"] == ["\nObservation:"]
+    assert completions(ask(stop=("X",)))["stop"] == ["X", "\nUser:"]
+    assert "stop" not in responses(ask(stop=("X",)))
+
+
+def test_a_prompt_is_the_conversation_as_text() -> None:
+    history = (
+        UserMessage("Hello."),
+        AssistantMessage("Hi.", (CALL,)),
+        ToolResult("c1", "Done."),
+        AssistantMessage("", (CALL,)),
+        Note("It ended."),
+    )
+    body = completions(ask(*history, tools=(SPAWN,)))
+    assert body["prompt"] == (
+        "Be brief.\n\nUser: Hello.\n\nAssistant: Hi.\n\nResult: Done.\n\nUser: [It ended.]\n\nAssistant:"
+    )
+    assert "tools" not in body and body["max_tokens"] == 512
+    assert completions(ModelRequest("", ()))["prompt"] == "Assistant:"
+
+
+@pytest.mark.parametrize("model", ["gpt-4o-mini", "gpt-4.1", "chatgpt-4o-latest", "gpt-5-chat-latest"])
+def test_models_that_do_not_reason_are_not_asked_for_their_reasoning(model: str) -> None:
+    assert "include" not in responses(ask(), model=model)
+    assert "include" in responses(ask(), model="gpt-5-mini")
+
+
+KEPT = (
+    '{"source":"here","items":[{"type":"reasoning","id":"r1","encrypted_content":"e1"},{"type":"message"},'
+    '{"type":"reasoning","id":"r2","encrypted_content":"e2"},{"type":"function_call"}]}'
+)
+FIRST, SECOND = ({"type": "reasoning", "id": f"r{n}", "encrypted_content": f"e{n}"} for n in (1, 2))
+
+
+def test_reasoning_goes_back_before_what_it_led_to() -> None:
+    more = ToolCall("c2", "agent.spawn", "{}")
+    reply = AssistantMessage("Hm.", (CALL, more), KEPT, "openai")
+    history = (UserMessage("Go."), reply, ToolResult("c1", "1"), ToolResult("c2", "2"))
+    items = responses(ask(*history))["input"][1:-2]
+    assert [item.get("type", item.get("role")) for item in items] == [
+        "reasoning", "assistant", "reasoning", "function_call", "function_call",
+    ]  # fmt: skip
+    assert (items[0], items[2]) == (FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("opaque", "provider", "source"),
+    [
+        (KEPT, "anthropic", "here"),
+        (KEPT, "openai", "elsewhere"),
+        ("[]", "openai", "here"),
+        ("{", "openai", "here"),
+    ],
+)
+def test_reasoning_of_another_model_is_left_out(opaque: str, provider: str, source: str) -> None:
+    reply = AssistantMessage("Hm.", (), opaque, provider)
+    items = responses(ask(UserMessage("Go."), reply, UserMessage("On.")), source=source)["input"]
+    assert [item["content"] for item in items] == ["Go.", "Hm.", "On."]
+
+
+def test_reasoning_that_led_to_nothing_is_left_out() -> None:
+    reply = AssistantMessage("Hm.", (), KEPT, "openai")
+    items = responses(ask(UserMessage("Go."), reply, UserMessage("On.")))["input"]
+    assert items[1:3] == [FIRST, {"role": "assistant", "content": "Hm."}]
+    assert len(items) == 4
+    empty = AssistantMessage("", (), KEPT, "openai")
+    assert len(responses(ask(UserMessage("Go."), empty, UserMessage("On.")))["input"]) == 2

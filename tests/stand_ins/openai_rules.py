@@ -1,0 +1,179 @@
+"""What OpenAI's API refuses in a request, as pure checks.
+
+Stricter than the service where nothing here needs more: a field that this project never sends is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tests.stand_ins.anthropic_message_rules import Refused
+from tests.stand_ins.anthropic_script import JsonObject
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+_COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls"}
+_FIELDS = {
+    "/v1/chat/completions": _COMMON
+    | {"messages", "stream_options", "max_tokens", "max_completion_tokens", "stop"},
+    "/v1/completions": {"model", "prompt", "stream", "stream_options", "max_tokens", "stop"},
+    "/v1/responses": _COMMON | {"input", "instructions", "store", "include", "max_output_tokens"},
+}
+
+
+def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> None:
+    """Refuse a request without a good key (401) or content type; header names are lower case."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if keys is not None and (scheme != "Bearer" or token not in keys):
+        raise Refused("Incorrect API key provided", 401)
+    if headers.get("content-type", "") != "application/json":
+        raise Refused("Unsupported content type")
+
+
+def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonObject:
+    """Refuse a request's body; give it back if it is good.
+
+    ``issued`` holds, by a call's id, the reasoning item that the service sent before that call.
+    """
+    if path not in _FIELDS:
+        raise Refused(f"Invalid URL (POST {path})", 404)
+    if not isinstance(body, dict):
+        raise Refused("We could not parse the JSON body of your request.")
+    for name in body.keys() - _FIELDS[path]:
+        raise Refused(f"Unrecognized request argument supplied: {name}")
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        raise Refused("you must provide a model parameter")
+    if not isinstance(body.get("stop", []), list) or len(body.get("stop", [])) > 4:
+        raise Refused("'stop' must be a list of at most 4 texts")
+    _check_tools(body, nested=path != "/v1/responses")
+    if path == "/v1/responses":
+        _check_input(body, issued)
+    elif path == "/v1/completions":
+        _check_text(body.get("prompt"), "prompt")
+    else:
+        _check_messages(body.get("messages"))
+    return body
+
+
+def _check_tools(body: JsonObject, *, nested: bool) -> None:
+    if "tools" not in body:
+        if body.keys() & {"tool_choice", "parallel_tool_calls"}:
+            raise Refused("'tool_choice' is only allowed when 'tools' are specified")
+        return
+    if not body["tools"]:
+        raise Refused("[] is too short - 'tools'")
+    names = []
+    for tool in body["tools"]:
+        function = tool.get("function", {}) if nested else tool
+        if tool.get("type") != "function" or not TOOL_NAME.match(function.get("name", "")):
+            raise Refused("Invalid 'tools': a function needs a name of a-zA-Z0-9_-")
+        parameters = function.get("parameters")
+        if not isinstance(parameters, dict) or parameters.get("type") != "object":
+            raise Refused(f"Invalid schema for function {function['name']!r}: type must be 'object'")
+        if "properties" not in parameters:
+            raise Refused(
+                f"Invalid schema for function {function['name']!r}: object schema missing properties"
+            )
+        if not nested and tool.get("strict") is not False:
+            raise Refused("Invalid schema: in strict mode all properties must be required")
+        names.append(function["name"])
+    if len(set(names)) < len(names):
+        raise Refused("Tool names must be unique")
+
+
+def _check_text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{where}: expected a text that is not blank")
+    return value
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise Refused("'messages' must be a list that is not empty")
+    waiting: list[str] = []
+    roles: list[str] = []
+    for number, message in enumerate(messages):
+        where, role = f"messages[{number}]", message.get("role")
+        if role != "tool" and waiting:
+            raise Refused(
+                f"An assistant message with 'tool_calls' must be followed by tool messages: {waiting}"
+            )
+        if role == "tool":
+            if message.get("tool_call_id") not in waiting:
+                raise Refused(f"{where}: a message with role 'tool' must follow its 'tool_calls'")
+            waiting.remove(message["tool_call_id"])
+        elif role == "assistant":
+            waiting = [_checked_call(call, where) for call in message.get("tool_calls", [])]
+        elif role not in ("system", "user") or (role == "system" and number):
+            raise Refused(f"{where}: unexpected role {role!r}")
+        if role != "assistant" or not waiting:
+            _check_text(message.get("content"), where)
+        roles.append(role)
+    # As many chat templates want it.
+    turns = [role for role in roles if role in ("user", "assistant")]
+    if turns[:1] != ["user"] or any(one == two == "user" for one, two in zip(roles, roles[1:], strict=False)):
+        raise Refused("Conversation roles must alternate user/assistant/user/assistant/...")
+    if waiting:
+        raise Refused(f"'tool_calls' must be followed by tool messages: {waiting}")
+
+
+def _checked_call(call: JsonObject, where: str) -> str:
+    if call.get("type") != "function":
+        raise Refused(f"{where}.tool_calls: type must be 'function'")
+    _check_arguments(call["function"], where)
+    return _check_text(call.get("id"), where)
+
+
+def _check_arguments(function: JsonObject, where: str) -> None:
+    if not TOOL_NAME.match(function.get("name", "")):
+        raise Refused(f"{where}: invalid function name")
+    if not isinstance(function.get("arguments"), str):
+        raise Refused(f"{where}: arguments must be a text")
+    try:
+        msgspec.json.decode(function["arguments"], type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise Refused(f"{where}: Failed to parse tool call arguments as JSON", 500, "server_error") from None
+
+
+def _check_input(body: JsonObject, issued: Mapping[str, JsonObject]) -> None:
+    if body.get("store") is not False:
+        raise Refused("This project stores nothing at the service")
+    if body.get("max_output_tokens", 16) < 16:
+        raise Refused("Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16")
+    items: Sequence[JsonObject] = body.get("input") or []
+    if not items:
+        raise Refused("'input' must be a list that is not empty")
+    waiting: list[str] = []
+    for number, item in enumerate(items):
+        _check_item(f"input[{number}]", item, items[:number], waiting, issued)
+    if waiting:
+        raise Refused(f"No tool output found for function call {waiting}")
+    if items[-1].get("type") == "reasoning":
+        raise Refused("Item of type 'reasoning' was provided without its required following item.")
+
+
+def _check_item(
+    where: str,
+    item: JsonObject,
+    before: Sequence[JsonObject],
+    waiting: list[str],
+    issued: Mapping[str, JsonObject],
+) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        _check_text(item.get("content"), where)
+    elif kind == "function_call":
+        _check_arguments(item, where)
+        waiting.append(item["call_id"])
+        if issued.get(item["call_id"]) not in (None, *before):
+            raise Refused(f"{where}: 'function_call' was provided without its 'reasoning' item")
+    elif kind == "function_call_output":
+        if item["call_id"] not in waiting:
+            raise Refused(f"No tool call found for function call output with call_id {item['call_id']}")
+        waiting.remove(item["call_id"])
+        _check_text(item.get("output"), where)
+    elif kind != "reasoning":
+        raise Refused(f"{where}: unexpected type {kind!r}")

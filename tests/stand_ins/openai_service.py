@@ -1,0 +1,180 @@
+"""A strict stand-in for OpenAI's API: ``chat/completions``, ``completions`` and ``responses``, streaming.
+
+It answers what a script says (`anthropic_script`) and refuses what the service refuses (`openai_rules`). The
+events are those of the documented streaming formats; what was recorded is in ``tests/models/recorded``.
+Alone, for benchmarks: ``python -m tests.stand_ins.openai_service --tokens 40``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tests.stand_ins.anthropic_message_rules import Refused
+from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Piece, Reply, words
+from tests.stand_ins.http_connection import Connection, HttpRequest
+from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.openai_rules import check_body, check_headers
+from tests.stand_ins.reply_writer import ReplyWriter
+
+_FINISH = {"tool_use": "tool_calls", "end_turn": "stop", "max_tokens": "length", "refusal": "content_filter"}
+
+
+class OpenAIService(ModelService):
+    """The stand-in; ``base_url`` ends in ``/v1``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._issued: dict[str, JsonObject] = {}
+
+    @property
+    def base_url(self) -> str:
+        """Where the service is, as people write it."""
+        return f"{super().base_url}/v1"
+
+    def accept(self, request: HttpRequest) -> JsonObject:
+        if request.method != "POST":
+            raise Refused("Method Not Allowed", 405)
+        check_headers(request.headers, self.api_keys)
+        try:
+            body = msgspec.json.decode(request.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Refused("We could not parse the JSON body of your request.") from None
+        return check_body(request.path, body, self._issued)
+
+    def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
+        error = {"message": failure.message, "type": failure.error_type, "param": None, "code": None}
+        return {"error": error}
+
+    async def reply(
+        self, connection: Connection, reply: Reply, request: HttpRequest, body: JsonObject, request_id: str
+    ) -> None:
+        usage = {"read": len(request.body) // 4, "written": 1 + len(reply.text) // 4, **reply.usage}
+        connection.start(200, {"x-request-id": request_id, "content-type": reply.content_type})
+        if request.path == "/v1/responses":
+            pieces = responses_pieces(reply, request_id, usage, self._issued)
+            await ReplyWriter(connection, reply, _responses_error).send(pieces)
+            return
+        pieces = chat_pieces(reply, request_id, body["model"], usage, text=request.path == "/v1/completions")
+        await ReplyWriter(connection, reply, _chat_error).send(pieces)
+
+
+def _chat_error(broken: Break) -> bytes:
+    error = {"message": "Scripted error", "type": broken.error_type, "param": None, "code": None}
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+
+
+def _responses_error(broken: Break) -> bytes:
+    error = {"type": "error", "code": broken.error_type, "message": "Scripted error", "param": None}
+    return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+
+
+def _id_of(call: Call, request_id: str, number: int) -> str:
+    return call.id or f"call_{request_id}_{number}"
+
+
+def _arguments(call: Call, reply: Reply) -> list[str]:
+    raw = call.raw
+    return [raw[at : at + reply.argument_size] for at in range(0, len(raw), reply.argument_size)]
+
+
+def chat_pieces(
+    reply: Reply, request_id: str, model: str, usage: Mapping[str, int], *, text: bool
+) -> Iterator[Piece]:
+    """Give the whole stream of a reply, `Break` aside; ``text`` is the form of ``/completions``."""
+    common = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", "created": 1, "model": model}
+
+    def data(value: JsonObject, delta: bool = False) -> Piece:
+        line = msgspec.json.encode({**common, **value}).decode()
+        return Piece(f"data: {line}{reply.line_end}{reply.line_end}".encode(), delta)
+
+    def chunk(delta: JsonObject, reason: str | None = None, *, counts: bool = True) -> Piece:
+        part = {"text": delta.get("content", "")} if text else {"delta": delta}
+        return data({"choices": [{"index": 0, **part, "finish_reason": reason}]}, counts)
+
+    yield chunk({"role": "assistant", "content": ""}, counts=False)
+    for part in words(reply.thinking or ""):
+        yield chunk({"reasoning_content": part})
+    for part in reply.chunks if reply.chunks is not None else words(reply.text):
+        if reply.pings:
+            yield Piece(b": ping\n\n")
+        yield chunk({"content": part})
+    for index, call in enumerate(reply.calls):
+        named = {"name": call.name, "arguments": ""}
+        first = {"index": index, "id": _id_of(call, request_id, index), "type": "function", "function": named}
+        yield chunk({"tool_calls": [first]})
+        for part in _arguments(call, reply):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    yield chunk({}, _FINISH.get(reply.stop, reply.stop), counts=False)
+    figures = {"prompt_tokens": usage["read"], "completion_tokens": usage["written"]}
+    details = {"prompt_tokens_details": {"cached_tokens": usage.get("cached", 0)}}
+    yield data({"choices": [], "usage": {**figures, **details}})
+    yield Piece(b"data: [DONE]\n\n")
+
+
+def responses_pieces(
+    reply: Reply, request_id: str, usage: Mapping[str, int], issued: dict[str, JsonObject]
+) -> Iterator[Piece]:
+    """Give the whole stream of a reply, `Break` aside; ``issued`` remembers the reasoning of its calls."""
+
+    def event(kind: str, body: JsonObject, delta: bool = False) -> Piece:
+        line = msgspec.json.encode({"type": kind, **body}).decode()
+        end = reply.line_end
+        return Piece(f"event: {kind}{end}data: {line}{end}{end}".encode(), delta)
+
+    response = {"id": f"resp_{request_id}", "object": "response", "status": "in_progress"}
+    yield event("response.created", {"response": response})
+    thought: JsonObject | None = None
+    if reply.thinking is not None:
+        thought = {
+            "id": f"rs_{request_id}",
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": reply.thinking.encode().hex(),
+        }
+        yield event("response.output_item.done", {"item": thought})
+    if reply.text:
+        message = {"id": f"msg_{request_id}", "type": "message", "role": "assistant"}
+        yield event("response.output_item.added", {"item": message})
+        for part in reply.chunks if reply.chunks is not None else words(reply.text):
+            yield event("response.output_text.delta", {"item_id": message["id"], "delta": part}, delta=True)
+        content = [{"type": "output_text", "text": reply.text}]
+        yield event("response.output_item.done", {"item": {**message, "content": content}})
+    for number, call in enumerate(reply.calls):
+        item = {"type": "function_call", "name": call.name, "call_id": _id_of(call, request_id, number)}
+        if thought is not None:
+            issued[item["call_id"]] = thought
+        yield event("response.output_item.added", {"item": {**item, "arguments": ""}})
+        for part in _arguments(call, reply):
+            yield event("response.function_call_arguments.delta", {"delta": part}, delta=True)
+        status = "incomplete" if reply.stop == "max_tokens" else "completed"
+        yield event("response.output_item.done", {"item": {**item, "arguments": call.raw, "status": status}})
+    details = {"cached_tokens": usage.get("cached", 0)}
+    figures = {
+        "input_tokens": usage["read"], "output_tokens": usage["written"], "input_tokens_details": details,
+    }  # fmt: skip
+    why = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}.get(reply.stop)
+    if why is None:
+        yield event("response.completed", {"response": {**response, "status": "completed", "usage": figures}})
+        return
+    ended = {**response, "status": "incomplete", "usage": figures, "incomplete_details": {"reason": why}}
+    yield event("response.incomplete", {"response": ended})
+
+
+async def _serve(tokens: int) -> None:
+    default = Reply(chunks=["word "] * tokens, text="word " * tokens)
+    async with OpenAIService(default=default, api_keys=None, keep_requests=0) as service:
+        sys.stdout.write(f"{service.base_url}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="A strict stand-in for OpenAI's API.")
+    parser.add_argument("--tokens", type=int, default=40, help="tokens of the answer")
+    asyncio.run(_serve(parser.parse_args().tokens))
