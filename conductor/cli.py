@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, check, policy, sessions, stats and protocol."""
+"""The command line: serve (the default), talk, models, check, policy, sessions, stats and protocol."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _Run: TypeAlias = Callable[[argparse.Namespace], int]
 _COMMANDS = {
     "serve": "run the server (the default)",
     "talk": "talk to a running server from the terminal",
+    "models": "list the models, try out what one can do, and measure it",
     "check": "try the settings and all that is needed, and end",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, export and delete what the session store keeps",

@@ -114,7 +114,7 @@ async def check(
     except SettingsError as error:
         yield fail("settings", str(error))
         return
-    for item in check_server.settings_items(env_file, found):
+    for item in check_server.settings_items(env_file, found, _key_names(found.settings)):
         yield item
     if found.file and found.file.mistakes:
         return  # with a line unread, the other settings may not be what was meant
@@ -133,6 +133,13 @@ async def check(
         if needed.isdisjoint(found.invalid):
             async for item in reported(subject, items):
                 yield item
+
+
+def _key_names(settings: Settings) -> set[str]:
+    # What is wrong with the profiles is reported by their own check.
+    with suppress(SettingsError):
+        return {one.api_key_env for one in load_profiles(settings).by_name.values() if one.api_key_env}
+    return set()
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

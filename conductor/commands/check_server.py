@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,8 +29,11 @@ _SENDABLE = re.compile(r"[A-Za-z0-9_-]+")
 """Tokens that a header, a subprotocol and a query carry unchanged."""
 
 
-def settings_items(env_file: Path | None, found: Found) -> Iterator[Item]:
-    """Report the sources of settings, unknown names, and invalid lines and values."""
+def settings_items(env_file: Path | None, found: Found, also_used: Collection[str] = ()) -> Iterator[Item]:
+    """Report the sources of settings, unknown names, and invalid lines and values.
+
+    ``also_used`` are names that are no settings, but are read.
+    """
     file = found.file
     environment = environment_names()
     known = [name for name in environment if name.lower() in Settings.model_fields]
@@ -43,8 +46,9 @@ def settings_items(env_file: Path | None, found: Found) -> Iterator[Item]:
     yield ok("settings", f"{text}.")
     for mistake in file.mistakes if file else ():
         yield fail("settings", mistake)
-    if env_file and file and file.others:
-        names = ", ".join(file.others)
+    others = [name for name in file.others if name not in also_used] if file else []
+    if env_file and others:
+        names = ", ".join(others)
         yield warn("settings", f"in {env_file.name} these are no settings and do nothing: {names}.")
     for name, hint in misspelt(environment, Settings.model_fields):
         yield warn(name, f"is no setting (in the environment); {hint}")

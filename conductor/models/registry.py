@@ -38,7 +38,10 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
 
 def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     """Wrap the provider of a model that writes its calls as text. Raises `SettingsError`."""
-    module = import_module("conductor.models.text_protocol")
+    try:
+        module = import_module("conductor.models.text_protocol")
+    except ModuleNotFoundError:
+        raise SettingsError(f"{profile.label('kind')} cannot be {profile.kind} in this version.") from None
     return cast(ModelProvider, module.wrap(provider, profile.style))
 
 

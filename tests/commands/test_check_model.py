@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from conductor.commands.check import model_items, reported
+from conductor.commands.check import check, model_items, reported
 from conductor.commands.check_item import Item
 from conductor.models import registry
 from conductor.settings import load_settings
@@ -147,6 +148,29 @@ async def test_the_demo_for_want_of_a_key_is_a_warning() -> None:
 async def test_an_unknown_provider_fails_with_those_that_there_are() -> None:
     item = await ask(model_provider="nobody")
     assert item.level == "fail" and "'nobody' is unknown" in item.text and "demo" in item.text
+
+
+def write_profiles(folder: Path, base_url: str) -> None:
+    (folder / ".env").write_text("CLOUD_KEY=test-key\nOTHER=1\n")
+    (folder / "models.toml").write_text(
+        'default = "cloud"\n[[profile]]\nname = "cloud"\nprovider = "anthropic"\nmodel = "m"\n'
+        f'base_url = "{base_url}"\napi_key_env = "CLOUD_KEY"\n'
+        '[[profile]]\nname = "toy"\nprovider = "demo"\n'
+    )
+
+
+async def test_each_profile_of_a_file_is_asked(
+    claude: AnthropicService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_profiles(tmp_path, claude.base_url)
+    async with asyncio.timeout(10):
+        items = [item async for item in check(Path(".env"), overrides={"port": 0})]
+    said = [f"{item.level} {item.text}" for item in items if item.subject.startswith("model")]
+    assert said[0] == "ok models.toml has cloud, toy; cloud answers."
+    assert said[1].startswith("ok Claude (m) answered in ") and said[2].startswith("ok the demo, ")
+    (unknown,) = [item.text for item in items if "are no settings" in item.text]
+    assert unknown.endswith("do nothing: OTHER.")
 
 
 async def test_a_provider_whose_package_is_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""``conductor models``: what it lists, tries out and measures, of scripts and of services on loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.commands.models import bench, probe
+from conductor.messages import ToolCall
+from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
+from conductor.models.profiles import ModelProfile
+from conductor.models.scripted import Script, ScriptedProvider
+from tests.conftest import Main
+
+SECRET = "sk-hunter2-hunter2"
+HOME = ModelProfile(name="home", provider="demo", context_window=8000)
+CALL: Script = [ToolCall("c", "get_weather", '{"place":"Berlin"}')]
+WORDS: Script = [TextDelta("one, "), TextDelta("two"), Finished("end_turn", Usage(5, 2))]
+
+
+@pytest.fixture
+def service() -> Iterator[Callable[[Any], str]]:
+    """Serve a JSON answer at ``/v1/models``; gives its address."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def serve(answer: Any) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                known = self.path.startswith("/v1/models")
+                body = json.dumps(answer).encode()
+                self.send_response(200 if known else 404)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def replies(tools: Script, words: Script = WORDS) -> ScriptedProvider:
+    def reply(request: ModelRequest) -> Script:
+        return tools if request.tools else words
+
+    return ScriptedProvider(reply)
+
+
+async def probed(provider: ScriptedProvider, profile: ModelProfile = HOME) -> list[str]:
+    out = io.StringIO()
+    assert await probe(provider, profile, out) == 0
+    return out.getvalue().splitlines()
+
+
+async def test_a_model_that_can_do_all_is_said_to() -> None:
+    title, *lines = await probed(replies(CALL))
+    assert title == "home: demo"
+    assert [line.split(":")[0] for line in lines] == [
+        "ok    answers",
+        "ok    tools",
+        "ok    streaming",
+        "ok    cancellation",
+        "ok    context",
+    ]
+
+
+async def test_what_a_text_model_was_taught_is_tried_out() -> None:
+    text = HOME.model_copy(update={"kind": "text"})
+    assert "ok    tools: called, as text." in await probed(replies(CALL), text)
+    assert "warn  tools: not called, though taught how." in await probed(replies(WORDS), text)
+
+
+async def test_a_reply_in_one_piece_and_an_unknown_window_are_warnings() -> None:
+    profile = HOME.model_copy(update={"context_window": None})
+    lines = await probed(replies(CALL, [TextDelta("all at once")]), profile)
+    assert lines[3].startswith("warn  streaming") and lines[5].startswith("warn  context: unknown")
+
+
+async def test_the_window_that_the_service_says_is_compared(service: Callable[[Any], str]) -> None:
+    url = service({"data": [{"id": "other"}, {"id": "m", "meta": {"n_ctx_train": 4096}}]})
+    home = HOME.model_copy(update={"provider": "openai", "model": "m", "base_url": f"{url}/v1"})
+    out = io.StringIO()
+    assert await probe(replies(CALL), home, out) == 2
+    assert "fail  context: context_window is 8000, but the service says 4096." in out.getvalue()
+
+
+async def test_figures_are_a_table() -> None:
+    provider, out = replies(CALL), io.StringIO()
+    assert await bench(provider, 3, out) == 0
+    head, *rows = out.getvalue().splitlines()
+    assert head.split() == ["figure", "median", "least", "most"]
+    assert [row.split("  ")[0] for row in rows] == ["first token ms", "tokens a second", "tokens"]
+    assert rows[2].split()[1:] == ["2", "2", "2"] and len(provider.requests) == 4
+
+
+MODELS = """
+default = "home"
+[[profile]]
+name = "home"
+provider = "demo"
+fallback = ["cloud"]
+[[profile]]
+name = "cloud"
+provider = "anthropic"
+model = "claude-test"
+base_url = "{}"
+api_key_env = "CLOUD_KEY"
+prices = {{ input = 1, output = 5.5 }}
+"""
+
+
+def test_the_profiles_and_what_the_services_offer_are_listed(
+    conductor: Main, tmp_path: Path, service: Callable[[Any], str]
+) -> None:
+    url = service({"data": [{"id": "claude-a", "type": "model"}, {"id": "b\x1b[2J", "type": "model"}]})
+    (tmp_path / "models.toml").write_text(MODELS.format(url))
+    code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
+    head, home, cloud, blank, offer = out.splitlines()
+    assert (code, err, blank) == (0, "", "")
+    assert home.split()[:4] == ["home", "demo", "native", "cloud"] and home.endswith("by default")
+    assert "Claude (claude-test)" in cloud and cloud.split()[-3:] == ["1", "5.5", "-"]
+    assert offer == "cloud offers claude-a, b\\x1b[2J"
+    assert "offers" not in conductor("models", "list", "--offline", CLOUD_KEY=SECRET)[1]
+    assert "were not asked" in conductor("models", "list", CLOUD_KEY=SECRET, LOCAL_ONLY="true")[1]
+
+
+def test_a_service_that_does_not_answer_is_said(conductor: Main, tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
+    code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
+    assert (code, err) == (2, "") and "cloud did not list its models: APIConnectionError" in out
+    assert SECRET not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["probe", "away"], 'There is no profile "away"; there are: home, cloud.'),
+        (["bench", "--requests", "0"], "--requests must be 1 or more."),
+        (["probe", "cloud"], "Claude (claude-test): The connection to the model service failed."),
+    ],
+)
+def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
+    code, out, err = conductor("models", *arguments, CLOUD_KEY=SECRET)
+    assert (code, err) == (2, f"conductor: {says}\n")
+
+
+def test_the_demo_is_probed(conductor: Main) -> None:
+    code, out, _ = conductor("models", "probe", MODEL_PROVIDER="demo")
+    assert code == 0 and "ok    tools: called" in out
