@@ -22,6 +22,7 @@ from conductor.logs import configure_logs
 from conductor.messages import UserMessage
 from conductor.models.base import Finished, ModelProvider, ModelRequest, TextDelta
 from conductor.models.health import calls_tools
+from conductor.models.openai import DEFAULT_BASE_URL
 from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text, make_provider
 from conductor.settings import Settings, load_settings
@@ -137,22 +138,24 @@ def _use(is_default: bool, profile: ModelProfile) -> str:
 
 def _offered(profile: ModelProfile) -> list[str] | None:
     # None for what has no list.
-    key = profile.api_key.get_secret_value() if profile.api_key is not None else None
     if profile.provider == "anthropic":
         import anthropic
 
+        key = profile.api_key.get_secret_value() if profile.api_key is not None else None
         with anthropic.Anthropic(
             api_key=key, base_url=profile.base_url, timeout=LIST_TIMEOUT_S, max_retries=0
         ) as client:
             return [model.id for model in client.models.list(limit=100).data]
-    if profile.provider == "openai" and profile.base_url is not None:
-        return [str(model["id"]) for model in _models_of(profile.base_url, key)]
+    if profile.provider == "openai":
+        return [str(model["id"]) for model in _models_of(profile)]
     return None
 
 
-def _models_of(base_url: str, key: str | None) -> list[dict[str, Any]]:
+def _models_of(profile: ModelProfile) -> list[dict[str, Any]]:
+    key = profile.api_key.get_secret_value() if profile.api_key is not None else None
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    response = httpx2.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=LIST_TIMEOUT_S)
+    base_url = (profile.base_url or DEFAULT_BASE_URL).rstrip("/")
+    response = httpx2.get(f"{base_url}/models", headers=headers, timeout=LIST_TIMEOUT_S)
     response.raise_for_status()
     models: list[dict[str, Any]] = response.json()["data"]
     return models
@@ -211,7 +214,7 @@ async def _probe_cancellation(provider: ModelProvider) -> Item:
 
 async def _probe_context(profile: ModelProfile, ask: bool) -> Item:
     said = None
-    if ask and profile.provider == "openai" and profile.base_url is not None:
+    if ask and profile.provider == "openai":
         said = await asyncio.to_thread(_window_of, profile)
     if profile.context_window is None:
         hint = "unknown" if said is None else f"{said} tokens, says the service"
@@ -223,9 +226,8 @@ async def _probe_context(profile: ModelProfile, ask: bool) -> Item:
 
 def _window_of(profile: ModelProfile) -> int | None:
     # vLLM, LM Studio and llama.cpp say it, each under its own name.
-    key = profile.api_key.get_secret_value() if profile.api_key is not None else None
     try:
-        models = _models_of(profile.base_url or "", key)
+        models = _models_of(profile)
         mine = next((one for one in models if one["id"] == profile.model), models[0])
         meta = mine.get("meta") or {}
         found = mine.get("max_model_len") or mine.get("max_context_length") or meta.get("n_ctx_train")

@@ -10,7 +10,7 @@ import pytest
 from conductor.errors import SettingsError
 from conductor.models.profiles import ModelProfile, Profiles, load_profiles
 from conductor.settings import load_settings
-from tests.conftest import Main
+from tests.conftest import ROOT, Main
 
 SECRET = "sk-hunter2-hunter2"
 HOME = '[[profile]]\nname = "home"\nprovider = "demo"\n'
@@ -66,6 +66,13 @@ def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: p
     assert home.title == "qwen3:4b (openai) at 127.0.0.1" and SECRET not in repr(home)
     assert cloud.timeout_s == 12 and cloud.prices.cache_write == 1.25
     assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-4-5)"
+
+
+def test_the_example_of_the_readme_is_one(load: Callable[..., Profiles]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    Path(".env").write_text(f"CLOUD_KEY={SECRET}\n")
+    profiles = load(readme.partition("```toml\n")[2].partition("```")[0])
+    assert profiles.main.fallback == ("cloud",) and key_of(profiles.by_name["cloud"]) == SECRET
 
 
 def test_a_key_may_stand_in_the_file_of_settings(load: Callable[..., Profiles]) -> None:
