@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Mapping
+from functools import partial
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -162,15 +163,23 @@ class HttpPool:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
         )
+        # No redirects: one to another host would take the API key along.
+        send = partial(
+            self._session.post,
+            URL(self._base_url + path),
+            data=body,
+            proxy=self._proxy,
+            timeout=timeout,
+            allow_redirects=False,
+        )
         try:
-            # No redirects: one to another host would take the API key along.
-            response = await self._session.post(
-                URL(self._base_url + path),
-                data=body,
-                proxy=self._proxy,
-                timeout=timeout,
-                allow_redirects=False,
-            )
+            try:
+                response = await send()
+            except aiohttp.ClientConnectorError:
+                raise
+            # A kept connection may be closed before it is used again; llama.cpp closes each after its reply.
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                response = await send()
             if 200 <= response.status < 300:
                 return response
             async with response:

@@ -19,7 +19,7 @@ from conductor.models.base import (
 )
 from conductor.models.failures import failure, from_event, problem_of, read_problem
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
-from conductor.models.openai_stream import InputDetails, ThinkingFilter, said, usage
+from conductor.models.openai_stream import InputDetails, ThinkingFilter, is_json, said, usage
 from conductor.models.rendering import BEGINNING, Json, arguments_of, call_id, limit_of, may_call, unicode_of
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
@@ -75,9 +75,18 @@ def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
     return rendered
 
 
-class _Words(msgspec.Struct):
-    role: str
+class _User(msgspec.Struct, tag_field="role", tag="user"):
     content: str
+
+
+class _OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    text: str
+
+
+class _Said(msgspec.Struct, tag_field="type", tag="message"):
+    # In full: llama.cpp does not take the short form of the assistant's messages.
+    content: list[_OutputText]
+    role: str = "assistant"
 
 
 class _Call(msgspec.Struct, tag_field="type", tag="function_call"):
@@ -96,18 +105,18 @@ def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     for message in request.messages:
         if isinstance(message, AssistantMessage):
             if not items:
-                items.append(_Words("user", BEGINNING))
+                items.append(_User(BEGINNING))
             items += _assistant(message, names, source)
         elif isinstance(message, ToolResult):
             items.append(_Output(call_id(message.call_id), user_text(message)))
         else:
-            items.append(_Words("user", user_text(message)))
-    return items or [_Words("user", BEGINNING)]
+            items.append(_User(user_text(message)))
+    return items or [_User(BEGINNING)]
 
 
 def _assistant(message: AssistantMessage, names: ToolNameMap, source: str) -> list[Any]:
     text = unicode_of(message.text.rstrip())
-    words: list[Any] = [_Words("assistant", text)] if text else []
+    words: list[Any] = [_Said([_OutputText(text)])] if text else []
     calls = [
         _Call(call_id(call.call_id), names.to_service(call.name), arguments_of(call).decode())
         for call in message.calls
@@ -187,6 +196,7 @@ class ResponsesDecoder:
         self._sse = SSEParser()
         self._thinking = ThinkingFilter()
         self._items: list[dict[str, Any]] = []
+        self._calls_stop: StopReason = "end_turn"
         self._refused = False
         self.finished = False
 
@@ -228,7 +238,7 @@ class ResponsesDecoder:
             case "response.refusal.delta":
                 self._refused = True
             case "response.completed":
-                return self._finish("tool_use" if self._has_calls else "end_turn", response)
+                return self._finish(self._calls_stop, response)
             case "response.incomplete":
                 reason = response.incomplete_details.reason if response.incomplete_details else None
                 return self._finish(_INCOMPLETE.get(reason or "", "max_tokens"), response)
@@ -250,11 +260,11 @@ class ResponsesDecoder:
         arguments = str(item.get("arguments") or "")
         if not arguments and item.get("status") != "incomplete":
             arguments = "{}"
+        # llama.cpp says "completed" of a reply that its limit cut off, too.
+        self._calls_stop = (
+            "tool_use" if is_json(arguments) and self._calls_stop != "max_tokens" else "max_tokens"
+        )
         return ToolCall(str(given_id), self._names.to_tool(str(item.get("name", ""))), arguments)
-
-    @property
-    def _has_calls(self) -> bool:
-        return any(item["type"] == "function_call" for item in self._items)
 
     def _finish(self, stop: StopReason, response: _Response) -> Finished:
         self.finished = True

@@ -109,7 +109,7 @@ class _OpenCall:
             return True
         if name != self.name or (call_id and self.id and call_id != self.id):
             return False
-        return not arguments.strip() or not _is_json("".join(self.parts))
+        return not arguments.strip() or not is_json("".join(self.parts))
 
 
 class ChatDecoder:
@@ -219,7 +219,8 @@ def _text_of(raw: msgspec.Raw) -> str:
     return "" if data == b"null" else data.decode()
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Tell whether a text is whole JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -184,6 +184,17 @@ async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
     assert str(await failure_of(provider)) == "What answers at the model service's address sends no stream."
 
 
+async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_once(
+    service: OpenAIService,
+) -> None:
+    policy = RetryPolicy(retries=0)
+    provider = OpenAIProvider("test-key", "m", 512, service.base_url, trust_env=False, retry_policy=policy)
+    for _ in range(5):
+        assert await collect(provider)
+        service.close_idle()
+    await provider.aclose()
+
+
 # Settings
 
 

@@ -111,6 +111,11 @@ class Connection(asyncio.Protocol):
         """End a chunked response."""
         self._write(b"0\r\n\r\n")
 
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """Cut the connection with a reset."""
         if self._transport is not None:

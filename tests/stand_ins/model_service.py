@@ -103,6 +103,11 @@ class ModelService:
         """How many connections are open."""
         return len(self._connections)
 
+    def close_idle(self) -> None:
+        """Close all connections; the clients have not seen it when this returns."""
+        for connection in list(self._connections):
+            connection.close()
+
     async def wait_disconnects(self, count: int, seconds: float = 5.0) -> None:
         """Wait until so many clients have left before their answer's end; TimeoutError if they do not."""
         await self._wait(lambda: len(self.disconnects) >= count, seconds)

@@ -164,7 +164,13 @@ def _check_item(
 ) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        _check_text(item.get("content"), where)
+        content: Any = item.get("content")
+        # As llama.cpp's server wants it.
+        if item.get("role") == "assistant":
+            if item.get("type") != kind or content[0]["type"] != "output_text":
+                raise Refused("Cannot determine type of 'item'")
+            content = content[0]["text"]
+        _check_text(content, where)
     elif kind == "function_call":
         _check_arguments(item, where)
         waiting.append(item["call_id"])
