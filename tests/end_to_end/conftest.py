@@ -62,12 +62,14 @@ async def serving(
     services = make_services(settings, provider)
     services = replace(services, limits=replace(services.limits, **limits))
     listener = Listener(services, Authenticator(tokens))
+    await services.store.open()
     await listener.start("127.0.0.1", 0)
     await provider.start()
     try:
         yield Served(listener)
     finally:
         await listener.stop(drain_s=0)
+        await services.store.aclose()
         await provider.aclose()
 
 

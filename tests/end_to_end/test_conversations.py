@@ -1,0 +1,264 @@
+"""The same conversations through each provider, from the phone to the strict stand-in of its service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.conversation.phrases import FAILURES
+from conductor.models.base import ModelProvider
+from conductor.models.openai import OpenAIProvider
+from conductor.models.retry import RetryPolicy
+from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.phone import PLAIN_TURN, Event, arguments, is_call, is_state
+from tests.end_to_end.test_approvals import MOVE, begin, decide, of_type
+from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply, Script
+from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.openai_service import OpenAIService
+
+STATUS = "agent_status"
+SORRY = FAILURES["model_provider_failed"]
+
+
+class Model:
+    """A stand-in for a service, and what makes the provider for it."""
+
+    def __init__(self, service: ModelService, endpoint: str) -> None:
+        self.service = service
+        self._endpoint = endpoint
+
+    def answers(self, *replies: Script) -> None:
+        self.service.replies += replies
+
+    def provider(self) -> ModelProvider:
+        if isinstance(self.service, AnthropicService):
+            return provider_for(self.service)
+        options: Any = {"endpoint": self._endpoint, "retry_policy": RetryPolicy(base_s=0.001)}
+        url = self.service.base_url
+        return OpenAIProvider("test-key", "test-model", 512, url, trust_env=False, **options)
+
+    def read(self) -> str:
+        """Give all texts of the last request's messages, one a line."""
+        request = self.service.requests[-1]
+        return "\n".join(_texts(request.get("messages") or request["input"]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+@pytest.fixture(params=["anthropic", "openai chat", "openai responses"])
+async def model(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
+    name, _, endpoint = request.param.partition(" ")
+    service: ModelService = AnthropicService() if name == "anthropic" else OpenAIService()
+    async with service:
+        yield Model(service, endpoint)
+        assert not service.refused, list(service.refused)
+
+
+def is_partial(event: Event) -> bool:
+    return bool(event["type"] == "assistant.speech.partial")
+
+
+async def test_plain(model: Model) -> None:
+    model.answers(Reply(text="Hello there."))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("hi")
+        assert phone.shape(1) == PLAIN_TURN
+        assert phone.finals() == ["Hello there."]
+    assert "hi" in model.read().splitlines()
+
+
+async def test_a_tool(model: Model) -> None:
+    model.answers(Reply(calls=(Call(STATUS, {"id": "a-5"}),)), Reply(text="It runs."))
+    async with serving(model.provider()) as served:
+        async with served.phone(tools={"agent.status": lambda a: f"{a['id']} runs"}) as phone:
+            await phone.ask("how is a-5?")
+            assert phone.runs == [("agent.status", {"id": "a-5"})]
+            assert phone.spoken() == ["It runs."]
+    assert '"data":"a-5 runs"' in model.read()
+
+
+async def test_parallel_tools_are_answered_in_the_models_order(model: Model) -> None:
+    calls = tuple(Call(STATUS, {"id": name}) for name in ("a-1", "a-2"))
+    model.answers(Reply(calls=calls), Reply(text="Both run."))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.say("how are they?")
+        first = await phone.until(is_call("agent.status"))
+        second = await phone.until(is_call("agent.status"), since=phone.log.index(first) + 1)
+        for event in (second, first):
+            await phone.result(event["payload"]["callId"], f"{arguments(event)['id']} runs")
+        await phone.idle()
+        assert phone.finals() == ["Both run."]
+    read = model.read()
+    assert 0 < read.index("a-1 runs") < read.index("a-2 runs")
+
+
+async def test_text_beside_a_call(model: Model) -> None:
+    model.answers(Reply(text="Let me look.", calls=(Call(STATUS, {"id": "a"}),)), Reply(text="It runs."))
+    async with serving(model.provider()) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("how is it?")
+            assert phone.finals() == ["Let me look.", "It runs."]
+    assert "Let me look." in model.read()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        HttpFailure(401, "authentication_error"),
+        HttpFailure(200, body=b"<html>"),
+        Reply(stop_reason="refusal"),
+    ],
+    ids=["key", "page", "refusal"],
+)
+async def test_an_error_is_one_sentence_and_the_next_turn_works(model: Model, failure: Script) -> None:
+    model.answers(failure, Reply(text="Here I am."))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert phone.spoken() == [SORRY]
+        assert [error["code"] for error in phone.errors()] == ["model_provider_failed"]
+        await phone.ask("hello again")
+        assert phone.finals()[-1] == "Here I am."
+
+
+async def test_a_reply_that_breaks_off_is_asked_for_again(model: Model) -> None:
+    model.answers(Reply(text="One two three", broken=Break("cut", 2)), Reply(text="Here I am."))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert phone.finals() == ["Here I am."] and phone.errors() == []
+
+
+async def test_silence_of_the_service_is_told(model: Model) -> None:
+    model.answers(Reply(text="One two three", broken=Break("stall", 1)))
+    async with serving(model.provider(), model_silence=0.2) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert phone.spoken() == [SORRY]
+    await model.service.wait_disconnects(1)
+
+
+async def test_barge_in_stops_the_request(model: Model) -> None:
+    story = Reply(text="Once upon a time there was", hold=asyncio.Event(), hold_at=3)
+    model.answers(story, Reply(text="All right."))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.say("tell me a story")
+        await phone.until(is_partial)
+        since = len(phone.log)
+        await phone.say("something else")
+        await model.service.wait_disconnects(1)
+        await phone.idle(since=since)
+        assert phone.finals() == ["All right."]
+    assert "Once upon" in model.read()
+
+
+@pytest.mark.parametrize("by_voice", [False, True], ids=["card", "voice"])
+async def test_an_approval(model: Model, by_voice: bool) -> None:
+    model.answers(Reply(calls=(Call("move_file", {"path": "notes.txt"}),)), Reply(text="Moved."))
+    tools = {"move_file": lambda a: f"{a['path']} is elsewhere"}
+    async with serving(model.provider()) as served, served.phone(tools=tools) as phone:
+        await begin(phone, *([] if by_voice else ["approval"]), tools=[MOVE])
+        await phone.say("move my notes")
+        if by_voice:
+            question = await phone.until(is_call("tts.speak"))
+            await phone.until(is_state("idle"), since=phone.log.index(question))
+            assert phone.runs == []
+            await phone.say("yes, just this once")
+        else:
+            await decide(phone, await phone.until(of_type("approval.request")), "allow")
+        await phone.until(of_type("assistant.speech.final", text="Moved."))
+        assert phone.runs == [("move_file", {"path": "notes.txt"})]
+    assert "notes.txt is elsewhere" in model.read()
+
+
+async def test_a_late_result_begins_a_turn(model: Model) -> None:
+    call = Call("agent_followup", {"id": "a-1", "prompt": "go on"})
+    model.answers(Reply(calls=(call,)), Reply(text="I cannot tell."), Reply(text="It did work."))
+    async with serving(model.provider(), tool_timeout=0.05) as served, served.phone() as phone:
+        await phone.ask("tell a-1 to go on")
+        assert '"error_type":"unknown"' in model.read()
+        (late,) = (event for event in phone.log if is_call("agent.followup")(event))
+        await phone.result(late["payload"]["callId"], "it has been told")
+        await phone.until(of_type("assistant.speech.final", text="It did work."))
+    assert "it has been told" in model.read()
+
+
+async def test_the_limit_of_rounds(model: Model) -> None:
+    model.answers(*(Reply(calls=(Call(STATUS, {"id": str(n)}),)) for n in range(8)), Reply(text="So far."))
+    async with serving(model.provider()) as served:
+        async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
+            await phone.ask("wait for it")
+            assert len(phone.runs) == 8
+            assert phone.spoken() == ["So far."]
+    request = model.service.requests[-1]
+    assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})
+
+
+async def test_a_reconnect_in_the_middle_of_an_answer(model: Model) -> None:
+    going_on = asyncio.Event()
+    model.answers(Reply(text="One two three.", hold=going_on, hold_at=1))
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.say("count")
+        await phone.until(is_partial)
+        await phone.cut()
+        going_on.set()
+        await served.quiet()
+        since = len(phone.log)
+        await phone.open()
+        await phone.idle(since=since)
+        assert phone.finals() == phone.spoken() == ["One two three."]
+
+
+async def test_a_restart_keeps_the_conversation(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    model.answers(
+        Reply(calls=(Call(STATUS, {"id": "a"}),), thinking="Hm."), Reply(text="It runs."), Reply(text="Yes.")
+    )
+    async with serving(model.provider()) as served:
+        async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
+            await phone.ask("how is a?")
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("still?")
+        assert phone.finals()[-1] == "Yes."
+    read = model.read()
+    assert (
+        read.index("how is a?") < read.index('"data":"runs"') < read.index("It runs.") < read.index("still?")
+    )
+
+
+# -- models that misbehave
+
+
+async def test_a_model_that_never_ends_is_stopped(model: Model) -> None:
+    model.answers(Reply(text="and so " * 10_000, delay_s=0.001))
+    async with serving(model.provider(), turn_timeout=0.3) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert phone.spoken() == [FAILURES["turn_timeout"]]
+    await model.service.wait_disconnects(1)
+
+
+async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: Model) -> None:
+    def calls(_: JsonObject) -> Reply:
+        return Reply(calls=(Call("no_such_tool", {}),))
+
+    model.service.default = calls
+    async with serving(model.provider()) as served, served.phone() as phone:
+        await phone.ask("hello?")
+        assert len(phone.spoken()) == 1
+        assert phone.runs == []
+    assert model.service.received <= 9
+
+
+def test_the_texts_of_a_request() -> None:
+    assert list(_texts(json.loads('[{"a": ["b", 1, {"c": "d"}]}]'))) == ["b", "d"]
