@@ -296,6 +296,19 @@ async def test_replies_stand_for_health_checks() -> None:
 
 
 @in_virtual_time
+async def test_a_reply_takes_the_place_of_the_next_check() -> None:
+    bench = home_and_cloud(check_s=30)
+    await bench.router.start()
+    await later(10)
+    await bench.ask()
+    await later(35)
+    assert (bench.asked("home"), bench.asked("cloud")) == (2, 2)
+    await later(25)
+    assert (bench.asked("home"), bench.asked("cloud")) == (3, 3)
+    await bench.router.aclose()
+
+
+@in_virtual_time
 async def test_a_model_without_a_stand_in_is_not_checked() -> None:
     bench = Bench(profile("home"), check_s=30)
     await bench.router.start()
@@ -324,6 +337,15 @@ async def test_the_first_may_still_win() -> None:
     assert await bench.ask() == "home"
     assert bench.services["cloud"].record(0).closed_early
     assert bench.count("hedges", profile="cloud", outcome="lost") == 1
+
+
+@in_virtual_time
+async def test_of_two_that_begin_at_once_one_is_stopped() -> None:
+    bench = home_and_cloud(hedge_after_s=1)
+    bench.replies["home"], bench.replies["cloud"] = [2.0, TextDelta("home")], [1.0, TextDelta("cloud")]
+    won = await bench.ask()
+    loser = "cloud" if won == "home" else "home"
+    assert bench.services[loser].record(0).closed_early and not bench.services[won].record(0).closed_early
 
 
 @in_virtual_time
@@ -380,10 +402,13 @@ async def test_an_auto_model_that_garbles_two_replies_writes_text(kind: str, rep
     bench = Bench(profile("home", kind=kind))
     bench.replies["home"] = CALLS
     await bench.router.start()
-    for script in (BROKEN, CALLS, BROKEN, MALFORMED):
+    for script in (BROKEN, CALLS, BROKEN):
         bench.replies["home"] = script
-        with suppress(ModelError):
-            await bench.events(TOOLS)
+        await bench.events(TOOLS)
+    assert list(bench.services) == ["home"]
+    bench.replies["home"] = MALFORMED
+    with suppress(ModelError):
+        await bench.events(TOOLS)
     bench.replies["home"] = [TextDelta("native")]
     assert await bench.ask(TOOLS) == reply
 
