@@ -124,7 +124,10 @@ def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Pro
             'default = "home"\n' + HOME + 'base_url = "host"',
             'base_url of "home" in models.toml is no address',
         ),
-        ('default = "home"\n' + HOME + 'base_url = "http://name@h"', "must hold no user name and no password"),
+        (
+            'default = "home"\n' + HOME + 'base_url = "http://n@h"',
+            "must hold no user name and no password",
+        ),
         ('default = "home"\n' + HOME + HOME, 'models.toml has two profiles "home".'),
         ('default = "home"\n' + HOME + 'fallback = ["x"]', 'the fallback of "home" names "x", which is no'),
         ('default = "home"\n' + HOME + 'fallback = ["home"]', 'fallback of "home" goes round in a circle.'),
