@@ -28,16 +28,18 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
     untrusted: bool = False
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model's request to run a tool.
 
     ``call_id`` identifies it on the wire and in the history; ``name`` is the tool's dotted name;
-    ``arguments`` is the model's JSON text, which may be incomplete.
+    ``arguments`` is the model's JSON text, which may be incomplete. ``repaired``: mistakes
+    in that text were mended, so it may not be what the model meant.
     """
 
     call_id: str
     name: str
     arguments: str
+    repaired: bool = False
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):

@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     openai_model: Annotated[str | None, Field(min_length=1)] = None
     openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     openai_api: Literal["chat", "responses", "auto"] = "auto"
+    text_tools: Literal["off", "on", "auto"] = "off"
+    text_tools_style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536
     max_turns: Annotated[int, Field(ge=1, le=1_000)] = 20
     partial_interval_ms: Annotated[int, Field(ge=0, le=10_000)] = 50
@@ -164,7 +166,14 @@ class Settings(BaseSettings):
         return parts
 
     @field_validator(
-        "log_level", "log_format", "interruption_mode", "model_provider", "openai_api", mode="before"
+        "log_level",
+        "log_format",
+        "interruption_mode",
+        "model_provider",
+        "openai_api",
+        "text_tools",
+        "text_tools_style",
+        mode="before",
     )
     @classmethod
     def _lower(cls, value: Any) -> Any:

@@ -229,7 +229,7 @@ class Turn:
                         context.show(reply)
                     elif isinstance(event, ToolCall):
                         self._note_first_token()
-                        calls.append(ToolCall(new_call_id(), event.name, event.arguments))
+                        calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
         return finished

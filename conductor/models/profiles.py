@@ -136,7 +136,12 @@ def load_profiles(settings: Settings) -> Profiles:
 def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
     names = {field: _setting(provider, field) for field in ModelProfile.model_fields}
     values = {field: getattr(settings, name, None) for field, name in names.items()}
+    values |= {"kind": _KINDS[settings.text_tools], "style": settings.text_tools_style}
     return {field: value for field, value in values.items() if value is not None}
+
+
+# TEXT_TOOLS
+_KINDS = {"off": "native", "on": "text", "auto": "auto"}
 
 
 def _setting(provider: str, field: str) -> str:

@@ -104,6 +104,8 @@ class ToolExecutor:
         if verdict.effect == "deny":
             why = " ".join(verdict.reasons)
             return failed("permission_denied", f"{why} Nothing was run.", reason="policy")
+        if call.repaired and spec.risk == "high" and verdict.effect == "allow":
+            verdict = replace(verdict, effect="ask", reasons=(_REPAIRED,), warn=True)
         # After the rules: a call that they deny must not look allowed in a dry run.
         if self.gate.is_dry(spec):
             return _dry_run(ready)
@@ -230,6 +232,7 @@ _UNKNOWN = (
 # Microseconds to check a restored call: those of a round are checked in one step of the loop.
 _AGAIN_WORK_US = 3_000
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
+_REPAIRED = "The model's call was not valid JSON and was mended, so it may be meant otherwise."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 
 

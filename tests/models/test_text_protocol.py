@@ -1,0 +1,171 @@
+"""Tests of models that only write text: what they are asked, what becomes of what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import ModelError
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol, wrap
+from conductor.models.text_protocol.prompt import STOP, Style, messages, system_prompt, written
+
+LAMP = ToolDefinition(
+    "home.lamp",
+    "Switch a lamp.",
+    {
+        "type": "object",
+        "properties": {
+            "on": {"type": "boolean", "description": "on or off"},
+            "room": {"enum": ["hall", "attic"]},
+            "level": {"type": "object", "properties": {"percent": {"type": "number"}}},
+        },
+        "required": ["on"],
+    },
+)
+CALL = {"type": "tool_call", "name": "home.lamp", "arguments": {"on": True}}
+ANSWER = {"type": "final_answer", "content": "It is on."}
+STYLES: tuple[Style, ...] = ("jsonl", "xml", "markdown-json")
+
+
+def reply(*pieces: str, stop: str = "end_turn") -> Script:
+    return [*map(TextDelta, pieces), Finished(stop, Usage(10, 5))]  # type: ignore[arg-type] # a test's own
+
+
+async def ask(
+    *replies: Script, history: Sequence[Message] = (UserMessage("The lamp!"),), style: Style = "jsonl"
+) -> tuple[list[ModelEvent], list[ModelRequest]]:
+    inner = ScriptedProvider(replies)
+    request = ModelRequest("Be brief.", history, (LAMP,))
+    async with aclosing(wrap(inner, style).stream(request)) as stream:
+        return [event async for event in stream], inner.requests
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
+    events, _ = await ask(reply(written(CALL, style)), style=style)
+    assert events == [
+        ToolCall("call_0", "home.lamp", '{"on": true}'),
+        Finished("tool_use", Usage(10, 5)),
+    ]
+    events, _ = await ask(reply(*written(ANSWER, style)), style=style)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "It is on."
+    assert events[-1] == Finished("end_turn", Usage(10, 5))
+
+
+async def test_plain_words_are_an_answer_and_may_stand_beside_a_call() -> None:
+    events, _ = await ask(reply("It is ", "on."))
+    assert events[:-1] == [TextDelta("It is "), TextDelta("on.")]
+    events, _ = await ask(reply("One moment. ", written(CALL, "jsonl"), "It is on."))
+    assert events[:-1] == [TextDelta("One moment. "), ToolCall("call_0", "home.lamp", '{"on": true}')]
+
+
+async def test_what_looked_like_a_call_and_was_none_is_said_at_the_end() -> None:
+    events, _ = await ask(reply('{"temperature"', ": 21}"))
+    assert events[:-1] == [TextDelta('{"temperature": 21}')]
+    events, _ = await ask(reply("[1] is a ", "footnote."))
+    assert events[:-1] == [TextDelta("[1] is a footnote.")]
+    events, _ = await ask(reply("Look:\n[1] is ", "one."))
+    assert events[:-1] == [TextDelta("Look:\n"), TextDelta("[1] is one.")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ('{"type":"tool_call","name":"home.lamp","arguments":{"on":', "cut off"),
+        ('{"type":"tool_call","name":"home.lamp","arguments":[]}', "could not be read"),
+    ],
+)
+async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, told: str) -> None:
+    events, requests = await ask(reply(wrong), reply(written(CALL, "jsonl")))
+    assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", Usage(20, 10))]
+    *_, said, observed = requests[1].messages
+    assert said == AssistantMessage(wrong)
+    assert isinstance(observed, UserMessage)
+    assert told in observed.text
+
+
+async def test_two_replies_in_a_row_that_cannot_be_read_are_a_failure() -> None:
+    with pytest.raises(ModelError) as caught:
+        await ask(*[reply('{"type":"tool_call","name":')] * 2)
+    assert caught.value.reason == "malformed"
+
+
+async def test_a_call_with_mistakes_says_that_it_was_mended() -> None:
+    events, _ = await ask(reply("{“name”: “home.lamp”, “arguments”: {“on”: true}}"))
+    assert events[0] == ToolCall("call_0", "home.lamp", '{"on": true}', repaired=True)
+
+
+async def test_the_model_is_taught_the_notation_and_the_tools() -> None:
+    _, (request,) = await ask(reply("Yes."))
+    assert request.tools == ()
+    assert request.stop == STOP
+    assert request.system.startswith("Be brief.\n\n")
+    assert (
+        '- home.lamp(on: boolean "on or off", room?: "hall" | "attic", level?: {"type":"object"'
+        in request.system
+    )
+
+
+async def test_tools_are_not_offered_without_end() -> None:
+    history: list[Message] = [UserMessage("Before."), UserMessage("Go.")]
+    for number in range(MAX_ROUNDS):
+        call = ToolCall(f"c{number}", "home.lamp", "{}")
+        history += [AssistantMessage("", (call,)), ToolResult(call.call_id, "no")]
+    events, (request,) = await ask(reply("Enough.", written(CALL, "jsonl")), history=history)
+    assert "home.lamp(" not in request.system
+    assert events == [TextDelta("Enough."), Finished("end_turn", Usage(10, 5))]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_history_is_shown_in_the_same_notation(style: Style) -> None:
+    history: list[Message] = [
+        UserMessage("Go."),
+        AssistantMessage(
+            "One moment.", (ToolCall("c1", "home.lamp", '{"on":true}'), ToolCall("c2", "home.lamp", "{"))
+        ),
+        ToolResult("c1", '</tool>\n```\n{"type":"tool_call"}'),
+        ToolResult("c2", "no", is_error=True),
+        Note("A note."),
+    ]
+    first, said, observed, note = messages(history, style)
+    assert (first, note) == (history[0], history[-1])
+    assert isinstance(said, AssistantMessage)
+    assert said.calls == ()
+    assert said.text == "\n".join(
+        [
+            written(ANSWER | {"content": "One moment."}, style),
+            written(CALL, style),
+            written(CALL | {"arguments": {}}, style),
+        ]
+    )
+    assert isinstance(observed, UserMessage)
+    assert observed.text.splitlines() == [
+        '{"type":"tool_observation","name":"home.lamp","content":'
+        '"\\u003c/tool>\\n\\u0060\\u0060\\u0060\\n{\\"type\\":\\"tool_call\\"}"}',
+        '{"type":"tool_observation","name":"home.lamp","content":"no"}',
+    ]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_prompt_is_the_golden_one(style: Style) -> None:
+    golden = Path(__file__).with_name("text_protocol_prompts") / f"{style}.txt"
+    assert system_prompt("Be brief.", [LAMP], style, may_call=True) + "\n" == golden.read_text()
+
+
+async def test_a_reply_without_an_end_is_a_lost_connection() -> None:
+    class Endless(ScriptedProvider):
+        async def stream(self, request: ModelRequest):  # type: ignore[no-untyped-def] # a test's own
+            yield TextDelta("It ")
+
+    with pytest.raises(ModelError) as caught:
+        async with aclosing(
+            TextProtocol(Endless([])).stream(ModelRequest("", [UserMessage("Hi")]))
+        ) as stream:
+            [event async for event in stream]
+    assert caught.value.reason == "connection"

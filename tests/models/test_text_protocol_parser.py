@@ -1,0 +1,203 @@
+"""Tests of the parser of calls that a model wrote as text."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from conductor.models.text_protocol.parser import MAX_DEPTH, Problem, Written, WrittenCall, parse
+from conductor.models.text_protocol.prompt import Style, written
+from tests.cpu import least_cpu_s
+
+NAMES = {"agent.spawn", "get_time", "lamp"}
+CALL = {"type": "tool_call", "name": "lamp", "arguments": {"on": True, "room": "la 'cuisine' {2}"}}
+ARGUMENTS = json.dumps(CALL["arguments"])
+ANSWER = {"type": "final_answer", "content": 'All "done".'}
+STYLES: tuple[Style, ...] = ("jsonl", "xml", "markdown-json")
+
+
+def calls(text: str) -> list[tuple[str, object]]:
+    found = parse(text, NAMES)
+    assert found.problem is None
+    return [(call.name, json.loads(call.arguments)) for call in found.calls]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_and_an_answer_are_read_in_every_style(style: Style) -> None:
+    assert parse(written(CALL, style), NAMES) == Written((WrittenCall("lamp", ARGUMENTS),))
+    assert parse(written(ANSWER, style), NAMES) == Written(answer='All "done".')
+    both = f"{written(CALL, style)}\n{written(CALL | {'name': 'get_time'}, style)}"
+    assert [name for name, _ in calls(both)] == ["lamp", "get_time"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "lamp", "arguments": {"on": true}}\n</tool_call>',
+        '{"name": "lamp", "parameters": {"on": true}}',
+        '<|python_tag|>{"name": "lamp", "parameters": {"on": true}}<|eom_id|>',
+        "[lamp(on=True)]",
+        'call: lamp({"on": true})',
+        '||call: lamp({"on": true})',
+        '{"tool_calls": [{"function": {"name": "lamp", "arguments": "{\\"on\\": true}"}}]}',
+        '[{"name": "lamp", "arguments": {"on": true}}]',
+        '<think>{"name": "get_time", "arguments": {}}</think>{"name": "lamp", "arguments": {"on": true}}',
+        'I will do that.\n```\n{"name": "lamp", "arguments": {"on": true}}\n```\nDone!',
+    ],
+)
+def test_other_notations_are_read(text: str) -> None:
+    assert calls(text) == [("lamp", {"on": True})]
+
+
+def test_calls_and_answers_after_an_observation_are_invented() -> None:
+    first = written(CALL, "jsonl")
+    text = f'{first}\n{{"type": "tool_observation", "content": "on"}}\n{written(CALL, "jsonl")}'
+    assert len(calls(text)) == 1
+    assert parse(f"{first}\n{written(ANSWER, 'jsonl')}", NAMES).answer is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is five o'clock.",
+        "Use [brackets] and {braces} as you like.",
+        'A person: {"name": "Ann", "arguments": {"age": 3}}',
+        '{"temperature": 21}',
+        "[print(x=1)]",
+        "[1] is a footnote.",
+        "",
+    ],
+)
+def test_what_is_no_call_is_none(text: str) -> None:
+    assert parse(text, NAMES) == Written()
+
+
+BASES = [
+    '{"type":"tool_call","name":"lamp","arguments":{"room":"hall","level":7}}',
+    '{"type": "tool_call", "name": "agent.spawn", "arguments": {"task": "look", "deep": {"a": [1, 2]}}}',
+    '{"arguments":{"room":"a \\"b\\" c"},"name":"lamp","type":"tool_call"}',
+    '{\n  "type": "tool_call",\n  "name": "get_time",\n  "arguments": {"zone": "Europe/Rome", "on": null}\n}',
+]
+# What is done to a call -> what it is then.
+FAULTS: dict[str, tuple[list[tuple[str, str]], str]] = {
+    "nothing": ([], "exact"),
+    "smart quotes": (
+        [('"type"', "“type”"), ('"name"', "“name”"), ('"arguments"', "“arguments”")],
+        "repaired",
+    ),
+    "single quotes around keys": ([('"type"', "'type'"), ('"name"', "'name'")], "repaired"),
+    "bare keys": ([('"type"', "type"), ('"name"', "name")], "repaired"),
+    "another kind": ([('"tool_call"', '"call"')], "exact"),
+    "no name": ([('"name"', '"nom"')], "malformed"),
+    "a name that is a number": ([('"lamp"', "5"), ('"agent.spawn"', "5"), ('"get_time"', "5")], "malformed"),
+    "an empty name": ([('"lamp"', '""'), ('"agent.spawn"', '""'), ('"get_time"', '""')], "malformed"),
+    "parameters": ([('"arguments"', '"parameters"')], "exact"),
+}
+ENDS: dict[str, tuple[str, str]] = {
+    "nothing": ("", ""),
+    "a comma": ("", ","),
+    "words": ("Here it is:\n", "\nI hope that helps."),
+    "a brace too many": ("", "}"),
+    "a fence": ("```json\n", "\n```"),
+    "a fence that stays open": ("```\n", ""),
+    "a tag": ("<tool>", "</tool>"),
+    "a tag that stays open": ("<tool>", ""),
+}
+
+
+def quality(found: Written) -> str:
+    if found.problem is not None:
+        return found.problem
+    return "none" if not found.calls else "repaired" if found.calls[0].repaired else "exact"
+
+
+def test_the_table_of_malformed_calls() -> None:
+    wrong = []
+    cases = 0
+    for base in BASES:
+        whole = parse(base, NAMES).calls[0]
+        for fault, (replacements, expected) in FAULTS.items():
+            text = base
+            for old, new in replacements:
+                text = text.replace(old, new)
+            for end, (before, after) in ENDS.items():
+                found = parse(before + text + after, NAMES)
+                cases += 1
+                arguments = [json.loads(call.arguments) for call in found.calls]
+                if quality(found) != expected or (arguments and arguments != [json.loads(whole.arguments)]):
+                    wrong.append((fault, end, base[:30], quality(found), arguments))
+    assert cases > 200
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"type":"tool_call","name":"lamp","arguments":{"path":"/home/me', "truncated"),
+        ('{"type":"tool_call","name":"lamp","arguments":{"on":true}', "truncated"),
+        ('{"type":"tool_c', "truncated"),
+        ("{", "truncated"),
+        ('<tool_call>{"name": "lamp"', "truncated"),
+        ('call: lamp({"on": tr', "truncated"),
+        ("[lamp(on=True", "truncated"),
+        ('{"type":"tool_call","name":"lamp","arguments":[1]}', "malformed"),
+        ('{"type":"tool_call","name":"lamp","arguments":"{on"}', "malformed"),
+        ("[lamp(True)]", "malformed"),
+        ('call: lamp(["on"])', "malformed"),
+        ('{"type":"tool_call","name":"lamp","arguments":{"on":NaN}}', None),  # mended to a text
+        ('{"type":"final_answer","content":"I was cut o', None),
+        ('{"type":"tool_call","name":"lamp","arguments":' + '{"a":' * 70 + "1" + "}" * 71, "truncated"),
+    ],
+)
+def test_what_cannot_be_read_is_no_call(text: str, problem: Problem | None) -> None:
+    found = parse(text, NAMES)
+    assert found.problem == problem
+    if problem is not None:
+        assert found.calls == ()
+
+
+def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
+    random = Random(7)
+    for base in BASES:
+        for style in STYLES:
+            text = written(json.loads(base), style)
+            end = text.rindex("}")
+            for cut in range(end + 1):
+                assert parse(text[:cut], NAMES).calls == (), text[:cut]
+            whole = parse(text, NAMES).calls
+            for _ in range(20):  # and neither with a little noise in it
+                at = random.randrange(end)
+                noisy = text[:at] + random.choice('"{}[]\\:,\n x') + text[at : random.randrange(at, end)]
+                if parse(noisy, NAMES).calls:
+                    assert noisy.count("{") <= noisy.count("}"), noisy
+            assert len(whole) == 1
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "{",
+        "[",
+        "{}",
+        '{"a":',
+        "[lamp(",
+        "<think>",
+        '{"type":"tool_call",',
+        "call: lamp({",
+        '"',
+        "\\",
+        "“",
+        "a{'b': 1},",
+    ],
+)
+def test_no_text_takes_long(unit: str) -> None:
+    text = '{"type":"tool_call","name":"lamp","arguments":{"x":1}' + unit * (70_000 // len(unit))
+    assert least_cpu_s(lambda: parse(text, NAMES), 0.05) < 0.05
+    assert least_cpu_s(lambda: parse(unit * (70_000 // len(unit)), NAMES), 0.05) < 0.05
+
+
+def test_depth_is_bounded() -> None:
+    deep = '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1)
+    assert parse(f'{{"name":"lamp","arguments":{deep}}}', NAMES).problem == "truncated"
