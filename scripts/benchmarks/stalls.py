@@ -244,7 +244,7 @@ async def _play(scene: Scene) -> None:
 
 
 def _step(step: str | Sequence[str]) -> Step:
-    return TextDelta(step) if isinstance(step, str) else ToolCall("model's", *step)
+    return TextDelta(step) if isinstance(step, str) else ToolCall("model's", step[0], step[1])
 
 
 def play(path: str, data: Data) -> Longest:

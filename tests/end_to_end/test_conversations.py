@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conductor.conversation.phrases import FAILURES
+from conductor.models import text_protocol
 from conductor.models.base import ModelProvider
 from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
@@ -29,24 +31,44 @@ SORRY = FAILURES["model_provider_failed"]
 class Model:
     """A stand-in for a service, and what makes the provider for it."""
 
-    def __init__(self, service: ModelService, endpoint: str) -> None:
+    def __init__(self, service: ModelService, endpoint: str, *, is_text: bool = False) -> None:
         self.service = service
+        self.is_text = is_text
         self._endpoint = endpoint
 
     def answers(self, *replies: Script) -> None:
-        self.service.replies += replies
+        self.service.replies += map(self.script, replies)
+
+    def script(self, script: Script) -> Script:
+        """Give an answer as this model writes it."""
+        return _written(script) if self.is_text and isinstance(script, Reply) else script
 
     def provider(self) -> ModelProvider:
         if isinstance(self.service, AnthropicService):
             return provider_for(self.service)
         options: Any = {"endpoint": self._endpoint, "retry_policy": RetryPolicy(base_s=0.001)}
         url = self.service.base_url
-        return OpenAIProvider("test-key", "test-model", 512, url, trust_env=False, **options)
+        provider = OpenAIProvider("test-key", "test-model", 512, url, trust_env=False, **options)
+        return text_protocol.wrap(provider) if self.is_text else provider
 
     def read(self) -> str:
         """Give all texts of the last request's messages, one a line."""
         request = self.service.requests[-1]
-        return "\n".join(_texts(request.get("messages") or request["input"]))
+        texts = "\n".join(_texts(request.get("messages") or request["input"]))
+        return "\n".join(map(_observed, texts.splitlines())) if self.is_text else texts
+
+
+def _written(reply: Reply) -> Reply:
+    objects: list[JsonObject] = [{"type": "final_answer", "content": reply.text}] if reply.text else []
+    for call in reply.calls:
+        name = call.name.replace("agent_", "agent.")
+        objects.append({"type": "tool_call", "name": name, "arguments": call.arguments})
+    text = "\n".join(json.dumps(each, separators=(",", ":")) for each in objects)
+    return replace(reply, text=text, calls=(), thinking=None)
+
+
+def _observed(line: str) -> str:
+    return str(json.loads(line)["content"]) if line.startswith('{"type":"tool_observation"') else line
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -57,12 +79,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-@pytest.fixture(params=["anthropic", "openai chat", "openai responses"])
+@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "text chat"])
 async def model(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
     name, _, endpoint = request.param.partition(" ")
     service: ModelService = AnthropicService() if name == "anthropic" else OpenAIService()
     async with service:
-        yield Model(service, endpoint)
+        yield Model(service, endpoint, is_text=name == "text")
         assert not service.refused, list(service.refused)
 
 
@@ -193,13 +215,18 @@ async def test_a_late_result_begins_a_turn(model: Model) -> None:
 
 
 async def test_the_limit_of_rounds(model: Model) -> None:
-    model.answers(*(Reply(calls=(Call(STATUS, {"id": str(n)}),)) for n in range(8)), Reply(text="So far."))
+    rounds = text_protocol.MAX_ROUNDS if model.is_text else 8
+    looks = (Reply(calls=(Call(STATUS, {"id": str(n)}),)) for n in range(rounds))
+    model.answers(*looks, Reply(text="So far."))
     async with serving(model.provider()) as served:
         async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
             await phone.ask("wait for it")
-            assert len(phone.runs) == 8
+            assert len(phone.runs) == rounds
             assert phone.spoken() == ["So far."]
     request = model.service.requests[-1]
+    if model.is_text:
+        assert "agent.status(" not in request["messages"][0]["content"]
+        return
     assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})
 
 
@@ -250,8 +277,9 @@ async def test_a_model_that_never_ends_is_stopped(model: Model) -> None:
 
 async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: Model) -> None:
     def calls(_: JsonObject) -> Reply:
-        return Reply(calls=(Call("no_such_tool", {}),))
+        return _written(endless) if model.is_text else endless
 
+    endless = Reply(calls=(Call("no_such_tool", {}),))
     model.service.default = calls
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")

@@ -169,3 +169,13 @@ async def test_a_reply_without_an_end_is_a_lost_connection() -> None:
         ) as stream:
             [event async for event in stream]
     assert caught.value.reason == "connection"
+
+
+async def test_a_reply_that_breaks_off_before_a_word_is_asked_for_once_more() -> None:
+    broken: Script = [TextDelta('{"type":"final_'), ModelError("connection", "It broke.")]
+    events, _ = await ask(broken, reply("Here."))
+    assert events[0] == TextDelta("Here.")
+    with pytest.raises(ModelError):
+        await ask(broken, broken)
+    with pytest.raises(ModelError):  # the turn asks again for this one
+        await ask([TextDelta("One "), ModelError("connection", "It broke.")], reply("Here."))

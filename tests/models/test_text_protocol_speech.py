@@ -30,7 +30,7 @@ REPLIES: dict[str, tuple[str, str]] = {
     f"<tool_call>\n{CALL}\n</tool_call>": ("", ""),
     f"One moment.\n{CALL}\nIt is on.": ("One moment.\n", "\nIt is on."),
     'One moment.\n{"type":"final_answer","content":"Here."} not this': ("One moment.\nHere.", ""),
-    'call: lamp({"on": true})': ("", 'call: lamp({"on": true})'),
+    'call: lamp({"on": true})': ("", "call: lamp("),
     "||call: lamp()": ("", "||call: lamp()"),
     "[1] is a footnote.": ("", "[1] is a footnote."),
     "I recall: nothing. Call me at 5 < 6 | 7.": ("I recall: nothing. Call me at 5 < 6 | 7.", ""),

@@ -96,6 +96,16 @@ def refuse(executor: ToolExecutor, name: str, arguments: str = "{}") -> ToolOutc
     return prepared
 
 
+@pytest.mark.parametrize(("risk", "asks"), [("high", True), ("medium", False)])
+def test_a_call_whose_json_was_mended_is_asked_about_at_high_risk(
+    risk: Literal["high", "medium"], asks: bool
+) -> None:
+    executor = ToolExecutor([shelf(succeeded, replace(NAP, risk=risk, approval="never"))], LIMITS)
+    found = executor.prepare(ToolCall("c-1", "nap", "{}", repaired=True))
+    assert isinstance(found, ApprovalNeeded if asks else PreparedCall)
+    assert isinstance(executor.prepare(ToolCall("c-1", "nap", "{}")), PreparedCall)
+
+
 # -- find
 
 

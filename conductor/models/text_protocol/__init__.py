@@ -14,6 +14,7 @@ from itertools import takewhile
 
 import structlog
 
+from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Message, ToolCall, UserMessage
 from conductor.models.base import (
     Finished,
@@ -25,14 +26,13 @@ from conductor.models.base import (
     Usage,
 )
 from conductor.models.failures import failure
+from conductor.models.retry import RETRYABLE
 from conductor.models.text_protocol.parser import MAX_CHARS, Problem, Written, parse
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
 from conductor.models.text_protocol.speech import SpokenText
 
 # Rounds of calls for one transcript; then it must answer. Small models go round in circles sooner.
 MAX_ROUNDS = 4
-# Replies in a row whose calls cannot be read.
-_MAX_UNREADABLE = 2
 _PROBLEMS: dict[Problem, str] = {
     "truncated": "Your JSON was cut off, so nothing was run. Write the call again, and shorter.",
     "malformed": "Your call could not be read, so nothing was run. Write it again as one valid JSON object.",
@@ -68,7 +68,7 @@ class TextProtocol:
         names = {tool.name for tool in request.tools} if may_call else set()
         history = messages(request.messages, self._style)
         usage = Usage()
-        for _ in range(_MAX_UNREADABLE):
+        for is_last in (False, True):
             reply = _Reply()
             asked = replace(
                 request,
@@ -77,13 +77,20 @@ class TextProtocol:
                 tools=(),
                 stop=STOP,
             )
-            async with aclosing(self._provider.stream(asked)) as events:
-                async for event in events:
-                    if isinstance(event, TextDelta):
-                        if words := reply.add(event.text):
-                            yield TextDelta(words)
-                    elif isinstance(event, Finished):
-                        reply.finished = event
+            try:
+                async with aclosing(self._provider.stream(asked)) as events:
+                    async for event in events:
+                        if isinstance(event, TextDelta):
+                            if words := reply.add(event.text):
+                                yield TextDelta(words)
+                        elif isinstance(event, Finished):
+                            reply.finished = event
+            except ModelError as error:
+                # The turn asks again for a reply that broke off if it has heard of it.
+                broke_off = error.reason in RETRYABLE and reply.text and not reply.spoken
+                if is_last or not broke_off:
+                    raise
+                continue
             if reply.finished is None:
                 raise failure("connection")
             usage = _sum(usage, reply.finished.usage)
@@ -119,6 +126,10 @@ class _Reply:
     def text(self) -> str:
         return "".join(self._pieces)
 
+    @property
+    def spoken(self) -> str:
+        return "".join(self._spoken)
+
     def add(self, text: str) -> str:
         """Take the next piece; return what can be said of it."""
         self._pieces.append(text)
@@ -137,7 +148,7 @@ class _Reply:
             return []
         # What looked like a call was none.
         words = self._speech.end() if found.answer is None else ""
-        spoken = "".join(self._spoken) + words
+        spoken = self.spoken + words
         whole = self.text if found.answer is None and not spoken.strip() else found.answer
         if whole is not None and whole.startswith(spoken):
             words += whole[len(spoken) :]

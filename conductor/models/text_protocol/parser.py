@@ -33,6 +33,8 @@ _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _CALL_TAG = re.compile(r"<(?:tool|tool_call|function_call)>\s*\Z")
 # Text that is no valid JSON, but was meant as a call.
 _MEANT = re.compile(r'["“”\']?\b(?:tool_call|arguments|parameters)\b["“”\']?\s*[:,}]')
+# Pieces of JSON outside any object: a call that was damaged.
+_PIECE = re.compile(r'(?:tool_call|arguments|parameters)["”\']\s*[:,}\]]|\w["”]\s*:\s*(?:["“{\[\d]|\Z)')
 _SMART = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"})
 
 
@@ -71,7 +73,17 @@ def parse(text: str, names: Collection[str]) -> Written:
             calls += found
         elif found is not None and found.problem is not None:
             return Written(tuple(calls), answer, found.problem)
-    return Written(tuple(calls), answer)
+        elif not whole and span.startswith("{"):
+            return Written(tuple(calls), answer)  # an answer that was cut off
+    lost = not calls and answer is None and _PIECE.search(_without_json(text)) is not None
+    return Written(tuple(calls), answer, "malformed" if lost else None)
+
+
+def _without_json(text: str) -> str:
+    for _, span, whole in _spans(text):
+        if whole and _json(span) is not _INVALID:
+            text = text.replace(span, "", 1)
+    return text
 
 
 _Found: TypeAlias = "tuple[WrittenCall, ...] | str | Written | None"
@@ -142,7 +154,7 @@ def _begins_call(span: str) -> bool:
     if span.startswith("["):
         return _PYTHONIC.match(span) is not None or _looks_like_call(span)
     reader = AnswerObject()
-    reader.feed(span)
+    reader.feed(span[:_MAX_REPAIRED_CHARS])
     return not reader.is_answer
 
 
@@ -187,6 +199,7 @@ def _meaning(value: Any, repaired: bool, names: Collection[str], *, meant: bool)
     name = value.get("name")
     meant = meant or value.get("type") in ("tool_call", "function")
     arguments = value.get("arguments", value.get("parameters", {} if meant and not repaired else None))
+    meant = meant or ("type" in value and arguments is not None)
     if isinstance(arguments, str):
         arguments = _json(arguments)
     if not isinstance(name, str) or not name or not (meant or name in names):

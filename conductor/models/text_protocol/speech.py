@@ -11,9 +11,10 @@ import re
 _THINK = "<think>"
 _THINK_END = "</think>"
 # Where plain text may turn into a call, anywhere or at the beginning of a line.
+_ANY_OPENER = r'[{<`|]|"(?:t(?:y(?:pe?)?)?)?\Z|"type"'
 _LINE_OPENER = r"[ \t]*(?:\[|c(?:a(?:l(?:l:?)?)?)?\Z|call:)"
-_OPENER = re.compile(rf"[{{<`|]|(?<=\n){_LINE_OPENER}")
-_OPENER_AT_LINE = re.compile(rf"[{{<`|]|(?:(?<=\n)|\A){_LINE_OPENER}")
+_OPENER = re.compile(rf"{_ANY_OPENER}|(?<=\n){_LINE_OPENER}")
+_OPENER_AT_LINE = re.compile(rf"{_ANY_OPENER}|(?:(?<=\n)|\A){_LINE_OPENER}")
 _TAG = re.compile(r"</?([A-Za-z_][\w-]*)[^<>]*>")
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n?")
 # Inside these nothing but JSON is looked at.
@@ -48,7 +49,7 @@ class SpokenText:
         """Return what was held back, for a reply that held no call."""
         rest, self._rest = self._rest, ""
         is_open = self._object is not None or self._thinking or self._silent or self.answered
-        return "" if is_open or rest.startswith(("<", "`")) else rest
+        return "" if is_open or rest.startswith(("<", "`")) else rest.partition("{")[0]
 
     def _step(self) -> str | None:
         """Go on as far as one thing reaches; None if more is needed to decide."""
@@ -93,6 +94,8 @@ class SpokenText:
                 return self._take(1)
             case "c" if not opener.startswith("call:"):
                 return None  # the text may end here, or become "call:"
+            case '"' if not opener.startswith('"type"'):
+                return None
         self._held = True
         return ""
 
@@ -127,7 +130,9 @@ class SpokenText:
         said, rest = reader.feed(self._rest)
         is_stuck = rest == self._rest
         self._rest = rest
-        if reader.closed:
+        if reader.broken:
+            self._held = True
+        elif reader.closed:
             self._object = None
             self._at_line = False
             self.answered = self.answered or reader.is_answer
@@ -144,10 +149,13 @@ class AnswerObject:
 
     def __init__(self, *, speaks: bool = True) -> None:
         self.closed = False
+        self.broken = False  # no JSON: where a string ends cannot be told
         self.is_answer = False
         self._speaks = speaks
         self._depth = 0
         self._string: list[str] | None = None
+        self._last = ""  # the mark before
+        self._gap = ""  # what stands between it and the next one
         self._is_key = False
         self._key = ""
         self._content: list[str] = []
@@ -156,9 +164,10 @@ class AnswerObject:
     def feed(self, text: str) -> tuple[str, str]:
         """Read on; return what can be said, and what follows the object or is not whole yet."""
         position = 0
-        while position < len(text) and not self.closed:
+        while position < len(text) and not self.closed and not self.broken:
             if self._string is None:
                 found = _STRUCTURE.search(text, position)
+                self._gap += text[position : found.start() if found is not None else len(text)]
                 if found is None:
                     position = len(text)
                     break
@@ -176,6 +185,11 @@ class AnswerObject:
         return said, text[position:]
 
     def _mark(self, mark: str) -> None:
+        # A number or a word stands alone between two marks.
+        is_alone = self._last != '"' and mark in ",}]"
+        self.broken = bool(self._gap.strip()) and not is_alone
+        self.broken = self.broken or (self._last == mark == '"')
+        self._last, self._gap = mark, ""
         if mark == '"':
             self._string = []
         elif mark in "{[":
