@@ -65,4 +65,5 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
     if profile.base_url is not None and urlsplit(profile.base_url).path.rstrip("/").endswith("/v1"):
         raise SettingsError(f"{profile.label('base_url')} must not end in /v1: that is added.")
     model = profile.model or settings.anthropic_model
-    return AnthropicProvider(profile.api_key.get_secret_value(), model, profile.max_tokens, profile.base_url)
+    key = profile.api_key.get_secret_value()
+    return AnthropicProvider(key, model, profile.max_tokens, profile.base_url, local_only=settings.local_only)

@@ -21,6 +21,10 @@ PROVIDERS = {
 """Name of a provider -> module and function that makes it from a profile."""
 
 
+# Without a base_url they are on the internet.
+_HOSTED = frozenset({"anthropic", "openai"})
+
+
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     """Make the provider of a profile.
 
@@ -46,7 +50,15 @@ def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
 
 
 def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
-    """Make the router over all profiles. Raises `SettingsError`."""
+    """Make the router over all profiles.
+
+    Raises `SettingsError`, also with LOCAL_ONLY if the default model is a hosted service.
+    """
+    main = profiles.main
+    if settings.local_only and main.provider in _HOSTED and main.base_url is None:
+        raise SettingsError(
+            f"LOCAL_ONLY is set, and {main.title} is hosted elsewhere ({main.label('base_url')})."
+        )
     return ModelRouter(
         profiles,
         lambda profile: make_provider(profile, settings),

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
+from pydantic import SecretStr
 
-from conductor.errors import ModelError
+from conductor.errors import ModelError, SettingsError
 from conductor.messages import UserMessage
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import Finished, ModelEvent, ModelRequest
 from conductor.models.http import HttpPool, is_local
+from conductor.models.metrics import ModelMetrics
+from conductor.models.profiles import load_profiles
+from conductor.models.registry import make_provider, make_router
+from conductor.settings import Settings
 from tests.stand_ins.anthropic_script import Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -121,3 +128,28 @@ async def test_it_is_not_tried_again(claude: AnthropicService) -> None:
 )
 def test_what_is_local(address: str, local: bool) -> None:
     assert is_local(address) == local
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "openai"])
+def test_a_hosted_service_is_refused_at_the_start(provider: str) -> None:
+    given: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
+    settings = Settings(model_provider=provider, local_only=True, **given)
+    with pytest.raises(SettingsError, match="LOCAL_ONLY is set, and .* is hosted elsewhere"):
+        make_router(load_profiles(settings), settings, ModelMetrics())
+    given[f"{provider}_base_url"] = "http://127.0.0.1:1"
+    local = Settings(model_provider=provider, local_only=True, **given)
+    make_router(load_profiles(local), local, ModelMetrics())
+
+
+async def test_claude_at_a_public_address_is_not_connected_to() -> None:
+    settings = Settings(
+        model_provider="anthropic",
+        local_only=True,
+        anthropic_api_key=SecretStr("key"),
+        anthropic_base_url=f"http://{PUBLIC}:1",
+    )
+    provider = make_provider(load_profiles(settings).main, settings)
+    with pytest.raises(ModelError, match="LOCAL_ONLY"):
+        async with aclosing(provider.stream(ModelRequest("", [UserMessage("Hi")]))) as events:
+            await anext(events)
+    await provider.aclose()
