@@ -108,6 +108,7 @@ class Settings(BaseSettings):
     openai_base_url: str | None = None
     openai_model: Annotated[str | None, Field(min_length=1)] = None
     openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    openai_context_window: Annotated[int | None, Field(gt=0)] = None
     openai_api: Literal["chat", "responses", "auto"] = "auto"
     text_tools: Literal["off", "on", "auto"] = "off"
     text_tools_style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"

@@ -100,6 +100,17 @@ def test_by_default_failures_are_spoken_and_the_device_has_tools() -> None:
     }
 
 
+@pytest.mark.parametrize(("window", "tokens"), [(None, 60_000), (8_192, 4_096), (200_000, 60_000)])
+def test_the_history_takes_at_most_half_of_the_models_context(window: int | None, tokens: int) -> None:
+    settings = Settings(
+        model_provider="openai",
+        openai_base_url="http://127.0.0.1:1/v1",
+        openai_model="m",
+        openai_context_window=window,
+    )
+    assert make_services(settings).history_tokens == tokens
+
+
 def test_a_provider_may_stand_in_for_the_settings_one() -> None:
     provider = ScriptedProvider([])
     assert make_services(load_settings(None, model_provider="no such"), provider).provider is provider

@@ -60,6 +60,7 @@ class TurnContext:
         self.device = device
         self.approvals = approvals
         self.speeches = speeches
+        self.history_tokens = services.history_tokens
         self._metrics = services.metrics
         self._model_metrics = services.model_metrics
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)

@@ -22,6 +22,9 @@ from conductor.tools.policies import PolicyFile
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
+# The history leaves most of a window of 200,000 tokens to one turn's tool results.
+HISTORY_TOKENS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -75,6 +78,12 @@ class Services:
     def serving(self, model: str | None) -> str | None:
         """Name the profile that replies to sessions that chose ``model``; None without profiles."""
         return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None
+
+    @property
+    def history_tokens(self) -> int:
+        """The tokens of history in a request: at most half of a model's context window."""
+        window = self.provider.context_window if isinstance(self.provider, ModelRouter) else None
+        return HISTORY_TOKENS if window is None else min(HISTORY_TOKENS, window // 2)
 
     def provider_for(self, subject: str) -> ModelProvider:
         """Return the model, limited to the subject's budget if one is set."""

@@ -43,8 +43,6 @@ from conductor.tools.redaction import truncate
 
 log = structlog.get_logger(__name__)
 
-# The history leaves most of a window of 200,000 tokens to one turn's tool results.
-HISTORY_TOKENS = 60_000
 # Protocol, "How the shipped client behaves".
 MAX_TRANSCRIPTS = 3
 MAX_NOTICES = 16
@@ -409,7 +407,7 @@ class TurnQueue:
         now = asyncio.get_running_loop().time()
         told = list(self._device.notes)
         notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
-        cut = cut_point(state.log, self._limits.max_turns - 1, HISTORY_TOKENS)
+        cut = cut_point(state.log, self._limits.max_turns - 1, self._context.history_tokens)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))

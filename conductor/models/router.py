@@ -162,6 +162,14 @@ class ModelRouter:
         self._watching: asyncio.Task[None] | None = None
         self.name = self._routes[profiles.default].provider.name
 
+    @property
+    def context_window(self) -> int | None:
+        """The smallest context window of the profiles, in tokens; None if none is known."""
+        known = [
+            one.context_window for one in self.profiles.by_name.values() if one.context_window is not None
+        ]
+        return min(known, default=None)
+
     def serving(self, chosen: str | None) -> str | None:
         """Name the profile that would reply to a session now; None if there is no file with profiles."""
         if self.profiles.file is None:

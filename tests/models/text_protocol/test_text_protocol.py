@@ -154,7 +154,7 @@ def test_a_history_is_shown_in_the_same_notation(style: Style) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_prompt_is_the_golden_one(style: Style) -> None:
-    golden = Path(__file__).with_name("text_protocol_prompts") / f"{style}.txt"
+    golden = Path(__file__).with_name("prompts") / f"{style}.txt"
     assert system_prompt("Be brief.", [LAMP], style, may_call=True) + "\n" == golden.read_text()
 
 
