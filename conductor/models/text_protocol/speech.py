@@ -15,6 +15,9 @@ _ANY_OPENER = r'[{<`|]|"(?:t(?:y(?:pe?)?)?)?\Z|"type"'
 _LINE_OPENER = r"[ \t]*(?:\[|c(?:a(?:l(?:l:?)?)?)?\Z|call:)"
 _OPENER = re.compile(rf"{_ANY_OPENER}|(?<=\n){_LINE_OPENER}")
 _OPENER_AT_LINE = re.compile(rf"{_ANY_OPENER}|(?:(?<=\n)|\A){_LINE_OPENER}")
+# Words in braces, "{x}", which are no part of a damaged call; or what may become that.
+_PLACEHOLDER = re.compile(r"\{\w[\w .-]*\}(?=[^\w\"'])")
+_PLACEHOLDER_BEGUN = re.compile(r"\{(?:\w[\w .-]*\}?)?\Z")
 _TAG = re.compile(r"</?([A-Za-z_][\w-]*)[^<>]*>")
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n?")
 # Inside these nothing but JSON is looked at.
@@ -82,8 +85,7 @@ class SpokenText:
         opener = self._rest.lstrip()
         match opener[0]:
             case "{":
-                self._object = AnswerObject(speaks=not self.answered)
-                return ""
+                return self._read_brace()
             case "<":
                 return self._read_tag()
             case "`":
@@ -124,6 +126,15 @@ class SpokenText:
             return None
         self._rest = self._rest[found.end() :]
         self._silent = not self._silent
+        return ""
+
+    def _read_brace(self) -> str | None:
+        found = _PLACEHOLDER.match(self._rest)
+        if found is not None:
+            return self._take(found.end())
+        if _PLACEHOLDER_BEGUN.match(self._rest):
+            return None
+        self._object = AnswerObject(speaks=not self.answered)
         return ""
 
     def _read_object(self, reader: AnswerObject) -> str | None:

@@ -42,6 +42,10 @@ REPLIES: dict[str, tuple[str, str]] = {
     "a `word` of code": ("a `word` of code", ""),
     "<function=lamp>": ("", ""),
     "<b>Bold</b> words": ("Bold words", ""),
+    "Set {x} to 5 and {y} to 6.": ("Set {x} to 5 and {y} to 6.", ""),
+    '{}type":"tool_call","name":"lamp"}': ("", 'type":"tool_call","name":"lamp"}'),
+    "Set {x} to 5 and {y": ("Set {x} to 5 and ", ""),
+    "<tool>{x}</tool>": ("", ""),
     "": ("", ""),
 }
 
