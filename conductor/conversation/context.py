@@ -10,6 +10,7 @@ from conductor.conversation.approvals import Approvals
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import Committer, EventEncoder
 from conductor.conversation.device_calls import CancelReason, DeviceCalls
+from conductor.conversation.history import HistoryBudget
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import SPEECH, TURN
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
@@ -18,7 +19,7 @@ from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
 from conductor.messages import Note, ToolResult
-from conductor.models.base import Finished
+from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation, SetField
 from conductor.tools.base import ToolOutcome, ToolSpec
@@ -60,7 +61,7 @@ class TurnContext:
         self.device = device
         self.approvals = approvals
         self.speeches = speeches
-        self.history_tokens = services.history_tokens
+        self.history = HistoryBudget(services.history_tokens)
         self._metrics = services.metrics
         self._model_metrics = services.model_metrics
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
@@ -112,8 +113,9 @@ class TurnContext:
         if "activity" in self.profile.capabilities:
             self.show_at_once(_finished(ready, outcome))
 
-    def count(self, finished: Finished) -> None:
+    def count(self, request: ModelRequest, finished: Finished) -> None:
         """Count the tokens and the money of a reply."""
+        self.history.learn(request, finished.usage)
         profile = finished.profile or self.provider.name
         subject = self.committer.key.subject
         self._model_metrics.used(subject, profile, finished.usage, finished.cost)

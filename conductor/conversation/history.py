@@ -8,12 +8,19 @@ of its calls, in their order, before anything else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.tools.base import failed
 
 # Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.
 CHARS_PER_TOKEN = 3.5
+# Requests below this say little about the ratio of counted to estimated tokens, and none is beyond the other.
+_TELLING_TOKENS = 500
+_MAX_RATIO = 8.0
 
 LOST_RESULT = (
     "Interrupted before a result was produced; it may or may not have run. Do not assume that it succeeded."
@@ -115,3 +122,41 @@ def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> i
         if len(starts) - position <= keep_turns and sum(tokens[start:]) <= keep_tokens:
             return start
     return starts[-1]
+
+
+class HistoryBudget:
+    """The tokens of history in a request, as `estimate_tokens` counts them.
+
+    It follows what the service counts, which in some languages is several times the estimate, and shrinks
+    when a request was too long.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._ratio = 1.0
+
+    @property
+    def tokens(self) -> int:
+        return int(self._tokens / self._ratio)
+
+    def learn(self, request: ModelRequest, usage: Usage) -> None:
+        """Compare the estimate for a request with the tokens that the service counted."""
+        counted = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+        fixed = len(request.system) + _size(tuple(request.tools))
+        estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
+        if counted > _TELLING_TOKENS:
+            self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
+
+    def halve(self, messages: Sequence[Message]) -> int:
+        """Shrink to half of a history that was too long; return how many messages to drop."""
+        total = sum(map(estimate_tokens, messages))
+        cut = cut_point(messages, len(messages), total - 1)
+        if cut:
+            self._tokens = int(total / 2 * self._ratio)
+        return cut
+
+
+@lru_cache(maxsize=256)
+def _size(tools: tuple[ToolDefinition, ...]) -> int:
+    schemas = sum(len(msgspec.json.encode(tool.input_schema)) for tool in tools)
+    return schemas + sum(len(tool.name) + len(tool.description) for tool in tools)

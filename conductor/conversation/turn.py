@@ -29,7 +29,7 @@ from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta
 from conductor.models.retry import RETRYABLE
-from conductor.stores.base import AppendLog, Operation
+from conductor.stores.base import AppendLog, Operation, TrimLog
 
 log = structlog.get_logger(__name__)
 
@@ -145,8 +145,6 @@ class Turn:
     async def _answer(self, message: AssistantMessage, finished: Finished) -> None:
         if finished.stop == "refusal":
             raise ModelError("refused", "The model declined to answer.")
-        if not message.text and finished.stop == "context_window":
-            raise ModelError("context_too_long", "The conversation is too long for the model.")
         if not message.text:
             message = msgspec.structs.replace(message, text=_NO_ANSWER)
         self.state.stats.trace.append("final")
@@ -185,9 +183,12 @@ class Turn:
         self._reply = ReplyBuffer()
         for may_retry in (True, False):
             reply, calls = ReplyBuffer(), list[ToolCall]()
+            request = self._request(tools_off)
             try:
-                finished = await self._read(tools_off, reply, calls)
+                finished = await self._read(request, reply, calls)
             except ModelError as error:
+                if may_retry and error.reason == "context_too_long" and await self._shorten_history():
+                    continue
                 broke_off = error.reason in RETRYABLE and (reply.text or calls)
                 backoff = self._context.limits.model_retry * random.uniform(0.5, 1.0)
                 pause = max(backoff, error.retry_after or 0.0)
@@ -203,13 +204,12 @@ class Turn:
         if finished is None:
             raise ModelError("protocol", "The model's reply did not end.")
         self.state.stats.add(finished)
-        self._context.count(finished)
+        self._context.count(request, finished)
         return reply, calls, finished
 
-    async def _read(self, tools_off: bool, reply: ReplyBuffer, calls: list[ToolCall]) -> Finished | None:
+    def _request(self, tools_off: bool) -> ModelRequest:
         context = self._context
-        finished: Finished | None = None
-        request = ModelRequest(
+        return ModelRequest(
             context.profile.system_prompt,
             repair(context.committer.state.log),
             context.executor.definitions,
@@ -218,6 +218,21 @@ class Turn:
             deadline_s=self.state.clock.left,
             profile=context.profile.model,
         )
+
+    async def _shorten_history(self) -> bool:
+        """Drop half of the history before this turn; False if there is none."""
+        state = self._context.committer.state
+        cut = self._context.history.halve(state.log)
+        if cut:
+            self.state.stats.trace.append("history_halved")
+            await self._context.commit([TrimLog(state.log_start + cut)])
+        return cut > 0
+
+    async def _read(
+        self, request: ModelRequest, reply: ReplyBuffer, calls: list[ToolCall]
+    ) -> Finished | None:
+        context = self._context
+        finished: Finished | None = None
         with self.state.interruptible():
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(context.provider.stream(request)) as stream:
@@ -232,6 +247,8 @@ class Turn:
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
+        if finished is not None and finished.stop == "context_window" and not (reply.text.strip() or calls):
+            raise ModelError("context_too_long", "The conversation is too long for the model.")
         return finished
 
     def _note_first_token(self) -> None:

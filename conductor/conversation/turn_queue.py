@@ -407,7 +407,7 @@ class TurnQueue:
         now = asyncio.get_running_loop().time()
         told = list(self._device.notes)
         notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
-        cut = cut_point(state.log, self._limits.max_turns - 1, self._context.history_tokens)
+        cut = cut_point(state.log, self._limits.max_turns - 1, self._context.history.tokens)
         operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
         if event_id is not None:
             operations.append(RememberInbound(event_id))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.conversation.history import cut_point, estimate_tokens, lost_result, repair
+from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens, lost_result, repair
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.anthropic_request import body_of
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.models.rendering import encode, names_of
 from tests.conversation.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
@@ -229,3 +229,26 @@ def test_the_last_turn_stays_however_large(max_turns: int) -> None:
     ]
     assert cut_point(history, max_turns, 10) == 2
     assert cut_point(history[2:], max_turns, 10) == 0
+
+
+def test_a_budget_follows_what_the_service_counts() -> None:
+    budget = HistoryBudget(8_000)
+    request = ModelRequest("", [UserMessage("long words " * 1_000)])
+    estimated = estimate_tokens(request.messages[0])
+    budget.learn(request, Usage(input_tokens=estimated, cache_read_tokens=estimated))
+    assert budget.tokens == 4_000
+    budget.learn(request, Usage(input_tokens=100 * estimated))
+    assert budget.tokens == 1_000, "no service counts a hundred tokens for a word"
+    budget.learn(request, Usage(input_tokens=501))
+    assert budget.tokens == 8_000, "one that counts less than there is changes nothing"
+    budget.learn(request, Usage())
+    assert budget.tokens == 8_000
+
+
+def test_a_history_that_was_too_long_is_halved_but_for_its_last_turn() -> None:
+    budget = HistoryBudget(60_000)
+    history = [UserMessage("words " * 100) for _ in range(10)]
+    assert budget.halve(history) == 6
+    # The next turns keep within what was too long here.
+    assert budget.tokens < sum(map(estimate_tokens, history))
+    assert budget.halve(history[-1:]) == 0

@@ -68,6 +68,44 @@ def test_all_calls_of_a_reply_run_together_and_their_results_keep_the_models_ord
     run(scenario())
 
 
+TOO_LONG = ModelError("context_too_long", "too long")
+
+
+@pytest.mark.parametrize("refused", [[TOO_LONG], [Finished("context_window")]])
+def test_a_history_that_is_too_long_for_the_model_is_halved_and_sent_again(refused: Script) -> None:
+    async def scenario() -> None:
+        scripts: list[Script] = [
+            *([TextDelta(f"Answer {n}.")] for n in range(4)),
+            refused,
+            [TextDelta("Yes.")],
+        ]
+        one = await stage(make_services(scripts))
+        for said in ("one", "two", "three", "four", "five"):
+            one.app.say(said)
+            await one.quiet()
+        assert one.session.messages[-1] == AssistantMessage("Yes.", provider="scripted")
+        asked = [
+            message.text for message in one.provider.requests[-1].messages if isinstance(message, UserMessage)
+        ]
+        assert asked == ["four", "five"]
+        assert [message.text for message in one.session.messages if isinstance(message, UserMessage)] == asked
+        await one.close()
+
+    run(scenario())
+
+
+def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
+    async def scenario() -> None:
+        one = await stage(make_services([[TOO_LONG]]))
+        one.app.say("one")
+        await one.quiet()
+        assert len(one.provider.requests) == 1
+        assert one.app.errors() == ["model_provider_failed"] and len(one.app.spoken()) == 1
+        await one.close()
+
+    run(scenario())
+
+
 CUT = ModelError("connection", "cut")
 
 
