@@ -68,6 +68,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
+        summarize_history=settings.summarize_history,
         failures=FAILURES if settings.speak_errors else {},
         metrics=metrics,
         model_metrics=model_metrics,

@@ -131,6 +131,7 @@ class Settings(BaseSettings):
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     trusted_proxies: _List = ()
     interruption_mode: Literal["cancel", "queue"] = "cancel"
+    summarize_history: bool = False
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None

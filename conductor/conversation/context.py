@@ -10,15 +10,15 @@ from conductor.conversation.approvals import Approvals
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import Committer, EventEncoder
 from conductor.conversation.device_calls import CancelReason, DeviceCalls
-from conductor.conversation.history import HistoryBudget
+from conductor.conversation.history import HistoryBudget, repair
 from conductor.conversation.services import Services
-from conductor.conversation.snapshot import SPEECH, TURN
+from conductor.conversation.snapshot import SPEECH, SUMMARY, TURN, SummarySnapshot, decode
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
 from conductor.conversation.tool_round import CallResults
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
-from conductor.messages import Note, ToolResult
+from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation, SetField
@@ -71,6 +71,18 @@ class TurnContext:
     def executor(self) -> ToolExecutor:
         return self.profile.executor
 
+    @property
+    def summary(self) -> SummarySnapshot | None:
+        return decode(self.committer.state.fields.get(SUMMARY), SummarySnapshot)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The history to send to the model: the summary, if there is one, and the log."""
+        summary, messages = self.summary, repair(self.committer.state.log)
+        if summary is not None:
+            messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
+        return messages
+
     async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
         told: list[ServerEvent] = []
@@ -91,8 +103,10 @@ class TurnContext:
         """Decide about a call with validated arguments."""
         # Untrusted text in the history may steer the model: a call that changes something is tainted then.
         changes = spec.effect != "read"
-        tainted = changes and any(
-            isinstance(one, ToolResult | Note) and one.untrusted for one in self.committer.state.log
+        summary = self.summary
+        tainted = changes and (
+            (summary is not None and summary.untrusted)
+            or any(isinstance(one, ToolResult | Note) and one.untrusted for one in self.committer.state.log)
         )
         now = asyncio.get_running_loop().time()
         unknown = changes and self.device.unknowns.holds(arguments_digest(spec.name, arguments), now)

@@ -32,8 +32,9 @@ class Services:
 
     ``catalog`` lists the device's tools for clients that declare none. ``failures`` are the sentences that a
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
-    and replies. ``rules`` are the operator's, read from ``policies``. Without ``lasting_grants`` the scope
-    "always" is not offered. ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
+    and replies. ``summarize_history`` lets the model summarise what is dropped of a long history. ``rules``
+    are the operator's, read from ``policies``. Without ``lasting_grants`` the scope "always" is not offered.
+    ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
     With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes, first events, first
     turns, long events and tool declarations.
     """
@@ -46,6 +47,7 @@ class Services:
     limits: Limits = field(default_factory=Limits)
     interruption_mode: Literal["cancel", "queue"] = "cancel"
     log_content: bool = False
+    summarize_history: bool = False
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)

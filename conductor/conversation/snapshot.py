@@ -25,6 +25,7 @@ PROFILE = "profile"
 SPEECH = "speech"
 PROMPT = "prompt"
 DECIDED = "decided"
+SUMMARY = "summary"
 
 _T = TypeVar("_T")
 
@@ -43,6 +44,13 @@ class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     refused_rounds: int = 0
     actions: tuple[str, ...] = ()
     stop: Literal["interrupted", "session_end", "timed_out"] | None = None
+
+
+class SummarySnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was said before the log begins. ``untrusted``: third parties wrote part of it."""
+
+    text: str
+    untrusted: bool = False
 
 
 class TranscriptSnapshot(msgspec.Struct, frozen=True):

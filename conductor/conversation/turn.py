@@ -16,7 +16,6 @@ import msgspec
 import structlog
 
 from conductor.conversation.context import TurnContext, speech_events
-from conductor.conversation.history import repair
 from conductor.conversation.recovery import Recovered
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, ReplyBuffer, marked
@@ -211,7 +210,7 @@ class Turn:
         context = self._context
         return ModelRequest(
             context.profile.system_prompt,
-            repair(context.committer.state.log),
+            context.messages,
             context.executor.definitions,
             "none" if tools_off else "auto",
             silence_s=context.limits.model_silence,

@@ -30,6 +30,7 @@ from conductor.conversation.snapshot import (
     loop_time,
 )
 from conductor.conversation.speech import FloorControl, Speech
+from conductor.conversation.summary import HistorySummarizer
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.turn import Turn
 from conductor.conversation.turn_state import EndReason
@@ -179,6 +180,9 @@ class TurnQueue:
         self._tasks = tasks
         self._floor = floor
         self._bucket = bucket
+        self._summarizer: HistorySummarizer | None = None
+        if services.summarize_history:
+            self._summarizer = HistorySummarizer(context, tasks, self._limits.max_turns)
         self._turn: Turn | None = None
         self.draining = False
         self._runner: asyncio.Task[None] | None = None
@@ -407,8 +411,10 @@ class TurnQueue:
         now = asyncio.get_running_loop().time()
         told = list(self._device.notes)
         notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
-        cut = cut_point(state.log, self._limits.max_turns - 1, self._context.history.tokens)
-        operations: list[Operation] = [TrimLog(state.log_start + cut)] if cut else []
+        covered, operations = self._summarizer.take() if self._summarizer is not None else (0, [])
+        cut = max(covered, cut_point(state.log, self._limits.max_turns - 1, self._context.history.tokens))
+        if cut:
+            operations.append(TrimLog(state.log_start + cut))
         if event_id is not None:
             operations.append(RememberInbound(event_id))
         operations += [AppendLog(note) for note in told]
@@ -452,6 +458,8 @@ class TurnQueue:
             idle = set_state(new_call_id(), "idle")
             await self._committer.commit([], [idle], turn.state.id, snapshots=ENDED, then=turn.state.end)
         self._set_turn(None)
+        if self._summarizer is not None:
+            self._summarizer.start()
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
 
     def follow(self) -> bool:
