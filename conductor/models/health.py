@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition
+from conductor.models.rendering import is_json
 
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3
@@ -86,15 +86,6 @@ async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_
             raise
         return False
     return any(call.name == PROBE_TOOL.name and is_json(call.arguments) for call in calls)
-
-
-def is_json(text: str) -> bool:
-    """Tell whether a text is one JSON value."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def is_malformed(event: ModelEvent, calls: list[ToolCall]) -> bool:

@@ -19,8 +19,17 @@ from conductor.models.base import (
 )
 from conductor.models.failures import failure, from_event, problem_of, read_problem
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
-from conductor.models.openai_stream import InputDetails, ThinkingFilter, is_json, said, usage
-from conductor.models.rendering import BEGINNING, Json, arguments_of, call_id, limit_of, may_call, unicode_of
+from conductor.models.openai_stream import InputDetails, ThinkingFilter, said, usage
+from conductor.models.rendering import (
+    BEGINNING,
+    Json,
+    arguments_of,
+    call_id,
+    is_json,
+    limit_of,
+    may_call,
+    unicode_of,
+)
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
 

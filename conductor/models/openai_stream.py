@@ -10,6 +10,7 @@ from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
 from conductor.models.failures import failure, from_event, problem_of, read_problem
+from conductor.models.rendering import is_json
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
 
@@ -217,12 +218,3 @@ def _text_of(raw: msgspec.Raw) -> str:
     if data.startswith(b'"'):
         return msgspec.json.decode(data, type=str)
     return "" if data == b"null" else data.decode()
-
-
-def is_json(text: str) -> bool:
-    """Tell whether a text is whole JSON."""
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return False
-    return True

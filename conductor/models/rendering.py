@@ -76,6 +76,15 @@ def arguments_of(call: ToolCall) -> bytes:
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 
 
+def is_json(text: str) -> bool:
+    """Tell whether a text is whole JSON."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True
+
+
 def unicode_of(text: str) -> str:
     """Replace halves of surrogate pairs, which services refuse, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -241,6 +241,8 @@ def test_a_budget_follows_what_the_service_counts() -> None:
     assert budget.tokens == 1_000, "no service counts a hundred tokens for a word"
     budget.learn(request, Usage(input_tokens=501))
     assert budget.tokens == 8_000, "one that counts less than there is changes nothing"
+    budget.learn(ModelRequest("", [UserMessage("Hi")]), Usage(input_tokens=400))
+    assert budget.tokens == 8_000, "a short request, most of which is the service's own"
     budget.learn(request, Usage())
     assert budget.tokens == 8_000
 

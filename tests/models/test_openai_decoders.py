@@ -184,6 +184,12 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
             Finished("tool_use"),
         ],
     ),
+    "index 0 for each call, whose arguments are empty": (
+        stream_of(
+            calls(part('""', "get_weather", "c1", 0)), calls(part('""', "get_weather", "c2", 0)), CALLED, DONE
+        ),
+        [ToolCall("c1", "get_weather", "{}"), ToolCall("c2", "get_weather", "{}"), Finished("tool_use")],
+    ),
     "the name in each delta": (
         stream_of(
             calls(part('""', call_id="c1", index=0)),
@@ -407,6 +413,10 @@ RESPONSES: dict[str, tuple[bytes, list[ModelEvent]]] = {
     "a refusal": (
         stream_of(event("response.refusal.delta", '"delta":"I will not."'), COMPLETED),
         [Finished("refusal")],
+    ),
+    "a call that was cut off but called complete": (
+        stream_of(done(SPAWN.replace('"{}"', '"{\\"task"')), COMPLETED),
+        [ToolCall("c1", "agent.spawn", '{"task'), Finished("max_tokens")],
     ),
     "an end mark after the end": (stream_of(COMPLETED, DONE), [Finished("end_turn")]),
     "an end mark before the end": (stream_of(DONE, COMPLETED), [Finished("end_turn")]),

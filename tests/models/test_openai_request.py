@@ -86,6 +86,12 @@ def test_without_calls_tools_stay_and_are_switched_off() -> None:
         assert body.get("max_tokens", body.get("max_output_tokens")) == 512
 
 
+def test_no_limit_is_below_the_smallest_that_openai_accepts() -> None:
+    names = names_of(ask())
+    body = responses_body(ask(), names, model="m", max_tokens=1, source="s")
+    assert body["max_output_tokens"] == 16
+
+
 def test_openai_itself_has_its_own_names() -> None:
     body = chat(ask(tools=(SPAWN,)), official=True)
     assert body["max_completion_tokens"] == 2048

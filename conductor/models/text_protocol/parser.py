@@ -203,7 +203,7 @@ def _meaning(value: Any, repaired: bool, names: Collection[str], *, meant: bool)
     if isinstance(arguments, str):
         arguments = _json(arguments)
     if not isinstance(name, str) or not name or not (meant or name in names):
-        return _MALFORMED if value.get("type") == "tool_call" else None
+        return _MALFORMED if value.get("type") in ("tool_call", "final_answer") else None
     return _call(name, arguments, repaired)
 
 

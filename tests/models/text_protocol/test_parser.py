@@ -146,6 +146,8 @@ def test_the_table_of_malformed_calls() -> None:
         ('{"type":"tool_call","name":"lamp","arguments":"{on"}', "malformed"),
         ("[lamp(True)]", "malformed"),
         ('call: lamp(["on"])', "malformed"),
+        ('{"type":"final_answer","content":{"a":"no"}}', "malformed"),
+        ('"name":"lamp","arguments":{"on":true}', "malformed"),
         ('{"type":"tool_call","name":"lamp","arguments":{"on":NaN}}', None),  # mended to a text
         ('{"type":"final_answer","content":"I was cut o', None),
         ('{"type":"tool_call","name":"lamp","arguments":' + '{"a":' * 70 + "1" + "}" * 71, "truncated"),

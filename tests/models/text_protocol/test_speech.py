@@ -46,6 +46,8 @@ REPLIES: dict[str, tuple[str, str]] = {
     '{}type":"tool_call","name":"lamp"}': ("", 'type":"tool_call","name":"lamp"}'),
     "Set {x} to 5 and {y": ("Set {x} to 5 and ", ""),
     "<tool>{x}</tool>": ("", ""),
+    '{x}"type":"tool_call"': ("", '"type":"tool_call"'),
+    '{"type":"final_answer","content":{"a":"no"}}': ("", ""),
     "": ("", ""),
 }
 
