@@ -110,6 +110,11 @@ class Settings(BaseSettings):
     openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     openai_context_window: Annotated[int | None, Field(gt=0)] = None
     openai_api: Literal["chat", "responses", "auto"] = "auto"
+    llama_cpp_model: Annotated[str | None, Field(min_length=1)] = None
+    llama_cpp_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    llama_cpp_context_window: Annotated[int, Field(ge=512)] = 8192
+    llama_cpp_slots: Annotated[int, Field(ge=1, le=64)] = 1
+    llama_cpp_threads: Annotated[int | None, Field(ge=1, le=256)] = None
     text_tools: Literal["off", "on", "auto"] = "off"
     text_tools_style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536

@@ -71,12 +71,11 @@ class ReplyStream:
         return self._response.content.at_eof()
 
     async def drain(self) -> None:
-        """Read the rest of a finished response; then close."""
+        """Read the rest of a finished response."""
         with contextlib.suppress(*_BROKEN):  # a TimeoutError is an OSError
             async with asyncio.timeout(DRAIN_S):
                 while await self._response.content.readany():
                     pass
-        self.close()
 
     def close(self) -> None:
         """Close the response; its connection is closed unless the response has ended."""

@@ -42,7 +42,8 @@ def chat_body(
     }
     if request.stop:
         body["stop"] = list(request.stop)
-    if request.tools:
+    # Of the others Ollama ignores "none", and llama.cpp then gives calls as text, which would be spoken.
+    if request.tools and (official or may_call(request)):
         body["tools"] = _tools(tuple(request.tools), names)
         if not may_call(request):
             body["tool_choice"] = "none"

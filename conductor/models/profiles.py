@@ -42,7 +42,8 @@ class ModelProfile(BaseModel):
     (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable that ``api_key_env`` names.
     ``fallback`` are the profiles asked in turn if this one fails; theirs are not. ``use``: it takes all
     requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
-    may send nothing, if not MODEL_TIMEOUT_MS. ``file`` is where the profile stands.
+    may send nothing, if not MODEL_TIMEOUT_MS. ``slots`` and ``threads`` are those of llama_cpp: requests at
+    once, and threads of the CPU. ``file`` is where the profile stands.
     """
 
     model_config = _STRICT
@@ -61,6 +62,8 @@ class ModelProfile(BaseModel):
     max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     context_window: Annotated[int | None, Field(gt=0)] = None
     timeout_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
+    slots: Annotated[int, Field(ge=1, le=64)] = 1
+    threads: Annotated[int | None, Field(ge=1, le=256)] = None
     prices: Prices = Prices()
     file: str | None = None
 
@@ -80,7 +83,9 @@ class ModelProfile(BaseModel):
         """The model in words for people."""
         if self.provider == "anthropic":
             return f"Claude ({self.model})"
-        named = self.provider if self.model is None else f"{self.model} ({self.provider})"
+        # In process the model is a file.
+        model = self.model and (Path(self.model).name if self.provider == "llama_cpp" else self.model)
+        named = self.provider if model is None else f"{model} ({self.provider})"
         return named if self.host is None else f"{named} at {self.host}"
 
 

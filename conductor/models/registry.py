@@ -16,6 +16,7 @@ from conductor.settings import Settings
 PROVIDERS = {
     "anthropic": "conductor.models.anthropic:from_profile",
     "demo": "conductor.models.demo:from_profile",
+    "llama_cpp": "conductor.models.llama_cpp:from_profile",
     "openai": "conductor.models.openai:from_profile",
 }
 """Name of a provider -> module and function that makes it from a profile."""

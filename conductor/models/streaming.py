@@ -115,6 +115,8 @@ class ReplyStreamer:
             # The loop holds its tasks weakly.
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
+            # Here, since a task that is cancelled at once never runs.
+            task.add_done_callback(lambda _: reply.close())
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

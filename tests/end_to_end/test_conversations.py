@@ -227,7 +227,10 @@ async def test_the_limit_of_rounds(model: Model) -> None:
     if model.is_text:
         assert "agent.status(" not in request["messages"][0]["content"]
         return
-    assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})
+    if isinstance(model.service, OpenAIService) and "messages" in request:
+        assert "tools" not in request  # such servers ignore the choice
+    else:
+        assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})
 
 
 async def test_a_reconnect_in_the_middle_of_an_answer(model: Model) -> None:

@@ -78,12 +78,17 @@ def test_tools_have_accepted_names_and_schemas_and_raise_the_limit() -> None:
 
 def test_without_calls_tools_stay_and_are_switched_off() -> None:
     for body in (
-        chat(ask(tools=(SPAWN,), tool_choice="none")),
+        chat(ask(tools=(SPAWN,), tool_choice="none"), official=True),
         responses(ask(tools=(SPAWN,), tool_choice="none")),
     ):
         assert body["tool_choice"] == "none"
         assert len(body["tools"]) == 1
-        assert body.get("max_tokens", body.get("max_output_tokens")) == 512
+        assert body.get("max_completion_tokens", body.get("max_output_tokens")) == 512
+
+
+def test_servers_that_ignore_the_choice_are_given_no_tools() -> None:
+    body = chat(ask(tools=(SPAWN,), tool_choice="none"))
+    assert "tools" not in body and "tool_choice" not in body
 
 
 def test_no_limit_is_below_the_smallest_that_openai_accepts() -> None:
