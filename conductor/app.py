@@ -24,7 +24,8 @@ from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles, models_path
-from conductor.models.registry import make_router
+from conductor.models.registry import check_local, make_router
+from conductor.models.router import ModelRouter
 from conductor.prompts import load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
@@ -214,7 +215,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Reload the prompt, the catalog and the rules; on a mistake log it and change nothing."""
+    """Reload the prompt, the catalog, the rules and the models; on a mistake log it and change nothing."""
     try:
         services = replace(
             services,
@@ -226,6 +227,12 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
             if services.policies.problem:
                 raise SettingsError(services.policies.problem)
             services = replace(services, rules=services.policies.rules)
+        if isinstance(services.provider, ModelRouter):
+            profiles = load_profiles(settings)
+            check_local(profiles, settings)
+            services.provider.reload(profiles)
+            redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
+            services = replace(services, redactor=redactor)
         listener.reload(services)
     except SettingsError as error:
         log.error("not reloaded", why=str(error))

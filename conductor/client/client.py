@@ -369,6 +369,7 @@ def connect(
     locale: str | None = None,
     time_zone: str | None = None,
     instructions: str | None = None,
+    model: str | None = None,
     capabilities: Sequence[str] | None = None,
     resume: bool = True,
     tools: Sequence[Any] = (),
@@ -384,7 +385,8 @@ def connect(
     """Make a client; ``async with`` (or `Client.start`) connects it.
 
     ``handlers`` are tools by name: pass those that a resumed session may call at once; `Client.on_tool` adds
-    more. ``speak`` is the voice; without one, each speech takes ``speaking_s`` seconds in silence.
+    more. ``speak`` is the voice; without one, each speech takes ``speaking_s`` seconds in silence. ``model``
+    chooses one of the server's; ``Client.started.model`` says which one serves.
     ``on_approval`` asks the person about calls (see `Client.on_approval`). ``capabilities`` None names all
     that the library serves, ``()`` makes a client of the base protocol; ``tools`` and ``approval`` are added
     where there are tools and a handler. ``resume`` False leaves that capability out: results are not part of
@@ -401,6 +403,7 @@ def connect(
         locale=locale,
         time_zone=time_zone,
         instructions=instructions,
+        model=model,
         capabilities=None if capabilities is None else tuple(capabilities),
         resume=resume,
         tools=tuple(tools),

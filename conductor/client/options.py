@@ -75,6 +75,7 @@ class ClientOptions:
     locale: str | None = None
     time_zone: str | None = None
     instructions: str | None = None
+    model: str | None = None
     capabilities: Sequence[str] | None = None
     resume: bool = True
     tools: Sequence[Any] = ()
@@ -105,6 +106,7 @@ class ClientOptions:
             locale=self.locale,
             time_zone=self.time_zone,
             instructions=self.instructions,
+            model=self.model,
             capabilities=capabilities,
             tools=list(self.tools) or None,
         )

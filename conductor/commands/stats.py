@@ -223,11 +223,13 @@ def _write(stats: _Stats, out: TextIO) -> None:
         write_table(out, _MODEL_HEADINGS, map(_model_row, stats.models), _MODEL_HEADINGS[2:])
 
 
-_MODEL_HEADINGS = ("model", "subject", "replies", "input", "output", "cached", "cost")
+_MODEL_HEADINGS = ("model", "subject", "replies", "input", "output", "cached", "cached%", "cost")
 
 
 def _model_row(model: _Model) -> tuple[str, ...]:
-    counts = (model.replies, model.input + model.cache_write, model.output, model.cache_read)
+    read = model.input + model.cache_write
+    hits = 100 * model.cache_read / (read + model.cache_read) if read + model.cache_read else 0.0
+    counts = (model.replies, read, model.output, model.cache_read, round(hits))
     return (_plain(model.profile), _plain(model.subject), *map(str, counts), f"{model.cost:.4f}")
 
 

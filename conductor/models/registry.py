@@ -50,16 +50,21 @@ def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     return cast(ModelProvider, module.wrap(provider, profile.style))
 
 
-def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
-    """Make the router over all profiles.
-
-    Raises `SettingsError`, also with LOCAL_ONLY if the default model is a hosted service.
-    """
+def check_local(profiles: Profiles, settings: Settings) -> None:
+    """Raise `SettingsError` with LOCAL_ONLY if the default model is a hosted service."""
     main = profiles.main
     if settings.local_only and main.provider in _HOSTED and main.base_url is None:
         raise SettingsError(
             f"LOCAL_ONLY is set, and {main.title} is hosted elsewhere ({main.label('base_url')})."
         )
+
+
+def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
+    """Make the router over all profiles.
+
+    Raises `SettingsError`, also with LOCAL_ONLY if the default model is a hosted service.
+    """
+    check_local(profiles, settings)
     return ModelRouter(
         profiles,
         lambda profile: make_provider(profile, settings),

@@ -50,6 +50,7 @@ class Route:
         self._probing = asyncio.Lock()
         self._malformed = 0  # in a row
         self._active = 0
+        self._idle = asyncio.Event()
         self._answered_at = float("-inf")
 
     @property
@@ -68,6 +69,7 @@ class Route:
             request = replace(request, silence_s=self.profile.timeout_s)
         calls: list[ToolCall] = []
         self._active += 1
+        self._idle.clear()
         try:
             provider = self._using or await self._ready()
             async with aclosing(provider.stream(request)) as events:
@@ -88,6 +90,16 @@ class Route:
             raise
         finally:
             self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    async def close_when_idle(self) -> None:
+        """Close the provider when no reply is under way."""
+        try:
+            if self._active:
+                await self._idle.wait()
+        finally:
+            await self.provider.aclose()
 
     def _signed(self, event: Finished) -> Finished:
         cost = cost_of(event.usage, self.profile)
@@ -150,17 +162,43 @@ class ModelRouter:
         *,
         hedge_after_s: float | None = None,
     ) -> None:
-        self.profiles = profiles
-        self._routes = {
-            name: Route(profile, make(profile), as_text) for name, profile in profiles.by_name.items()
-        }
-        self._by_use: dict[str | None, Route] = {
-            route.profile.use: route for route in self._routes.values() if route.profile.use is not None
-        }
+        self._make = make
+        self._as_text = as_text
         self._metrics = metrics
         self._hedge_after_s = hedge_after_s
         self._watching: asyncio.Task[None] | None = None
-        self.name = self._routes[profiles.default].provider.name
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._routes: dict[str, Route] = {}
+        self._use(profiles)
+
+    def _use(self, profiles: Profiles) -> list[Route]:
+        """Make the routes of new and changed profiles; return those that are not used any more."""
+        former = self._routes
+        routes: dict[str, Route] = {}
+        for name, profile in profiles.by_name.items():
+            same = name in former and former[name].profile == profile
+            routes[name] = former[name] if same else Route(profile, self._make(profile), self._as_text)
+        self.profiles = profiles
+        self._routes = routes
+        self._by_use: dict[str | None, Route] = {
+            route.profile.use: route for route in routes.values() if route.profile.use is not None
+        }
+        self.name = routes[profiles.default].provider.name
+        return [route for name, route in former.items() if routes.get(name) is not route]
+
+    def reload(self, profiles: Profiles) -> None:
+        """Use other profiles from the next request on; running replies end as they began.
+
+        Raises `SettingsError`; then nothing has changed.
+        """
+        closing = [route.close_when_idle() for route in self._use(profiles)]
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        for work in (*closing, self.start()):
+            task = asyncio.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     @property
     def context_window(self) -> int | None:
@@ -252,9 +290,10 @@ class ModelRouter:
 
     async def aclose(self) -> None:
         """Stop the checks, and close all providers."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        tasks = [*self._tasks, *([self._watching] if self._watching is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(route.provider.aclose() for route in self._routes.values()))
 
 

@@ -72,6 +72,7 @@ async def test_session_start_says_what_the_client_was_given() -> None:
             locale="de-DE",
             time_zone="Europe/Berlin",
             instructions="Be brief.",
+            model="home",
             capabilities=("goaway",),
             tools=declared,
         ) as client:
@@ -83,6 +84,7 @@ async def test_session_start_says_what_the_client_was_given() -> None:
         "locale": "de-DE",
         "timeZone": "Europe/Berlin",
         "instructions": "Be brief.",
+        "model": "home",
         "capabilities": ["goaway", "tools"],
         "tools": declared,
     }

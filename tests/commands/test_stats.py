@@ -153,8 +153,8 @@ async def test_the_models_tokens_and_money_are_a_table() -> None:
         (row,) = json.loads(await run(url, "--json"))["models"]
     assert lines[3].startswith("Models since ")
     assert [line.split() for line in lines[5:]] == [
-        ["model", "subject", "replies", "input", "output", "cached", "cost"],
-        ["home", "s-1", "2", "2030", "100", "200", "0.0225"],
+        ["model", "subject", "replies", "input", "output", "cached", "cached%", "cost"],
+        ["home", "s-1", "2", "2030", "100", "200", "9", "0.0225"],
     ]
     assert row["cache_write"] == 30
     exported = generate_latest(services.metrics.registry).decode()

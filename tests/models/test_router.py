@@ -431,3 +431,21 @@ def test_figures_by_profile_and_subject_are_bounded() -> None:
         **{"profile": "home", "subject": "(others)", "replies": 200, "input": 2000, "output": 200},
         **{"cache_read": 0, "cache_write": 0, "cost": 100.0},
     }
+
+
+@in_virtual_time
+async def test_other_profiles_are_used_from_the_next_request_on() -> None:
+    bench = home_and_cloud()
+    going_on = asyncio.Event()
+    bench.replies["home"] = [TextDelta("home"), going_on, TextDelta(" still")]
+    running = asyncio.create_task(bench.ask())
+    await bench.services["home"].record(0).started.wait()
+    home, cloud = bench.services["home"], bench.services["cloud"]
+    changed = {"home": profile("home", model="another"), "cloud": bench.router.profiles.by_name["cloud"]}
+    bench.replies["home"] = [TextDelta("new home")]
+    bench.router.reload(replace(bench.router.profiles, by_name=changed))
+    assert await bench.ask() == "new home"
+    assert bench.services["home"] is not home and bench.services["cloud"] is cloud
+    going_on.set()
+    assert await running == "home still"
+    await bench.router.aclose()
