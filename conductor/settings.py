@@ -115,6 +115,11 @@ class Settings(BaseSettings):
     llama_cpp_context_window: Annotated[int, Field(ge=512)] = 8192
     llama_cpp_slots: Annotated[int, Field(ge=1, le=64)] = 1
     llama_cpp_threads: Annotated[int | None, Field(ge=1, le=256)] = None
+    bedrock_api_key: SecretStr | None = None
+    bedrock_region: str | None = None
+    bedrock_model: Annotated[str | None, Field(min_length=1)] = None
+    bedrock_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
+    bedrock_base_url: str | None = None
     text_tools: Literal["off", "on", "auto"] = "off"
     text_tools_style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536

@@ -40,14 +40,19 @@ def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
     return rendered
 
 
-def body_of(request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int) -> Json:
-    """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`)."""
+def body_of(
+    request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int, provider: str = PROVIDER
+) -> Json:
+    """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
+
+    ``provider`` is the one whose thinking goes back.
+    """
     tools = _tools(tuple(request.tools), names)
     body: Json = {
         "model": model,
         "max_tokens": limit_of(request, max_tokens),
         "stream": True,
-        "messages": _messages(request.messages, names),
+        "messages": _messages(request.messages, names, provider),
     }
     if request.system.strip():
         body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
@@ -101,7 +106,7 @@ def _former_tool(name: str, names: ToolNameMap) -> Json:
     }
 
 
-def _messages(history: Sequence[Message], names: ToolNameMap) -> list[_Message]:
+def _messages(history: Sequence[Message], names: ToolNameMap, provider: str) -> list[_Message]:
     messages: list[_Message] = []
     users: list[_Message] = []
     results: list[_Result] = []
@@ -110,7 +115,7 @@ def _messages(history: Sequence[Message], names: ToolNameMap) -> list[_Message]:
         if not isinstance(item, AssistantMessage):
             _add_user(item, results, texts)
             continue
-        blocks = _assistant(item, names)
+        blocks = _assistant(item, names, provider)
         if not blocks:
             continue
         if results or texts:
@@ -147,14 +152,14 @@ def _add_user(item: UserMessage | Note | ToolResult, results: list[_Result], tex
         texts.append(_Text(f"[{unicode_of(item.text)}]"))
 
 
-def _assistant(message: AssistantMessage, names: ToolNameMap) -> list[Any]:
+def _assistant(message: AssistantMessage, names: ToolNameMap, provider: str) -> list[Any]:
     blocks: list[Any] = []
     text = message.text.rstrip()  # the service refuses trailing white space in the last message
     if text:
         blocks.append(_Text(unicode_of(text)))
     blocks += [_tool_use(call, names) for call in message.calls]
     # Thinking goes back verbatim with its tool_use (rule 5), and another provider's is not understood.
-    if blocks and message.opaque is not None and message.provider == PROVIDER:
+    if blocks and message.opaque is not None and message.provider == provider:
         return [*_thinking(message.opaque), *blocks]
     return blocks
 

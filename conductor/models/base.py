@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -110,6 +110,10 @@ class ModelProvider(Protocol):
     async def aclose(self) -> None:
         """Close connections."""
         ...
+
+
+Sign: TypeAlias = Callable[[str, bytes], Awaitable[Mapping[str, str]]]
+"""Gives the headers that sign a request, for its URL and body."""
 
 
 class StreamDecoder(Protocol):

@@ -58,6 +58,7 @@ _BY_STATUS: Mapping[int, ModelFailure] = {
 # Parts of messages, for what has no error type of its own; only these decisions depend on words.
 _TOO_LONG = (
     "prompt is too long",
+    "input is too long",
     "exceed context limit",
     "context window",
     "context length",

@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from conductor.errors import ModelError
-from conductor.models.base import ModelEvent, StreamDecoder
+from conductor.models.base import ModelEvent, Sign, StreamDecoder
 from conductor.models.failures import failure, from_status, read_problem
 
 # Seconds to open a connection.
@@ -30,6 +30,7 @@ CONNECT_TIMEOUT_S = 10.0
 # Seconds to read the rest of a response; then its connection is given up.
 DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+_STREAMS = ("text/event-stream", "application/vnd.amazon.eventstream")
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
 """Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
 
@@ -112,6 +113,7 @@ class HttpPool:
         base_url: str,
         headers: Mapping[str, str],
         *,
+        sign: Sign | None = None,
         pool_size: int,
         keep_alive_s: float,
         trust_env: bool,
@@ -119,6 +121,7 @@ class HttpPool:
         resolver: AbstractResolver | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._sign = sign
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=pool_size,
@@ -149,7 +152,7 @@ class HttpPool:
         reply = ReplyStream(response, decoder)
         try:
             # A proxy's or a portal's page comes with status 200, too.
-            if response.content_type != "text/event-stream":
+            if response.content_type not in _STREAMS:
                 raise ModelError("protocol", "What answers at the model service's address sends no stream.")
             await reply.read()
         # Cancelled here by a barge-in: only a close stops the request at the service.
@@ -162,11 +165,13 @@ class HttpPool:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
         )
+        url = URL(self._base_url + path)
         # No redirects: one to another host would take the API key along.
         send = partial(
             self._session.post,
-            URL(self._base_url + path),
+            url,
             data=body,
+            headers=await self._sign(str(url), body) if self._sign is not None else None,
             proxy=self._proxy,
             timeout=timeout,
             allow_redirects=False,

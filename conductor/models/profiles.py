@@ -43,7 +43,7 @@ class ModelProfile(BaseModel):
     ``fallback`` are the profiles asked in turn if this one fails; theirs are not. ``use``: it takes all
     requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
     may send nothing, if not MODEL_TIMEOUT_MS. ``slots`` and ``threads`` are those of llama_cpp: requests at
-    once, and threads of the CPU. ``file`` is where the profile stands.
+    once, and threads of the CPU; ``region`` is bedrock's. ``file`` is where the profile stands.
     """
 
     model_config = _STRICT
@@ -62,6 +62,7 @@ class ModelProfile(BaseModel):
     max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     context_window: Annotated[int | None, Field(gt=0)] = None
     timeout_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
+    region: Annotated[str | None, Field(pattern=r"^[a-z0-9-]+$")] = None
     slots: Annotated[int, Field(ge=1, le=64)] = 1
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
     prices: Prices = Prices()

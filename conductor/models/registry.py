@@ -15,6 +15,7 @@ from conductor.settings import Settings
 
 PROVIDERS = {
     "anthropic": "conductor.models.anthropic:from_profile",
+    "bedrock": "conductor.models.bedrock:from_profile",
     "demo": "conductor.models.demo:from_profile",
     "llama_cpp": "conductor.models.llama_cpp:from_profile",
     "openai": "conductor.models.openai:from_profile",
@@ -23,7 +24,7 @@ PROVIDERS = {
 
 
 # Without a base_url they are on the internet.
-_HOSTED = frozenset({"anthropic", "openai"})
+_HOSTED = frozenset({"anthropic", "bedrock", "openai"})
 
 
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
+from conductor.models.base import ModelEvent, ModelRequest, Sign, StreamDecoder
 from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ _NO_RETRIES = RetryPolicy(retries=0)
 class ReplyStreamer:
     """Streams replies from the service at ``base_url``; every request has the ``headers``.
 
-    ``pool_size`` is the largest number of concurrent requests and of connections kept: as many as the
-    sessions served. ``keep_alive_s`` is how long an idle connection is kept. With ``trust_env`` the
-    environment's proxy and certificate variables apply, as in other HTTP clients. With ``local_only`` a
-    connection is opened to a loopback or private address only, and never through a proxy.
+    ``sign`` gives more headers for a request's URL and body. ``pool_size`` is the largest number of
+    concurrent requests and of connections kept: as many as the sessions served. ``keep_alive_s`` is how long
+    an idle connection is kept. With ``trust_env`` the environment's proxy and certificate variables apply, as
+    in other HTTP clients. With ``local_only`` a connection is opened to a loopback or private address only,
+    and never through a proxy.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ReplyStreamer:
         base_url: str,
         headers: Mapping[str, str],
         *,
+        sign: Sign | None = None,
         pool_size: int = 1000,
         keep_alive_s: float = 60.0,
         trust_env: bool = True,
@@ -44,6 +46,7 @@ class ReplyStreamer:
     ) -> None:
         self._base_url = base_url
         self._headers = headers
+        self._sign = sign
         self._pool_size = pool_size
         self._keep_alive_s = keep_alive_s
         self._trust_env = trust_env
@@ -70,6 +73,7 @@ class ReplyStreamer:
                 self._pool = HttpPool(
                     self._base_url,
                     self._headers,
+                    sign=self._sign,
                     pool_size=self._pool_size,
                     keep_alive_s=self._keep_alive_s,
                     trust_env=self._trust_env,

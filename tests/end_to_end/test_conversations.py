@@ -14,6 +14,7 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.models import text_protocol
 from conductor.models.base import ModelProvider
+from conductor.models.bedrock import BedrockProvider
 from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
 from tests.end_to_end.conftest import provider_for, serving
@@ -21,6 +22,7 @@ from tests.end_to_end.phone import PLAIN_TURN, Event, arguments, is_call, is_sta
 from tests.end_to_end.test_approvals import MOVE, begin, decide, of_type
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stand_ins.bedrock_service import BedrockService
 from tests.stand_ins.model_service import ModelService
 from tests.stand_ins.openai_service import OpenAIService
 
@@ -46,9 +48,12 @@ class Model:
     def provider(self) -> ModelProvider:
         if isinstance(self.service, AnthropicService):
             return provider_for(self.service)
-        options: Any = {"endpoint": self._endpoint, "retry_policy": RetryPolicy(base_s=0.001)}
+        options: Any = {"retry_policy": RetryPolicy(base_s=0.001), "trust_env": False}
         url = self.service.base_url
-        provider = OpenAIProvider("test-key", "test-model", 512, url, trust_env=False, **options)
+        if isinstance(self.service, BedrockService):
+            return BedrockProvider("test-key", "test-model", 512, "eu-west-1", url, **options)
+        options["endpoint"] = self._endpoint
+        provider = OpenAIProvider("test-key", "test-model", 512, url, **options)
         return text_protocol.wrap(provider) if self.is_text else provider
 
     def read(self) -> str:
@@ -79,10 +84,13 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "text chat"])
+_SERVICES: dict[str, type[ModelService]] = {"anthropic": AnthropicService, "bedrock": BedrockService}
+
+
+@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "text chat", "bedrock"])
 async def model(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
     name, _, endpoint = request.param.partition(" ")
-    service: ModelService = AnthropicService() if name == "anthropic" else OpenAIService()
+    service = _SERVICES.get(name, OpenAIService)()
     async with service:
         yield Model(service, endpoint, is_text=name == "text")
         assert not service.refused, list(service.refused)
@@ -227,7 +235,9 @@ async def test_the_limit_of_rounds(model: Model) -> None:
     if model.is_text:
         assert "agent.status(" not in request["messages"][0]["content"]
         return
-    if isinstance(model.service, OpenAIService) and "messages" in request:
+    if isinstance(model.service, BedrockService):
+        assert request["toolConfig"] and "without calling" in request["system"][-1]["text"]
+    elif isinstance(model.service, OpenAIService) and "messages" in request:
         assert "tools" not in request  # such servers ignore the choice
     else:
         assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})

@@ -11,11 +11,13 @@ import pytest
 from conductor.models import http
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider, StopReason
+from conductor.models.bedrock import BedrockProvider
 from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
 from tests.models.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
+from tests.stand_ins.bedrock_service import BedrockService
 from tests.stand_ins.model_service import ModelService
 from tests.stand_ins.openai_service import OpenAIService
 
@@ -65,11 +67,14 @@ def _script(answer: Answer) -> Script:
     )
 
 
-@pytest.fixture(params=["anthropic", "openai chat", "openai responses"])
+_SERVICES: dict[str, type[ModelService]] = {"anthropic": AnthropicService, "bedrock": BedrockService}
+
+
+@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "bedrock"])
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     provider: ModelProvider
     name, _, endpoint = request.param.partition(" ")
-    service: ModelService = AnthropicService() if name == "anthropic" else OpenAIService()
+    service = _SERVICES.get(name, OpenAIService)()
     async with service:
         given: Any = ("test-key", "test-model", 512, service.base_url)
         options: Any = {
@@ -79,6 +84,9 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         }
         if name == "anthropic":
             provider = AnthropicProvider(*given, **options)
+        elif name == "bedrock":
+            key, model, limit, url = given
+            provider = BedrockProvider(key, model, limit, "eu-west-1", url, **options)
         else:
             options["endpoint"] = endpoint
             provider = OpenAIProvider(*given, **options)

@@ -43,7 +43,7 @@ def test_an_unknown_name_is_one_sentence_that_lists_the_known_ones(name: str) ->
     with pytest.raises(SettingsError) as caught:
         made(settings)
     assert str(caught.value).startswith("MODEL_PROVIDER ") and str(caught.value).endswith(
-        ": anthropic, demo, llama_cpp, openai."
+        ": anthropic, bedrock, demo, llama_cpp, openai."
     )
 
 

@@ -1,0 +1,125 @@
+"""The model provider for Amazon Bedrock's Converse API (the extra ``bedrock``).
+
+botocore finds the credentials, signs requests and parses the stream; requests are sent as those of all
+providers are, so that closing one stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from conductor.errors import ModelError, SettingsError
+from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.rendering import encode, names_of
+from conductor.models.streaming import ReplyStreamer
+from conductor.settings import environment_value
+
+if TYPE_CHECKING:
+    from conductor.models.profiles import ModelProfile
+    from conductor.settings import Settings
+
+_SERVICE = "bedrock"
+
+
+class BedrockProvider:
+    """Bedrock's Converse API in one region, streaming.
+
+    ``api_key`` is a Bedrock API key; without one botocore looks for AWS credentials where all AWS tools do.
+    ``max_tokens`` is the limit for spoken answers; with tools offered it is raised (`rendering.limit_of`).
+    ``options`` are those of `ReplyStreamer`.
+    """
+
+    name = "bedrock"
+
+    def __init__(
+        self,
+        api_key: str | None,
+        model: str,
+        max_tokens: int,
+        region: str,
+        base_url: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._model = model
+        self._max_tokens = max_tokens
+        self._path = f"/model/{quote(model, safe='')}/converse-stream"
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._streamer = ReplyStreamer(
+            base_url or f"https://bedrock-runtime.{region}.amazonaws.com",
+            headers,
+            sign=None if api_key else Signer(region),
+            **options,
+        )
+
+    async def start(self) -> None:
+        """Load the HTTP client and botocore, so that the first request need not wait."""
+        await asyncio.to_thread(_import_stream)
+        await self._streamer.start()
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
+        from conductor.models.bedrock_stream import ConverseDecoder, converse_body
+
+        names = names_of(request)
+        limit = request.max_tokens or self._max_tokens
+        body = encode(converse_body(request, names, model=self._model, max_tokens=limit))
+        return self._streamer.stream(self._path, body, lambda: ConverseDecoder(names), request)
+
+    async def aclose(self) -> None:
+        """Close all connections. Running streams fail."""
+        await self._streamer.aclose()
+
+
+class Signer:
+    """Signs requests with the AWS credentials of this process (Signature Version 4)."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._credentials: Any = None
+
+    async def __call__(self, url: str, body: bytes) -> Mapping[str, str]:
+        """Give the headers of a request. Raises `ModelError` without credentials."""
+        # In a thread: temporary credentials are fetched anew now and then.
+        return await asyncio.to_thread(self._headers, url, body)
+
+    def _headers(self, url: str, body: bytes) -> Mapping[str, str]:
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+
+        try:
+            if self._credentials is None:
+                self._credentials = Session().get_credentials()
+            if self._credentials is None:
+                raise ModelError("authentication", "There are no AWS credentials for the model service.")
+            signed = AWSRequest("POST", url, {"content-type": "application/json"}, body)
+            SigV4Auth(self._credentials.get_frozen_credentials(), _SERVICE, self._region).add_auth(signed)
+        except BotoCoreError:
+            raise ModelError("authentication", "The AWS credentials could not be loaded.") from None
+        return dict(signed.headers.items())
+
+
+def _import_stream() -> None:
+    import conductor.models.bedrock_stream  # noqa: F401 - for the time that it takes
+
+
+def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
+    """Make the provider of a profile. Raises `SettingsError` without a model, a region or the extra."""
+    if profile.model is None:
+        raise SettingsError(f"{profile.label('model')} is not set: which model is to answer?")
+    region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
+    if region is None:
+        raise SettingsError(f"{profile.label('region')} is not set, and neither is AWS_REGION.")
+    if find_spec("botocore") is None:
+        raise SettingsError(
+            "The provider bedrock needs the extra bedrock: pip install 'conductor-voice[bedrock]'."
+        )
+    key = None if profile.api_key is None else profile.api_key.get_secret_value()
+    return BedrockProvider(
+        key, profile.model, profile.max_tokens, region, profile.base_url, local_only=settings.local_only
+    )

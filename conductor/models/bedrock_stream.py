@@ -1,0 +1,236 @@
+"""Amazon Bedrock's Converse: render a request and decode its stream; pure.
+
+The request is that of the Messages API in other words: its rules are the stricter ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+from botocore.eventstream import EventStreamBuffer, ParserError
+
+from conductor.errors import ModelError
+from conductor.messages import ToolCall
+from conductor.models import anthropic_request
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage
+from conductor.models.failures import Problem, failure, from_status
+from conductor.models.openai_stream import said
+from conductor.models.rendering import Json, encode, may_call
+from conductor.models.tool_names import ToolNameMap
+
+PROVIDER = "bedrock"
+_STOPS: dict[str, StopReason] = {
+    "end_turn": "end_turn",
+    "stop_sequence": "end_turn",
+    "tool_use": "tool_use",
+    "max_tokens": "max_tokens",
+    "content_filtered": "refusal",
+    "guardrail_intervened": "refusal",
+    "model_context_window_exceeded": "context_window",
+}
+_MALFORMED = ("malformed_model_output", "malformed_tool_use")
+# Exceptions in a stream, as the status that they would have before it.
+_STATUS = {
+    "throttlingException": 429,
+    "validationException": 400,
+    "modelTimeoutException": 408,
+    "serviceUnavailableException": 503,
+}
+# Models that take marks for the prompt cache; the others refuse them.
+_CACHES = re.compile(r"anthropic\.claude-(?:(?:opus|sonnet|haiku)-\d|3-7|3-5-haiku)|amazon\.nova")
+_MARK: Json = {"cachePoint": {"type": "default"}}
+# The API cannot forbid calls while the history holds some.
+_NO_CALLS = "Answer in words now, without calling a tool."
+
+
+def converse_body(request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int) -> Json:
+    """Render a request to ``converse-stream``."""
+    rendered = anthropic_request.body_of(
+        request, names, model=model, max_tokens=max_tokens, provider=PROVIDER
+    )
+    # Through JSON, since its blocks are structs.
+    source = msgspec.json.decode(encode(rendered))
+    marks = _CACHES.search(model) is not None
+    body: Json = {
+        "messages": [
+            {"role": message["role"], "content": _blocks(message["content"], marks=marks)}
+            for message in source["messages"]
+        ],
+        "inferenceConfig": {"maxTokens": source["max_tokens"]},
+    }
+    if request.stop:
+        body["inferenceConfig"]["stopSequences"] = list(request.stop)
+    system = _blocks(source.get("system", ()), marks=marks)
+    if source.get("tools"):
+        tools: list[Json] = [{"toolSpec": _tool(tool)} for tool in source["tools"]]
+        body["toolConfig"] = {"tools": [*tools, _MARK] if marks else tools}
+        if not may_call(request):
+            system.append({"text": _NO_CALLS})
+    if system:
+        body["system"] = system
+    return body
+
+
+def _tool(tool: Json) -> Json:
+    rendered = {"name": tool["name"], "inputSchema": {"json": tool["input_schema"]}}
+    return rendered | {"description": tool["description"]} if "description" in tool else rendered
+
+
+def _blocks(blocks: Iterable[Json], *, marks: bool) -> list[Json]:
+    rendered: list[Json] = []
+    for block in blocks:
+        rendered.append(_block(block))
+        if marks and "cache_control" in block:
+            rendered.append(_MARK)
+    return rendered
+
+
+def _block(block: Json) -> Json:
+    match block["type"]:
+        case "tool_use":
+            return {"toolUse": {"toolUseId": block["id"], "name": block["name"], "input": block["input"]}}
+        case "tool_result":
+            status = "error" if block.get("is_error") else "success"
+            content = [{"text": block["content"]}]
+            return {"toolResult": {"toolUseId": block["tool_use_id"], "content": content, "status": status}}
+        case "thinking":
+            reasoning = {"text": block["thinking"], "signature": block["signature"]}
+            return {"reasoningContent": {"reasoningText": reasoning}}
+        case "redacted_thinking":
+            return {"reasoningContent": {"redactedContent": block["data"]}}
+        case _:
+            return {"text": block["text"]}
+
+
+class _ToolUse(msgspec.Struct, gc=False):
+    id: str = msgspec.field(default="", name="toolUseId")
+    name: str = ""
+    input: str = ""
+
+
+class _Reasoning(msgspec.Struct, gc=False):
+    text: str = ""
+    signature: str = ""
+    redacted: str = msgspec.field(default="", name="redactedContent")
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+    tool: _ToolUse | None = msgspec.field(default=None, name="toolUse")
+    reasoning: _Reasoning | None = msgspec.field(default=None, name="reasoningContent")
+
+
+class _Usage(msgspec.Struct, rename="camel", gc=False):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    cache_write_input_tokens: int = 0
+
+
+class _Event(msgspec.Struct, rename="camel"):
+    content_block_index: int = 0
+    start: _Part | None = None
+    delta: _Part | None = None
+    stop_reason: str = ""
+    usage: _Usage | None = None
+    message: str = ""
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class ConverseDecoder:
+    """Turns the bytes of one streamed reply into model events; pure.
+
+    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`.
+    """
+
+    def __init__(self, names: ToolNameMap) -> None:
+        self._names = names
+        self._frames = EventStreamBuffer()
+        self._calls: dict[int, tuple[_ToolUse, list[str]]] = {}
+        self._thoughts: dict[int, Json] = {}
+        self._stop: str | None = None
+        self.finished = False
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        """Decode the next bytes. Raises `ModelError`: that of an exception in the stream, or ``protocol``."""
+        events: list[ModelEvent] = []
+        text: list[str] = []
+        try:
+            self._frames.add_data(chunk)
+            for frame in self._frames:
+                if frame.headers.get(":message-type") != "event":
+                    raise _failed(frame.headers, frame.payload)
+                event = _decode(frame.payload)
+                if event.delta is not None and event.delta.text:
+                    text.append(event.delta.text)
+                    continue
+                found = self._take(str(frame.headers.get(":event-type")), event)
+                if found is not None:
+                    events += [*said("".join(text)), found]
+                    text.clear()
+        except (msgspec.DecodeError, UnicodeDecodeError, ParserError):
+            raise failure("protocol") from None
+        return events + said("".join(text))
+
+    def end(self) -> list[ModelEvent]:
+        """Give the end, if only the figures are missing. Raises `ModelError` for a cut reply."""
+        if self._stop is None:
+            raise ModelError("connection", "The model service ended its answer before it was complete.")
+        return [self._finish(_Usage())]
+
+    def _take(self, kind: str, event: _Event) -> ModelEvent | None:
+        index = event.content_block_index
+        match kind:
+            case "contentBlockStart" if event.start is not None and event.start.tool is not None:
+                self._calls[index] = event.start.tool, []
+            case "contentBlockDelta" if event.delta is not None:
+                self._extend(index, event.delta)
+            case "contentBlockStop" if index in self._calls:
+                call, parts = self._calls.pop(index)
+                return ToolCall(call.id, self._names.to_tool(call.name), "".join(parts) or "{}")
+            case "messageStop":
+                self._stop = event.stop_reason
+            case "metadata":  # the last event
+                return self._finish(event.usage or _Usage())
+        return None
+
+    def _extend(self, index: int, delta: _Part) -> None:
+        if delta.tool is not None and index in self._calls:
+            self._calls[index][1].append(delta.tool.input)
+        elif delta.reasoning is not None:
+            # Kept in the words of the Messages API, from which the next request is made.
+            if delta.reasoning.redacted:
+                self._thoughts[index] = {"type": "redacted_thinking", "data": delta.reasoning.redacted}
+                return
+            thought = self._thoughts.setdefault(index, {"type": "thinking", "thinking": "", "signature": ""})
+            thought["thinking"] += delta.reasoning.text
+            thought["signature"] += delta.reasoning.signature
+
+    def _finish(self, used: _Usage) -> Finished:
+        if self._stop is None:
+            raise failure("connection")
+        # A call whose block has not ended has only part of its arguments.
+        if self._stop in _MALFORMED or (self._stop == "tool_use" and self._calls):
+            raise failure("malformed")
+        self.finished = True
+        usage = Usage(
+            used.input_tokens, used.output_tokens, used.cache_read_input_tokens, used.cache_write_input_tokens
+        )
+        # What is not signed belongs to models that do not want it back.
+        kept = [one for one in self._thoughts.values() if one.get("signature") or "data" in one]
+        opaque = msgspec.json.encode(kept).decode() if kept else None
+        # With an unknown stop reason no calls are run.
+        return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)
+
+
+def _failed(headers: Json, payload: bytes) -> ModelError:
+    kind = str(headers.get(":exception-type") or headers.get(":error-code"))
+    try:
+        message = _decode(payload).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = ""
+    return from_status(_STATUS.get(kind, 500), Problem(message=message), {})

@@ -1,0 +1,236 @@
+"""Tests of Bedrock's provider; the contract and the conversations of all providers run over it elsewhere."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from conductor.conversation.history import repair
+from conductor.errors import ModelError, SettingsError
+from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.bedrock import BedrockProvider, from_profile
+from conductor.models.bedrock_stream import ConverseDecoder, converse_body
+from conductor.models.profiles import ModelProfile
+from conductor.models.rendering import names_of
+from conductor.settings import Settings
+from tests.conversation.test_history import random_history
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
+
+CLAUDE = "eu.anthropic.claude-haiku-4-5-20251001-v1:0"
+LLAMA = "meta.llama4-scout-17b-instruct-v1:0"
+SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object", "properties": {"task": {}}})
+MARK = {"cachePoint": {"type": "default"}}
+
+
+def ask(*messages: Any, **fields: Any) -> ModelRequest:
+    return ModelRequest("Be brief.", messages or [UserMessage("Hello.")], **fields)
+
+
+def body_of(request: ModelRequest, model: str = LLAMA) -> Any:
+    body = converse_body(request, names_of(request), model=model, max_tokens=512)
+    check(body, model)
+    return body
+
+
+def decoded(stream: bytes, size: int | None = None) -> list[ModelEvent]:
+    decoder = ConverseDecoder(names_of(ask(tools=(SPAWN,))))
+    events: list[ModelEvent] = []
+    for at in range(0, len(stream), size or len(stream)):
+        events += decoder.feed(stream[at : at + (size or len(stream))])
+    return events if decoder.finished else events + decoder.end()
+
+
+def stream_of(reply: Reply) -> bytes:
+    return b"".join(piece.data for piece in pieces(reply, "r1", {"read": 20, "written": 5, "cached": 3}))
+
+
+# -- requests
+
+
+def test_a_plain_request() -> None:
+    assert body_of(ask()) == {
+        "system": [{"text": "Be brief."}],
+        "messages": [{"role": "user", "content": [{"text": "Hello."}]}],
+        "inferenceConfig": {"maxTokens": 512},
+    }
+
+
+def test_calls_and_results_go_back_with_their_tools() -> None:
+    history = [
+        UserMessage("Go."),
+        AssistantMessage("Now.", (ToolCall("c1", "agent.spawn", '{"task":"x"}'),)),
+        ToolResult("c1", "No.", is_error=True),
+    ]
+    body = body_of(ask(*history, tools=(SPAWN,), stop=("END",)))
+    use = {"toolUseId": "c1", "name": "agent_spawn", "input": {"task": "x"}}
+    result = {"toolUseId": "c1", "content": [{"text": "No."}], "status": "error"}
+    assert body["messages"][1:] == [
+        {"role": "assistant", "content": [{"text": "Now."}, {"toolUse": use}]},
+        {"role": "user", "content": [{"toolResult": result}]},
+    ]
+    assert body["inferenceConfig"] == {"maxTokens": 2048, "stopSequences": ["END"]}
+    (tool,) = body["toolConfig"]["tools"]
+    assert tool["toolSpec"]["name"] == "agent_spawn"
+    # The tool of a former call is defined though it is gone.
+    assert body_of(ask(*history))["toolConfig"]["tools"][0]["toolSpec"]["name"] == "agent_spawn"
+
+
+def test_without_calls_the_model_is_told_so() -> None:
+    body = body_of(ask(tools=(SPAWN,), tool_choice="none"))
+    assert body["toolConfig"] and "without calling" in body["system"][-1]["text"]
+
+
+def test_models_with_a_prompt_cache_get_its_marks() -> None:
+    body = body_of(ask(tools=(SPAWN,)), CLAUDE)
+    assert body["system"][-1] == body["toolConfig"]["tools"][-1] == MARK
+    assert body["messages"][0]["content"] == [{"text": "Hello."}, MARK]
+    assert MARK not in body_of(ask(tools=(SPAWN,)))["toolConfig"]["tools"]
+
+
+def test_botocore_accepts_what_any_history_becomes() -> None:
+    rng = Random(5)
+    for _ in range(200):
+        body_of(ask(*repair(random_history(rng)), tools=(SPAWN,)))
+
+
+# -- streams
+
+
+REPLIES = {
+    "text": (Reply(text="Hello there."), [TextDelta("Hello there."), Finished("end_turn", Usage(20, 5, 3))]),
+    "a call": (
+        Reply(calls=(Call("agent_spawn", {"task": "x"}, "c1"),), stop_reason="tool_use"),
+        [ToolCall("c1", "agent.spawn", '{"task": "x"}'), Finished("tool_use", Usage(20, 5, 3))],
+    ),
+}
+
+
+def joined(events: list[ModelEvent]) -> list[ModelEvent]:
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    return [*([TextDelta(text)] if text else []), *(one for one in events if not isinstance(one, TextDelta))]
+
+
+@pytest.mark.parametrize("name", REPLIES)
+@pytest.mark.parametrize("size", [None, 1, 7])
+def test_a_stream_is_the_same_however_it_arrives(name: str, size: int | None) -> None:
+    reply, expected = REPLIES[name]
+    found = joined(decoded(stream_of(reply), size))
+    assert [json.loads(one.arguments) for one in found if isinstance(one, ToolCall)] == [
+        json.loads(one.arguments) for one in expected if isinstance(one, ToolCall)
+    ]
+    assert [one for one in found if not isinstance(one, ToolCall)] == [
+        one for one in expected if not isinstance(one, ToolCall)
+    ]
+
+
+def test_signed_reasoning_goes_back_and_is_not_spoken() -> None:
+    events = decoded(stream_of(Reply(text="Yes.", thinking="Let me think.")))
+    last = events[-1]
+    assert joined(events)[0] == TextDelta("Yes.") and isinstance(last, Finished) and last.opaque
+    reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
+    content = body_of(ask(UserMessage("Really?"), reply, UserMessage("Why?")))["messages"][1]["content"]
+    assert content[0] == {
+        "reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}
+    }
+    other = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
+    content = body_of(ask(UserMessage("Really?"), other, UserMessage("Why?")))["messages"][1]["content"]
+    assert content == [{"text": "Yes."}]
+
+
+START = frame(
+    "contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "n"}}}
+)
+STOPS = {
+    "malformed_tool_use": "malformed",
+    "malformed_model_output": "malformed",
+    "tool_use": "malformed",
+}
+
+
+@pytest.mark.parametrize(("stop", "reason"), STOPS.items())
+def test_a_call_that_is_not_whole_is_malformed(stop: str, reason: str) -> None:
+    stream = START + frame("messageStop", {"stopReason": stop}) + frame("metadata", {})
+    with pytest.raises(ModelError) as raised:
+        decoded(stream)
+    assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (frame("throttlingException", {"message": "slow"}, message_type="exception"), "rate_limited"),
+        (frame("modelStreamErrorException", {"message": "x"}, message_type="exception"), "overloaded"),
+        (
+            frame("validationException", {"message": "Input is too long for it."}, message_type="exception"),
+            "context_too_long",
+        ),
+        (frame("validationException", {"message": "x"}, message_type="exception"), "protocol"),
+        (b"<html>" + bytes(30), "protocol"),
+        (START[:-1] + b"x", "protocol"),
+        (frame("messageStart", {"role": "assistant"}), "connection"),
+    ],
+)
+def test_what_ends_a_stream(stream: bytes, reason: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        decoded(stream)
+    assert raised.value.reason == reason
+
+
+# -- the provider
+
+
+async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    async with BedrockService() as service:
+        provider = BedrockProvider(
+            None, "arn:aws:bedrock:eu-west-1::x/y", 512, "eu-west-1", service.base_url, trust_env=False
+        )
+        await provider.start()
+        async with aclosing(provider.stream(ask())) as events:
+            assert isinstance([event async for event in events][-1], Finished)
+        await provider.aclose()
+        sent = service.headers[0]
+        assert "Credential=AKIDEXAMPLE/" in sent["authorization"] and sent["x-amz-security-token"] == "token"
+        assert "/eu-west-1/bedrock/aws4_request" in sent["authorization"]
+        assert not service.refused
+        url = f"{service.base_url}/model/arn:aws:bedrock:eu-west-1::x%2Fy/converse-stream"
+        again = AWSRequest("POST", url, {"content-type": "application/json", "x-amz-security-token": "token"})
+        signer = SigV4Auth(Credentials("AKIDEXAMPLE", "secret", "token"), "bedrock", "eu-west-1")
+        canonical = signer.canonical_request(again)
+        assert canonical.startswith(
+            "POST\n/model/arn%3Aaws%3Abedrock%3Aeu-west-1%3A%3Ax%252Fy/converse-stream\n"
+        )
+
+
+async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    provider = BedrockProvider(None, CLAUDE, 512, "eu-west-1", "http://127.0.0.1:9", trust_env=False)
+    with pytest.raises(ModelError, match="no AWS credentials") as raised:
+        async with aclosing(provider.stream(ask())) as events:
+            await anext(events)
+    assert raised.value.reason == "authentication"
+    await provider.aclose()
+
+
+def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SettingsError, match="BEDROCK_MODEL is not set"):
+        from_profile(ModelProfile(name="default", provider="bedrock"), Settings())
+    with pytest.raises(SettingsError, match="BEDROCK_REGION is not set, and neither is AWS_REGION"):
+        from_profile(ModelProfile(name="default", provider="bedrock", model=CLAUDE), Settings())
