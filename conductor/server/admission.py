@@ -12,7 +12,8 @@ from conductor.settings import Limits
 
 # An event costs one more token for each: it takes longer to parse.
 BYTES_PER_TOKEN = 20_480
-# Tokens of a refused transcript: the server answers it with two events and a commit.
+# Tokens of a refused transcript, which the server answers with two events and a commit, and of a frame that
+# is not valid: an app sends none, and some are made to cost more than others.
 REFUSED_COST = 20.0
 
 
@@ -49,7 +50,11 @@ class EventRate(TokenBucket):
             case InboundResult.EXPECTED:
                 self.give_back(self._cost(size))
             case InboundResult.REFUSED:
-                self.reserve(_now(), REFUSED_COST)
+                self.refuse()
+
+    def refuse(self) -> None:
+        """Charge an event that was refused."""
+        self.reserve(_now(), REFUSED_COST)
 
     def _cost(self, size: int) -> int:
         return 1 + size // BYTES_PER_TOKEN

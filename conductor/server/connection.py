@@ -202,6 +202,7 @@ class Connection:
         try:
             inbound = decode_event(data, self._limits.max_event_bytes)
         except InvalidFrame as error:
+            self._rate.refuse()
             self._send_error(error.code, str(error), error.event_id, error.session_id)
             log.debug("event refused", code=error.code, session=self._session_id)
             # The app transcribes until it hears ``idle`` (protocol, "Base: server to client").

@@ -321,6 +321,17 @@ def test_there_may_be_as_many_values_as_the_limit_and_no_more() -> None:
     fits = [0] * (MAX_NODES - overhead)
     assert decode_event(frame(payload={"text": "hi", "more": fits})).event is not None
     assert str(refusal(frame(payload={"text": "hi", "more": [*fits, 0]}))) == "too_many_values"
+    commas = decode_event(frame(payload={"text": 'a, \\"b' * 6_000})).event
+    assert isinstance(commas, client.TranscriptFinal), "those of a text are no values"
+
+
+def test_values_are_not_built_to_be_counted() -> None:
+    dear = frame(payload={"text": "hi", "more": [1e308] * 8_000})
+    assert str(refusal(dear)) == "too_many_values"
+    assert least_cpu_s(lambda: refusal(dear), 0.002) < 0.002  # 0.3 ms here; to build them takes 5 ms
+    # Looking for the end of a string that has none takes no longer for the quotes in it.
+    quotes = b'"' + b'\\"' * 30_000 + b"," * 5_001
+    assert least_cpu_s(lambda: refusal(quotes), 0.02) < 0.02  # 0.6 ms here; quadratic, minutes
 
 
 @pytest.mark.parametrize("number", [MAX_INTEGER, -MAX_INTEGER, 0, 1.5, 1e300, -0.0])

@@ -52,3 +52,11 @@ async def test_a_burst_is_admitted_in_turn_with_those_of_others() -> None:
     assert admitted[:8] == [0, 0, 1, 1, 2, 2, 3, 3], "a few in a row"
     rest = admitted[8:]
     assert all(sorted(rest[start : start + 4]) == [0, 1, 2, 3] for start in range(0, len(rest), 4))
+
+
+async def test_frames_that_are_not_valid_use_up_the_rate_sooner() -> None:
+    rate = EventRate(Limits(frames_per_second=50.0, frames_burst=40.0, flood_cost=1.0), lambda _: None)
+    for _ in range(2):
+        assert max(await times_of(rate, [100])) < 0.01
+        rate.refuse()
+    assert min(await times_of(rate, [100])) > 0.01
