@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 
 import msgspec
 from botocore.eventstream import EventStreamBuffer, ParserError
@@ -38,8 +39,14 @@ _STATUS = {
     "modelTimeoutException": 408,
     "serviceUnavailableException": 503,
 }
-# Models that take marks for the prompt cache; the others refuse them.
-_CACHES = re.compile(r"anthropic\.claude-(?:(?:opus|sonnet|haiku)-\d|3-7|3-5-haiku)|amazon\.nova")
+# Models that take marks for the prompt cache. Nova caches by itself, and refuses a mark after tools.
+_CACHES = re.compile(r"anthropic\.claude-(?:(?:opus|sonnet|haiku)-\d|3-7|3-5-haiku)")
+# Models that take the status of a result, by the API's reference.
+_TAKES_STATUS = re.compile(r"anthropic\.|amazon\.nova")
+# Models that refuse words beside calls or results in one message.
+_WANTS_APART = re.compile(r"(?:meta|mistral|writer)\.")
+# What stands between such words and calls, since roles alternate.
+_BETWEEN = {"assistant": ("user", "[Go on.]"), "user": ("assistant", "Noted.")}
 _MARK: Json = {"cachePoint": {"type": "default"}}
 # The API cannot forbid calls while the history holds some.
 _NO_CALLS = "Answer in words now, without calling a tool."
@@ -53,11 +60,12 @@ def converse_body(request: ModelRequest, names: ToolNameMap, *, model: str, max_
     # Through JSON, since its blocks are structs.
     source = msgspec.json.decode(encode(rendered))
     marks = _CACHES.search(model) is not None
+    messages = [
+        {"role": message["role"], "content": _blocks(message["content"], marks=marks)}
+        for message in source["messages"]
+    ]
     body: Json = {
-        "messages": [
-            {"role": message["role"], "content": _blocks(message["content"], marks=marks)}
-            for message in source["messages"]
-        ],
+        "messages": _adapted(messages, model),
         "inferenceConfig": {"maxTokens": source["max_tokens"]},
     }
     if request.stop:
@@ -71,6 +79,25 @@ def converse_body(request: ModelRequest, names: ToolNameMap, *, model: str, max_
     if system:
         body["system"] = system
     return body
+
+
+def _adapted(messages: list[Json], model: str) -> list[Json]:
+    if not _TAKES_STATUS.search(model):
+        for message in messages:
+            for block in message["content"]:
+                block.get("toolResult", {}).pop("status", None)
+    if not _WANTS_APART.search(model):
+        return messages
+    apart: list[Json] = []
+    for message in messages:
+        # Reasoning is another model's: these sign none.
+        content = [block for block in message["content"] if "reasoningContent" not in block]
+        for number, (_, blocks) in enumerate(groupby(content, lambda block: "text" in block)):
+            if number:
+                role, text = _BETWEEN[message["role"]]
+                apart.append({"role": role, "content": [{"text": text}]})
+            apart.append({"role": message["role"], "content": list(blocks)})
+    return apart
 
 
 def _tool(tool: Json) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import aclosing
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.models.bedrock import BedrockProvider, from_profile
 from conductor.models.bedrock_stream import ConverseDecoder, converse_body
 from conductor.models.profiles import ModelProfile
-from conductor.models.rendering import names_of
+from conductor.models.rendering import encode, names_of
 from conductor.settings import Settings
 from tests.conversation.test_history import random_history
 from tests.stand_ins.anthropic_script import Call, Reply
@@ -27,6 +28,9 @@ from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
 CLAUDE = "eu.anthropic.claude-haiku-4-5-20251001-v1:0"
 LLAMA = "meta.llama4-scout-17b-instruct-v1:0"
+NOVA = "us.amazon.nova-pro-v1:0"
+# A profile of the operator's own, whose name does not say which model it is.
+ARN = "arn:aws:bedrock:eu-west-1:1:application-inference-profile/abc"
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object", "properties": {"task": {}}})
 MARK = {"cachePoint": {"type": "default"}}
 
@@ -70,7 +74,7 @@ def test_calls_and_results_go_back_with_their_tools() -> None:
         AssistantMessage("Now.", (ToolCall("c1", "agent.spawn", '{"task":"x"}'),)),
         ToolResult("c1", "No.", is_error=True),
     ]
-    body = body_of(ask(*history, tools=(SPAWN,), stop=("END",)))
+    body = body_of(ask(*history, tools=(SPAWN,), stop=("END",)), NOVA)
     use = {"toolUseId": "c1", "name": "agent_spawn", "input": {"task": "x"}}
     result = {"toolUseId": "c1", "content": [{"text": "No."}], "status": "error"}
     assert body["messages"][1:] == [
@@ -93,13 +97,37 @@ def test_models_with_a_prompt_cache_get_its_marks() -> None:
     body = body_of(ask(tools=(SPAWN,)), CLAUDE)
     assert body["system"][-1] == body["toolConfig"]["tools"][-1] == MARK
     assert body["messages"][0]["content"] == [{"text": "Hello."}, MARK]
-    assert MARK not in body_of(ask(tools=(SPAWN,)))["toolConfig"]["tools"]
+    assert MARK not in body_of(ask(tools=(SPAWN,)), NOVA)["toolConfig"]["tools"]
 
 
-def test_botocore_accepts_what_any_history_becomes() -> None:
+def test_models_that_want_words_apart_from_calls_get_them_so() -> None:
+    history = [
+        UserMessage("Go."),
+        AssistantMessage("Now.", (ToolCall("c1", "agent.spawn", "{}"),)),
+        ToolResult("c1", "No.", is_error=True),
+        UserMessage("And?"),
+    ]
+    messages = body_of(ask(*history, tools=(SPAWN,)), LLAMA)["messages"]
+    assert [(message["role"], [*message["content"][0]]) for message in messages] == [
+        ("user", ["text"]),
+        ("assistant", ["text"]),
+        ("user", ["text"]),
+        ("assistant", ["toolUse"]),
+        ("user", ["toolResult"]),
+        ("assistant", ["text"]),
+        ("user", ["text"]),
+    ]
+    assert "status" not in messages[4]["content"][0]["toolResult"]
+
+
+@pytest.mark.parametrize("model", [CLAUDE, NOVA, LLAMA, ARN])
+def test_botocore_accepts_what_any_history_becomes(model: str) -> None:
     rng = Random(5)
-    for _ in range(200):
-        body_of(ask(*repair(random_history(rng)), tools=(SPAWN,)))
+    for _ in range(100):
+        tools = rng.choice(((), (SPAWN,)))
+        body_of(
+            ask(*repair(random_history(rng)), tools=tools, tool_choice=rng.choice(("auto", "none"))), model
+        )
 
 
 # -- streams
@@ -137,15 +165,27 @@ def test_signed_reasoning_goes_back_and_is_not_spoken() -> None:
     last = events[-1]
     assert joined(events)[0] == TextDelta("Yes.") and isinstance(last, Finished) and last.opaque
     reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
-    content = body_of(ask(UserMessage("Really?"), reply, UserMessage("Why?")))["messages"][1]["content"]
-    assert content[0] == {
-        "reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}
-    }
+    reasoning = {"reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}}
+    assert _sent_back(reply, CLAUDE) == [reasoning, {"text": "Yes."}]
+    assert _sent_back(reply, LLAMA) == [{"text": "Yes."}]
     other = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
-    content = body_of(ask(UserMessage("Really?"), other, UserMessage("Why?")))["messages"][1]["content"]
-    assert content == [{"text": "Yes."}]
+    assert _sent_back(other, CLAUDE) == [{"text": "Yes."}]
 
 
+def test_redacted_reasoning_goes_back_as_it_came() -> None:
+    thought = {"contentBlockIndex": 0, "delta": {"reasoningContent": {"redactedContent": "c2VjcmV0"}}}
+    (last,) = decoded(frame("contentBlockDelta", thought) + END)
+    assert isinstance(last, Finished)
+    reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
+    assert _sent_back(reply, CLAUDE)[0] == {"reasoningContent": {"redactedContent": "c2VjcmV0"}}
+
+
+def _sent_back(reply: AssistantMessage, model: str) -> Any:
+    request = ask(UserMessage("Really?"), reply, UserMessage("Why?"))
+    return body_of(request, model)["messages"][1]["content"]
+
+
+END = frame("messageStop", {"stopReason": "end_turn"}) + frame("metadata", {})
 START = frame(
     "contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "n"}}}
 )
@@ -162,6 +202,32 @@ def test_a_call_that_is_not_whole_is_malformed(stop: str, reason: str) -> None:
     with pytest.raises(ModelError) as raised:
         decoded(stream)
     assert raised.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("stop", "meaning"),
+    [
+        ("end_turn", "end_turn"),
+        ("stop_sequence", "end_turn"),
+        ("tool_use", "tool_use"),
+        ("max_tokens", "max_tokens"),
+        ("content_filtered", "refusal"),
+        ("guardrail_intervened", "refusal"),
+        ("model_context_window_exceeded", "context_window"),
+        ("something_new", "end_turn"),
+    ],
+)
+def test_stop_reasons(stop: str, meaning: Any) -> None:
+    stream = frame("messageStop", {"stopReason": stop}) + frame("metadata", {})
+    assert decoded(stream) == [Finished(meaning)]
+
+
+def test_a_stream_cut_anywhere_before_its_stop_is_a_lost_connection() -> None:
+    stream = stream_of(REPLIES["a call"][0])
+    for end in range(1, stream.index(b"messageStop")):
+        with pytest.raises(ModelError) as raised:
+            decoded(stream[:end])
+        assert raised.value.reason == "connection"
 
 
 @pytest.mark.parametrize(
@@ -204,13 +270,14 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         assert "Credential=AKIDEXAMPLE/" in sent["authorization"] and sent["x-amz-security-token"] == "token"
         assert "/eu-west-1/bedrock/aws4_request" in sent["authorization"]
         assert not service.refused
+        # The service signs what it received and compares.
         url = f"{service.base_url}/model/arn:aws:bedrock:eu-west-1::x%2Fy/converse-stream"
-        again = AWSRequest("POST", url, {"content-type": "application/json", "x-amz-security-token": "token"})
+        signed = ("content-type", "host", "x-amz-date", "x-amz-security-token")
+        again = AWSRequest("POST", url, {name: sent[name] for name in signed}, encode(service.requests[0]))
+        again.context["timestamp"] = sent["x-amz-date"]
         signer = SigV4Auth(Credentials("AKIDEXAMPLE", "secret", "token"), "bedrock", "eu-west-1")
-        canonical = signer.canonical_request(again)
-        assert canonical.startswith(
-            "POST\n/model/arn%3Aaws%3Abedrock%3Aeu-west-1%3A%3Ax%252Fy/converse-stream\n"
-        )
+        text = signer.string_to_sign(again, signer.canonical_request(again))
+        assert sent["authorization"].endswith(f"Signature={signer.signature(text, again)}")
 
 
 async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -234,3 +301,7 @@ def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         from_profile(ModelProfile(name="default", provider="bedrock"), Settings())
     with pytest.raises(SettingsError, match="BEDROCK_REGION is not set, and neither is AWS_REGION"):
         from_profile(ModelProfile(name="default", provider="bedrock", model=CLAUDE), Settings())
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    given: Any = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}
+    with pytest.raises(SettingsError, match=r"needs the extra bedrock: pip install"):
+        from_profile(ModelProfile(**given), Settings())

@@ -1,13 +1,16 @@
 """A strict stand-in for Bedrock's ``converse-stream``, whose referee is botocore.
 
-A request has to pass the validator of botocore's own service model; the frames of the answers have the
-documented layout and checksums, and botocore's parser reads them back before they are sent.
+A request has to pass the validator of botocore's own service model, and the rules of the model's family as
+others met them (AWS's reference of ``ToolResultBlock``; pydantic-ai's and strands-agents' issues). The frames
+of the answers have the documented layout and checksums, and botocore's parser reads them back before they are
+sent. Nothing was recorded.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -69,13 +72,44 @@ def check(body: JsonObject, model: str) -> None:
         if sorted(given) != sorted(wanted):
             raise Refused(f"Expected toolResult blocks for: {wanted}")
         wanted = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
+        _check_family(message["content"], model)
         if any("text" in block and not block["text"].strip() for block in message["content"]):
             raise Refused("The text field in the ContentBlock object is blank.")
-    used = any("toolUse" in block for message in messages for block in message["content"])
-    if used and "toolConfig" not in body:
+    tools = body.get("toolConfig", {}).get("tools", ())
+    defined = {tool["toolSpec"]["name"] for tool in tools if "toolSpec" in tool}
+    blocks = [block for message in messages for block in message["content"]]
+    uses = [block["toolUse"] for block in blocks if "toolUse" in block]
+    if uses and not tools:
         raise Refused(
             "The toolConfig field must be defined when using toolUse and toolResult content blocks."
         )
+    if not defined.issuperset(use["name"] for use in uses):
+        raise Refused("A toolUse names a tool that is not defined.")
+    # botocore leaves patterns to the service.
+    if not all(_NAME.fullmatch(name) for name in (*defined, *(use["toolUseId"] for use in uses))):
+        raise Refused("Member must satisfy regular expression pattern: [a-zA-Z0-9_-]+")
+    marks = sum("cachePoint" in block for block in (*tools, *body.get("system", ()), *blocks))
+    if marks > 4:
+        raise Refused("You can have up to 4 cache points.")
+    if marks and "anthropic." not in model:
+        raise Refused("extraneous key [cachePoint] is not permitted")
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _check_family(content: list[JsonObject], model: str) -> None:
+    if not ("anthropic." in model or "amazon.nova" in model) and any(
+        "status" in block.get("toolResult", ()) for block in content
+    ):
+        raise Refused("This model doesn't support the status field. Remove status and try again.")
+    if any(family in model for family in ("meta.", "mistral.", "writer.")):
+        # They have no reasoning, so that a signed one is another model's.
+        if any("reasoningContent" in block for block in content):
+            raise Refused("This model doesn't support the reasoningContent field.")
+        kinds = {"text" in block for block in content}
+        if len(kinds) > 1:
+            raise Refused("Conversation blocks and tool blocks cannot be provided in the same turn.")
 
 
 def frame(kind: str, payload: JsonObject, *, message_type: str = "event") -> bytes:
