@@ -57,7 +57,7 @@ class BedrockProvider:
 
     async def start(self) -> None:
         """Load the HTTP client and botocore, so that the first request need not wait."""
-        await asyncio.to_thread(_import_stream)
+        await asyncio.to_thread(_import_all)
         await self._streamer.start()
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -89,7 +89,7 @@ class Signer:
     def _headers(self, url: str, body: bytes) -> Mapping[str, str]:
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.session import Session
 
         try:
@@ -99,12 +99,15 @@ class Signer:
                 raise ModelError("authentication", "There are no AWS credentials for the model service.")
             signed = AWSRequest("POST", url, {"content-type": "application/json"}, body)
             SigV4Auth(self._credentials.get_frozen_credentials(), _SERVICE, self._region).add_auth(signed)
-        except BotoCoreError:
+        # A role that may not be assumed is a ClientError.
+        except (BotoCoreError, ClientError):
             raise ModelError("authentication", "The AWS credentials could not be loaded.") from None
         return dict(signed.headers.items())
 
 
-def _import_stream() -> None:
+def _import_all() -> None:
+    import botocore.session  # noqa: F401 - for the time that it takes
+
     import conductor.models.bedrock_stream  # noqa: F401 - for the time that it takes
 
 
@@ -120,6 +123,9 @@ def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
             "The provider bedrock needs the extra bedrock: pip install 'conductor-voice[bedrock]'."
         )
     key = None if profile.api_key is None else profile.api_key.get_secret_value()
+    # The name that all AWS tools read. It is for Amazon's address only.
+    if key is None and profile.base_url is None:
+        key = environment_value("AWS_BEARER_TOKEN_BEDROCK")
     return BedrockProvider(
         key, profile.model, profile.max_tokens, region, profile.base_url, local_only=settings.local_only
     )

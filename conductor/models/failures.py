@@ -53,12 +53,15 @@ _BY_STATUS: Mapping[int, ModelFailure] = {
     403: "authentication",
     408: "timeout",
     413: "context_too_long",
+    424: "overloaded",  # Bedrock: the model failed
     429: "rate_limited",
 }
 # Parts of messages, for what has no error type of its own; only these decisions depend on words.
 _TOO_LONG = (
     "prompt is too long",
     "input is too long",
+    "too many input tokens",
+    "input tokens exceeds maximum",
     "exceed context limit",
     "context window",
     "context length",

@@ -194,7 +194,8 @@ class HttpPool:
             if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _NotLocalError):
                 raise ModelError("protocol", "LOCAL_ONLY is set, and the model is not local.") from None
             raise failure("connection") from None
-        request_id = response.headers.get("request-id") or response.headers.get("x-request-id")
+        names = ("request-id", "x-request-id", "x-amzn-requestid")
+        request_id = next((response.headers[name] for name in names if name in response.headers), None)
         log.info("model.status", status=response.status, request_id=request_id)
         raise from_status(response.status, read_problem(text), response.headers)
 

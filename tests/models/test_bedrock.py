@@ -7,23 +7,26 @@ import sys
 from contextlib import aclosing
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from botocore.session import Session
 
 from conductor.conversation.history import repair
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.bedrock import BedrockProvider, from_profile
+from conductor.models.bedrock import BedrockProvider, Signer, from_profile
 from conductor.models.bedrock_stream import ConverseDecoder, converse_body
 from conductor.models.profiles import ModelProfile
 from conductor.models.rendering import encode, names_of
 from conductor.settings import Settings
 from tests.conversation.test_history import random_history
-from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_script import Call, HttpFailure, Reply
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
 CLAUDE = "eu.anthropic.claude-haiku-4-5-20251001-v1:0"
@@ -280,6 +283,32 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
         assert sent["authorization"].endswith(f"Signature={signer.signature(text, again)}")
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (400, "Input is too long for requested model.", "context_too_long"),
+        (400, "400 Bad Request: Too many input tokens. Max input tokens: 8192.", "context_too_long"),
+        (400, "Number of input tokens exceeds maximum length.", "context_too_long"),
+        (400, "The provided model identifier is invalid.", "protocol"),
+        (403, "The security token included in the request is expired.", "authentication"),
+        (404, "Could not resolve the foundation model.", "protocol"),
+        (408, "Model processing time exceeded.", "timeout"),
+        (424, "The model failed.", "overloaded"),
+        (429, "Too many tokens, please wait before trying again.", "rate_limited"),
+        (503, "Bedrock is unable to process your request.", "overloaded"),
+    ],
+)
+async def test_error_statuses(status: int, message: str, reason: str) -> None:
+    async with BedrockService() as service:
+        service.replies.append(HttpFailure(status, message=message))
+        provider = BedrockProvider("test-key", LLAMA, 512, "eu-west-1", service.base_url, trust_env=False)
+        with pytest.raises(ModelError) as raised:
+            async with aclosing(provider.stream(ask(may_retry=False))) as events:
+                await anext(events)
+        await provider.aclose()
+    assert raised.value.reason == reason
+
+
 async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -292,6 +321,25 @@ async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, t
             await anext(events)
     assert raised.value.reason == "authentication"
     await provider.aclose()
+
+
+async def test_a_role_that_may_not_be_assumed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Session) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "secret"}}, "AssumeRole")
+
+    monkeypatch.setattr(Session, "get_credentials", refuse)
+    with pytest.raises(ModelError, match="could not be loaded") as raised:
+        await Signer("eu-west-1")("http://127.0.0.1:9", b"{}")
+    assert raised.value.reason == "authentication" and "secret" not in str(raised.value)
+
+
+def test_the_key_that_aws_tools_read_is_for_amazons_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "bedrock-key")
+    given: dict[str, Any] = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}
+    with patch("conductor.models.bedrock.BedrockProvider") as made:
+        from_profile(ModelProfile(**given), Settings())
+        from_profile(ModelProfile(**given, base_url="http://127.0.0.1:9"), Settings())
+    assert [call.args[0] for call in made.call_args_list] == ["bedrock-key", None]
 
 
 def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

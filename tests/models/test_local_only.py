@@ -130,8 +130,9 @@ def test_what_is_local(address: str, local: bool) -> None:
     assert is_local(address) == local
 
 
-@pytest.mark.parametrize("provider", ["anthropic", "openai"])
-def test_a_hosted_service_is_refused_at_the_start(provider: str) -> None:
+@pytest.mark.parametrize("provider", ["anthropic", "bedrock", "openai"])
+def test_a_hosted_service_is_refused_at_the_start(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
     given: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
     settings = Settings(model_provider=provider, local_only=True, **given)
     with pytest.raises(SettingsError, match="LOCAL_ONLY is set, and .* is hosted elsewhere"):
