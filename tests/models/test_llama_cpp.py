@@ -197,17 +197,12 @@ async def test_requests_wait_for_a_slot_and_too_many_are_refused(endless: Path) 
     await provider.aclose()
 
 
-async def test_what_llama_cpp_refuses_is_an_error(
-    local: LlamaCppProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A history that its templates cannot render; `openai_request` makes none, so it is sent by hand.
-    monkeypatch.setattr(
-        "conductor.models.llama_cpp.chat_body",
-        lambda *_, **__: {"messages": [{"role": "user"}], "stream": True},
-    )
-    with pytest.raises(ModelError, match="cannot take this request") as raised:
-        await reply(local, ask())
+async def test_what_llama_cpp_refuses_is_an_error(local: LlamaCppProvider) -> None:
+    nowhere = ToolDefinition("ask", "Ask.", {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}}})
+    with pytest.raises(ModelError) as raised:
+        await reply(local, ask(tools=(nowhere,)))
     assert raised.value.reason == "protocol"
+    assert text_of(await reply(local, ask()))
 
 
 async def test_a_model_that_only_writes_text_is_taught(local: LlamaCppProvider) -> None:
