@@ -40,6 +40,7 @@ from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import REREAD_S, PolicyFile, lint, lint_allowed, policies_path
+from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule
 
@@ -63,7 +64,10 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     return Services(
         store=store,
         provider=provider or make_router(load_profiles(settings), settings, model_metrics),
-        toolsets=[BuiltinToolset(standard_tools(file_roots=roots))],
+        toolsets=[
+            BuiltinToolset(standard_tools(file_roots=roots)),
+            PythonToolset(python_tools(settings.tools_path)),
+        ],
         catalog=load_catalog(settings.device_tools_file),
         system_prompt=load_system_prompt(settings.system_prompt_file),
         limits=settings.limits,
@@ -108,6 +112,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the system prompt", settings.system_prompt_file
     yield "the models", models_path(settings)
     yield "the catalog of tools", settings.device_tools_file
+    yield "the tools' code", settings.tools_path
     # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
@@ -263,7 +268,7 @@ async def watch_policies(settings: Settings, listener: Listener, every: float = 
 
 def _lint(settings: Settings, rules: Sequence[Rule]) -> list[str]:
     try:
-        tools = known_tools(settings.device_tools_file)
+        tools = known_tools(settings)
     except SettingsError:  # `reload` reports an invalid catalog
         return []
     allowed = [f"ALLOWED_TOOLS {finding}." for finding in lint_allowed(settings.allowed_tools, tools)]

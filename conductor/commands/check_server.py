@@ -85,7 +85,7 @@ async def policy_items(settings: Settings) -> AsyncIterator[Item]:
         f"{path}, {f'rules: {len(policies.rules)}' if path.exists() else 'not there, which is fine'}.",
     )
     with suppress(SettingsError):  # the catalog's error is reported by its own item
-        tools = known_tools(settings.device_tools_file)
+        tools = known_tools(settings)
         for text in (*policies.notes, *lint(policies.rules, tools, now=time.time())):
             yield warn(subject, text)
         for text in lint_allowed(settings.allowed_tools, tools):

@@ -64,7 +64,7 @@ def run(
 
 def _list(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     policies = load(policies_path(settings))
-    findings = lint(policies.rules, known_tools(settings.device_tools_file), now=now)
+    findings = lint(policies.rules, known_tools(settings), now=now)
     if options.json:
         rules = [{"number": number, **rule_object(rule)} for number, rule in enumerate(policies.rules, 1)]
         out.write(as_json({"rules": rules, "notes": policies.notes, "findings": findings}, indent=2))
@@ -92,7 +92,7 @@ def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: floa
         raise SettingsError(f"The rule is not valid: {error}.") from None
     number = add(policies_path(settings), rule)
     out.write(f"Rule {number} is now: {describe(rule)}.\n{_TAKEN_UP}\n")
-    for finding in lint([rule], known_tools(settings.device_tools_file), now=now):
+    for finding in lint([rule], known_tools(settings), now=now):
         out.write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}\n")
 
 
@@ -137,7 +137,7 @@ def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: f
 
 
 def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    specs = {spec.name: spec for spec in known_tools(settings.device_tools_file)}
+    specs = {spec.name: spec for spec in known_tools(settings)}
     spec = specs.get(options.tool)
     if spec is None:
         raise SettingsError(f"There is no tool {options.tool!r}{hint(options.tool, specs)}.")

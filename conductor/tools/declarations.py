@@ -28,7 +28,7 @@ READ_S = 0.0005
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 """Names of the calls that the server itself makes on a client; no model may call them."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _WISHES = ("timeoutMs", "interactive", "mode", "onInterrupt", "approval", "spoken")
 _FIELDS = "name title description inputSchema outputSchema annotations icons execution _meta".split()
@@ -129,7 +129,7 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
     if not isinstance(declaration, dict):
         raise Refused("a declaration must be a JSON object")
     name = declaration.get("name")
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not NAME.match(name):
         raise Refused("name must be 1 to 128 of A-Z a-z 0-9 _ . : / -")
     if "inputSchema" not in declaration:
         raise Refused("inputSchema is missing")

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conductor.errors import SettingsError
+from conductor.settings import Settings
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
 from conductor.tools.builtin import builtin_specs
 from conductor.tools.declarations import parse_declarations
 from conductor.tools.pending import PendingCalls
+from conductor.tools.python_tools import python_tools
 
 
 class DeviceToolset:
@@ -61,9 +63,10 @@ def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
     return tuple(replace(spec, untrusted=False) for spec in accepted)
 
 
-def known_tools(path: Path | None) -> tuple[ToolSpec, ...]:
-    """List the tools of the server and of a catalog. Raises `SettingsError`."""
-    return (*builtin_specs(), *load_catalog(path))
+def known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
+    """List the tools of the server and of the catalog. Raises `SettingsError`."""
+    functions = [one.spec for one in python_tools(settings.tools_path)]
+    return (*builtin_specs(), *functions, *load_catalog(settings.device_tools_file))
 
 
 def _read(path: Path | None, name: str) -> Any:

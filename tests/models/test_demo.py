@@ -17,6 +17,7 @@ from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, HEAR
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
 from conductor.models.demo import DemoProvider, output_for
+from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
 from conductor.tools.device import known_tools
 
@@ -500,7 +501,7 @@ async def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -
 
 
 def test_it_understands_every_phrase_of_the_readme() -> None:
-    tools = tuple(spec.definition for spec in known_tools(None))
+    tools = tuple(spec.definition for spec in known_tools(load_settings(None)))
     section = README.read_text().split("## The demo model")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\".*?) \| (.*) \|$", section, re.M)
     phrases = [phrase for row, _ in rows for phrase in re.findall(r'"([^"]+)"', row)]
