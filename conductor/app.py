@@ -35,8 +35,11 @@ from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
+from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
+from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
+from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
 from conductor.tools.policies import REREAD_S, PolicyFile, lint, lint_allowed, policies_path
@@ -59,6 +62,8 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     roots = file_roots(settings)
     policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
     store = HealthCheckedStore(make_store(settings))
+    catalog = load_catalog(settings.device_tools_file)
+    servers = mcp_servers(settings, catalog)
     metrics = ToolMetrics()
     model_metrics = ModelMetrics(metrics.registry)
     return Services(
@@ -67,8 +72,9 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         toolsets=[
             BuiltinToolset(standard_tools(file_roots=roots)),
             PythonToolset(python_tools(settings.tools_path)),
+            McpToolset(servers, roots=roots, local_only=settings.local_only),
         ],
-        catalog=load_catalog(settings.device_tools_file),
+        catalog=catalog,
         system_prompt=load_system_prompt(settings.system_prompt_file),
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
@@ -85,6 +91,19 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         lasting_grants=LastingGrants(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
     )
+
+
+def mcp_servers(settings: Settings, catalog: Sequence[ToolSpec]) -> tuple[McpServerConfig, ...]:
+    """Read the MCP servers. Raises `SettingsError`, also for names that the device's tools begin with."""
+    servers = load_mcp_servers(settings)
+    for server in servers:
+        taken = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
+        if taken is not None:
+            raise SettingsError(
+                f'{mcp_config_path(settings)}, server "{server.name}": the device has tools of this name '
+                f"({taken}); choose another one."
+            )
+    return servers
 
 
 def file_roots(settings: Settings) -> list[Path]:
@@ -113,6 +132,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the models", models_path(settings)
     yield "the catalog of tools", settings.device_tools_file
     yield "the tools' code", settings.tools_path
+    yield "the MCP servers", mcp_config_path(settings)
     # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
@@ -134,7 +154,8 @@ def secrets(settings: Settings) -> list[str]:
     keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
     known = [settings.anthropic_api_key, *keys, settings.admin_token]
     given = [secret.get_secret_value() for secret in known if secret is not None]
-    return [*settings.auth_tokens, *given, *store_secrets(settings)]
+    taken = [secret for server in load_mcp_servers(settings) for secret in server.secrets]
+    return [*settings.auth_tokens, *given, *store_secrets(settings), *taken]
 
 
 @asynccontextmanager
@@ -168,6 +189,9 @@ async def running(
         await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
         # Listen first: importing a model's library may take seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
+        mcp = _mcp_toolset(services)
+        if mcp is not None:
+            mcp.start(lambda: listener.reload(listener.services))
         try:
             yield listener
         finally:
@@ -175,9 +199,15 @@ async def running(
             await listener.stop()
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
+            if mcp is not None:
+                await mcp.aclose()
             await services.provider.aclose()
     finally:
         await store.aclose()
+
+
+def _mcp_toolset(services: Services) -> McpToolset | None:
+    return next((toolset for toolset in services.toolsets if isinstance(toolset, McpToolset)), None)
 
 
 async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> None:
@@ -220,13 +250,17 @@ def is_loopback(host: str) -> bool:
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Reload the prompt, the catalog, the rules and the models; on a mistake log it and change nothing."""
+    """Reload the prompt, the catalog, the rules, the models and the MCP servers.
+
+    On a mistake log it and change nothing.
+    """
     try:
         services = replace(
             services,
             catalog=load_catalog(settings.device_tools_file),
             system_prompt=load_system_prompt(settings.system_prompt_file),
         )
+        servers = mcp_servers(settings, services.catalog)
         if services.policies is not None:
             services.policies.refresh()
             if services.policies.problem:
@@ -236,9 +270,11 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
             profiles = load_profiles(settings)
             check_local(profiles, settings)
             services.provider.reload(profiles)
-            redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
-            services = replace(services, redactor=redactor)
-        listener.reload(services)
+        redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
+        mcp = _mcp_toolset(services)
+        if mcp is not None:
+            mcp.reload(servers)
+        listener.reload(replace(services, redactor=redactor))
     except SettingsError as error:
         log.error("not reloaded", why=str(error))
         return

@@ -145,6 +145,7 @@ class Settings(BaseSettings):
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
+    mcp_config_file: Path | None = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     allowed_origins: _List = ()

@@ -14,6 +14,7 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.settings import Settings, read_settings
 from conductor.stores.registry import describe_store
+from conductor.tools.mcp.config import load_mcp_servers
 
 
 def banner(settings: Settings, port: int, lan_token: str | None) -> str:
@@ -25,6 +26,10 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     ]
     if settings.workers > 1:
         lines.append(f"  workers   {settings.workers} processes")
+    servers = load_mcp_servers(settings)
+    if servers:
+        named = (server.name if server.enabled else f"{server.name} (disabled)" for server in servers)
+        lines.append(f"  mcp       {', '.join(named)}")
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if lan_token is None:
         auth = "bearer token needed" if settings.auth_tokens else "no token needed"

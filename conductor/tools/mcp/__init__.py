@@ -1,0 +1,1 @@
+"""Tools of MCP servers: the operator's file, a supervised connection to each server, and the toolset."""

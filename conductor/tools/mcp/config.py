@@ -1,0 +1,157 @@
+"""The MCP servers that the operator names: ``mcp.json`` in the ``mcpServers`` form of other MCP clients."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from conductor.errors import SettingsError
+from conductor.settings import Settings, environment_value
+from conductor.tools.base import Risk
+from conductor.tools.declarations import SERVER_PREFIXES
+
+MCP_CONFIG_NAME = "mcp.json"
+MAX_CONFIG_BYTES = 1024 * 1024
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_TYPES = {"streamable-http": "http", "streamableHttp": "http"}
+
+
+class McpServerConfig(BaseModel):
+    """One MCP server: a ``command`` to run, or a ``url``.
+
+    ``trust`` believes what the server says of its tools (``annotations``). ``tools`` are the globs of those
+    offered, without the server's name; none means all. ``risk`` replaces the risk of single tools.
+    ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. ``secrets`` are the values that
+    came from the environment.
+    """
+
+    model_config = _STRICT
+
+    name: str
+    type: Literal["stdio", "http", "sse"]
+    command: Annotated[str | None, Field(min_length=1)] = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = {}
+    trust: bool = False
+    tools: tuple[str, ...] = ()
+    risk: Mapping[str, Risk] = {}
+    timeout: Annotated[float | None, Field(gt=0, le=3_600)] = None
+    enabled: bool = True
+    secrets: Annotated[tuple[str, ...], Field(repr=False)] = ()
+
+
+def mcp_config_path(settings: Settings) -> Path:
+    """Return the path of the servers: MCP_CONFIG_FILE, or ``mcp.json`` in the working directory."""
+    return settings.mcp_config_file or Path(MCP_CONFIG_NAME)
+
+
+def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
+    """Read the servers; none if there is no file.
+
+    Raises `SettingsError`: one sentence, which names the file, the server and the mistake.
+    """
+    path = mcp_config_path(settings)
+    if settings.mcp_config_file is None and not path.exists():
+        return ()
+    return tuple(_server(path, name, values) for name, values in read_mcp_file(path)["mcpServers"].items())
+
+
+def read_mcp_file(path: Path) -> dict[str, Any]:
+    """Read the file as it is written; its ``mcpServers`` is an object. Raises `SettingsError`."""
+    try:
+        with path.open("rb") as file:
+            encoded = file.read(MAX_CONFIG_BYTES + 1)
+        if len(encoded) > MAX_CONFIG_BYTES:
+            raise SettingsError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes.")
+        document = json.loads(encoded.decode("utf-8-sig"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{path} is not valid JSON: {error.msg}, {where}.") from None
+    except (RecursionError, ValueError):
+        raise SettingsError(
+            f"{path} is not valid JSON: it is nested too deep, or a number is long."
+        ) from None
+    if not isinstance(document, dict) or not isinstance(document.get("mcpServers"), dict):
+        raise SettingsError(f'{path} must be a JSON object with an object under "mcpServers".')
+    for key in document.keys() - {"mcpServers"}:
+        raise SettingsError(f'{path}: there is no "{key}", only "mcpServers".')
+    return document
+
+
+def _server(path: Path, name: str, values: Any) -> McpServerConfig:
+    where = f'{path}, server "{name}"'
+    if not _NAME.match(name):
+        raise SettingsError(f"{where}: a name is 1 to 32 letters, digits, - and _.")
+    if f"{name}." in SERVER_PREFIXES:
+        raise SettingsError(f"{where}: this name is the server's own; choose another one.")
+    if not isinstance(values, dict):
+        raise SettingsError(f"{where} must be a JSON object.")
+    for key in values.keys() - (McpServerConfig.model_fields.keys() - {"name", "secrets"}):
+        known = ", ".join(key for key in McpServerConfig.model_fields if key not in ("name", "secrets"))
+        raise SettingsError(f'{where}: there is no "{key}"; there are: {known}.')
+    kind = values.get("type", "http" if "url" in values else "stdio")
+    values = {**values, "name": name, "type": _TYPES.get(kind, kind) if isinstance(kind, str) else kind}
+    try:
+        config = McpServerConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{where}: {field} is not valid: {_lower(first['msg'])}.") from None
+    _check_place(where, config)
+    secrets: list[str] = []
+    taken = {
+        field: {key: _with_environment(where, text, secrets) for key, text in getattr(config, field).items()}
+        for field in ("env", "headers")
+    }
+    return config.model_copy(update={**taken, "secrets": tuple(secrets)})
+
+
+def _check_place(where: str, config: McpServerConfig) -> None:
+    mine, other = ("command", "url") if config.type == "stdio" else ("url", "command")
+    if getattr(config, mine) is None:
+        raise SettingsError(f'{where}: "{mine}" is missing, which type "{config.type}" needs.')
+    for field in (other, "headers") if mine == "command" else (other, "args", "env", "cwd"):
+        if getattr(config, field):
+            raise SettingsError(f'{where}: "{field}" does not go with "{mine}".')
+    if config.url is None:
+        return
+    try:
+        url = urlsplit(config.url)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # an invalid port or IPv6 address
+        good = False
+    if not good:
+        raise SettingsError(f"{where}: url must begin with https:// or http:// and a host.")
+    if url.username is not None or url.password is not None:
+        raise SettingsError(f"{where}: url must hold no user name and no password; use headers.")
+
+
+def _with_environment(where: str, text: str, secrets: list[str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        taken = environment_value(found[1])
+        if taken is None:
+            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
+        secrets.append(taken)
+        return taken
+
+    return _VARIABLE.sub(value, text)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,0 +1,393 @@
+"""A supervised connection to one MCP server: connect, list its tools, notice changes, and connect again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import ipaddress
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import structlog
+
+from conductor.errors import SettingsError
+from conductor.tools.base import ToolSpec
+from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.specs import clean, make_specs
+from conductor.tools.redaction import Redactor
+from conductor.tools.schema import SchemaError
+from conductor.tools.schema_checker import Checker
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client import ClientRequestContext
+    from mcp.client._transport import TransportStreams
+    from mcp.types import Tool
+
+log = structlog.get_logger(__name__)
+
+McpState: TypeAlias = Literal["connecting", "ready", "down"]
+
+# Seconds to start and list a server: npx and uvx may have to download it.
+CONNECT_S = 120.0
+LIST_S = 30.0
+# Seconds until a list is read again without being asked to: it shows whether an HTTP server is still there.
+RELIST_S = 60.0
+# Seconds between two readings: a server may announce changes without end.
+RELIST_PAUSE_S = 1.0
+RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+# Pages of a list that are read.
+MAX_PAGES = 50
+# Tools that are looked at, of which `MAX_TOOLS` may be offered.
+MAX_LISTED = 1_000
+_PROBLEM_CHARS = 300
+
+
+def check_installed() -> None:
+    """Raise `SettingsError` if the package ``mcp`` is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        raise SettingsError("MCP servers need the package mcp: pip install 'conductor-voice[mcp]'.")
+
+
+class McpConnection:
+    """One server, kept connected between `start` and `stop`; ``on_change`` is called for what changed.
+
+    ``specs`` are the tools offered now, none while the server is down; ``problem`` says why it is.
+    ``roots`` are the folders that the server is told of. With ``local_only`` a URL must be this machine's or
+    the local network's.
+    """
+
+    def __init__(
+        self,
+        config: McpServerConfig,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        roots: Sequence[Path] = (),
+        local_only: bool = False,
+        retry_s: float = RETRY_S,
+        relist_pause_s: float = RELIST_PAUSE_S,
+    ) -> None:
+        self.config = config
+        self.specs: tuple[ToolSpec, ...] = ()
+        self.state: McpState = "connecting"
+        self.problem = ""
+        self._on_change = on_change
+        self._roots = roots
+        self._local_only = local_only
+        self._retry_s = retry_s
+        self._relist_pause_s = relist_pause_s
+        self._redactor = Redactor(config.secrets)
+        self._client: Client | None = None
+        self._wake = asyncio.Event()
+        self._is_lost = False
+        self._stopped = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._said = ""
+        self._outputs: dict[str, Any] = {}
+        self._checkers: dict[str, Checker | None] = {}
+        self._warned: list[str] = []
+
+    @property
+    def client(self) -> Client | None:
+        """The connected client; None if a call cannot be sent."""
+        return None if self._is_lost else self._client
+
+    def check(self) -> None:
+        """List the tools again soon, which shows whether the server is still there."""
+        self._wake.set()
+
+    def start(self) -> None:
+        """Connect in the background, and again after each loss, with growing pauses."""
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """Let go of the server; returns the task to wait for, since a program needs time to end."""
+        self._stopped.set()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = self._retry_s
+        # A cancellation alone may be swallowed: while a connection ends, the package cancels this task too.
+        while not self._stopped.is_set():
+            began = loop.time()
+            try:
+                await self._serve()
+                problem = "the connection was lost"
+            except Exception as error:
+                problem = self._described(error)
+            if self._stopped.is_set():
+                return
+            self._set("down", problem, ())
+            log.warning("mcp server down", server=self.config.name, why=self.problem)
+            if loop.time() - began > RELIST_S:
+                pause = self._retry_s
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, MAX_RETRY_S)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Client]:
+        """Connect for the block, and list the tools. Raises what the package or the system raises."""
+        # In a thread: the import takes a second.
+        await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
+        from mcp import Client, types
+
+        async def on_message(message: object) -> None:
+            if isinstance(message, types.ToolListChangedNotification):
+                self._wake.set()
+
+        async def list_roots(context: ClientRequestContext) -> types.ListRootsResult:
+            return types.ListRootsResult(
+                roots=[types.Root.model_validate({"uri": root.resolve().as_uri()}) for root in self._roots]
+            )
+
+        self._is_lost, self._said = False, ""
+        self._wake.clear()
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CONNECT_S):
+                client = await stack.enter_async_context(
+                    Client(
+                        self._transport(),
+                        message_handler=on_message,
+                        list_roots_callback=list_roots if self._roots else None,
+                        cache=None,
+                    )
+                )
+                await self._list(client)
+            self._client = client
+            try:
+                yield client
+            finally:
+                self._client = None
+
+    async def _serve(self) -> None:
+        async with self.connected() as client:
+            log.info("mcp server ready", server=self.config.name, tools=len(self.specs))
+            listening = asyncio.create_task(self._listen(client))
+            try:
+                while True:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(RELIST_S):
+                            await self._wake.wait()
+                    if self._is_lost:
+                        return
+                    self._wake.clear()
+                    async with asyncio.timeout(LIST_S):
+                        await self._list(client)
+                    await asyncio.sleep(self._relist_pause_s)
+            finally:
+                listening.cancel()
+
+    async def _listen(self, client: Client) -> None:
+        # The revision of 2026 announces changes to those who ask; that of 2025 to the message handler.
+        from mcp import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    self._wake.set()  # what changed before this was heard is not announced again
+                    async for _ in changes:
+                        self._wake.set()
+            except (ListenNotSupportedError, MCPError):
+                return
+            except SubscriptionLost:
+                self._wake.set()
+            await asyncio.sleep(self._relist_pause_s)
+
+    async def _list(self, client: Client) -> None:
+        tools: list[Tool] = []
+        cursors: set[str | None] = {None}
+        cursor: str | None = None
+        warnings: list[str] = []
+        while client.server_capabilities.tools is not None:
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                break
+            if cursor in cursors or len(cursors) == MAX_PAGES or len(tools) > MAX_LISTED:
+                warnings.append("its list does not end; the rest was not read.")
+                break
+            cursors.add(cursor)
+        # In a thread: compiling the schemas of a hundred tools takes longer than others should wait.
+        specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
+        self._checkers.clear()
+        warnings += more
+        if warnings != self._warned:
+            self._warned = warnings
+            for warning in warnings[:20]:
+                log.warning("mcp tools", server=self.config.name, note=warning)
+        self._set("ready", "", specs)
+
+    def _set(self, state: McpState, problem: str, specs: tuple[ToolSpec, ...]) -> None:
+        changed = state != self.state or specs != self.specs
+        self.state, self.problem, self.specs = state, problem, specs
+        if changed:
+            self._on_change()
+
+    def output_checker(self, tool: str) -> Checker | None:
+        """Return the check of a tool's structured results, if it has one that can be made."""
+        if tool not in self._checkers:
+            self._checkers[tool] = None
+            with suppress(SchemaError):
+                schema = self._outputs.get(tool)
+                if schema is not None:
+                    self._checkers[tool] = Checker(schema)
+        return self._checkers[tool]
+
+    # -- the transport
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncGenerator[TransportStreams, None]:
+        streams = {"stdio": self._stdio, "http": self._http, "sse": self._sse}[self.config.type]
+        async with streams() as (read, write):
+            yield _Inbound(read, self), write
+
+    @asynccontextmanager
+    async def _stdio(self) -> AsyncGenerator[TransportStreams, None]:
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        config = self.config
+        assert config.command is not None
+        # It gets no more of this process's environment than PATH, HOME and the like.
+        parameters = StdioServerParameters(
+            command=config.command, args=list(config.args), env=dict(config.env), cwd=config.cwd
+        )
+        read_end, write_end = os.pipe()
+        with os.fdopen(write_end, "w") as errors:
+            reader = asyncio.StreamReader()
+            pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
+            )
+            reading = asyncio.create_task(self._log_errors(reader))
+            try:
+                async with stdio_client(parameters, errors) as streams:
+                    yield streams
+            finally:
+                reading.cancel()
+                pipe.close()
+
+    async def _log_errors(self, reader: asyncio.StreamReader) -> None:
+        while chunk := await reader.read(4096):
+            for line in chunk.decode(errors="replace").splitlines():
+                said = self._redactor.text(clean(line).strip())[:_PROBLEM_CHARS]
+                if said:
+                    self._said = said
+                    log.debug("mcp stderr", server=self.config.name, line=said)
+
+    @asynccontextmanager
+    async def _http(self) -> AsyncGenerator[TransportStreams, None]:
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        async with (
+            httpx2.AsyncClient(
+                headers=dict(self.config.headers),
+                timeout=httpx2.Timeout(30, read=300),
+                trust_env=not self._local_only,
+            ) as http_client,
+            streamable_http_client(self._url(), http_client=http_client) as streams,
+        ):
+            yield streams
+
+    @asynccontextmanager
+    async def _sse(self) -> AsyncGenerator[TransportStreams, None]:
+        from mcp.client.sse import sse_client
+
+        async with sse_client(self._url(), headers=dict(self.config.headers)) as streams:
+            yield streams
+
+    def _url(self) -> str:
+        assert self.config.url is not None
+        if self._local_only and not _is_local(urlsplit(self.config.url).hostname or ""):
+            raise OSError("LOCAL_ONLY is set, and its address is not of the local network")
+        return self.config.url
+
+    def _described(self, error: BaseException) -> str:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        text = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            text = "it did not answer in time"
+        if self._said:
+            text = f"{text}; it said: {self._said}"
+        return self._redactor.text(clean(text).replace("\n", " "))[:_PROBLEM_CHARS]
+
+    # -- called by the transport
+
+    def note_end(self) -> None:
+        """Note that the server has closed the connection."""
+        self._is_lost = True
+        self._wake.set()
+
+    def take_output_schemas(self, result: Mapping[str, Any]) -> None:
+        """Keep the output schemas of a list's result, and take them out of it.
+
+        The package would check results with Python's regular expressions, which a server's pattern can make
+        run for ever.
+        """
+        tools = result.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, dict) and isinstance(tool.get("name"), str):
+                self._outputs[tool["name"]] = tool.pop("outputSchema", None)
+
+
+class _Inbound:
+    """A transport's stream of messages, which tells the connection of its end and its lists."""
+
+    def __init__(self, stream: Any, connection: McpConnection) -> None:
+        self._stream = stream
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> _Inbound:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return self._seen(await self._stream.__anext__())
+        except Exception:  # the end, or a stream that was closed
+            self._connection.note_end()
+            raise
+
+    async def receive(self) -> Any:
+        return self._seen(await self._stream.receive())
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> _Inbound:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *how: Any) -> bool | None:
+        ended: bool | None = await self._stream.__aexit__(*how)
+        return ended
+
+    def _seen(self, item: Any) -> Any:
+        result = getattr(getattr(item, "message", None), "result", None)
+        if isinstance(result, dict):
+            self._connection.take_output_schemas(result)
+        return item
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return False

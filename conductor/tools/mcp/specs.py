@@ -1,0 +1,128 @@
+"""What MCP servers say of their tools, which strangers may have written, made into `ToolSpec`s."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from conductor.tools.base import Effect, Risk, ToolSpec
+from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
+from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.redaction import truncate
+from conductor.tools.schema import SchemaError
+from conductor.tools.schema_checker import checkers
+
+if TYPE_CHECKING:
+    from mcp.types import Tool, ToolAnnotations
+
+# Bytes of all schemas of one server: the model reads them in each request.
+MAX_SCHEMAS_BYTES = 256 * 1024
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,95}\Z")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_SHOWN = ("description", "title", "$comment")
+"""Texts of a schema that decide nothing."""
+
+
+def make_specs(config: McpServerConfig, tools: Sequence[Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
+    """Make the specs, and list what was left out and why, one sentence each."""
+    specs: dict[str, ToolSpec] = {}
+    warnings: list[str] = []
+    size = 0
+    for tool in tools:
+        if config.tools and not any(fnmatchcase(tool.name, glob) for glob in config.tools):
+            continue
+        try:
+            spec = _spec(config, tool)
+        except (SchemaError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            warnings.append(f"{ascii(tool.name[:64])} is left out: {str(error)[:200]}.")
+            continue
+        size += len(msgspec.json.encode(spec.input_schema))
+        if len(specs) == MAX_TOOLS or size > MAX_SCHEMAS_BYTES:
+            warnings.append(f"{spec.name} and what follows are left out: too many tools; choose by tools.")
+            break
+        if spec.name in specs:
+            warnings.append(f"{spec.name} is listed twice; the first one stands.")
+            continue
+        specs[spec.name] = spec
+    for name in config.risk:
+        if f"{config.name}.{name}" not in specs:
+            warnings.append(f"risk names {name}, which is not among its tools.")
+    return tuple(specs.values()), warnings
+
+
+def clean(text: str) -> str:
+    """Remove what a terminal obeys and what is not seen: escapes, control, bidi and format characters."""
+    text = _ANSI.sub("", text)
+    return "".join(
+        char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co")
+    )
+
+
+def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
+    if not _NAME.match(tool.name):
+        raise ValueError("a name is 1 to 95 of A-Z a-z 0-9 _ . : / -")
+    hints = tool.annotations
+    chosen = config.risk.get(tool.name)
+    # An operator who sets a tool's risk has looked at the tool; otherwise hints of strangers decide nothing.
+    believed = hints if config.trust or chosen is not None else None
+    open_world = not config.trust or hints is None or hints.open_world_hint is not False
+    title = clean(tool.title or (hints.title if hints else None) or "").replace("\n", " ")
+    spec = ToolSpec(
+        name=f"{config.name}.{tool.name}",
+        description=truncate(clean(tool.description or ""), MAX_DESCRIPTION_BYTES),
+        input_schema=_clean_schema(tool.input_schema),
+        source=f"mcp:{config.name}",
+        risk=chosen or (_risk(hints) if config.trust else "high"),
+        effect=_effect(believed),
+        timeout_s=config.timeout,
+        open_world=open_world,
+        untrusted=open_world,
+        title=title[:MAX_TITLE_CHARS].strip() or None,
+    )
+    # Compiled now: a fault is reported here, and the first call need not wait.
+    checkers.get(spec)
+    return spec
+
+
+def _risk(hints: ToolAnnotations | None) -> Risk:
+    # The table in tools, "MCP".
+    if hints is None or (hints.read_only_hint is None and hints.destructive_hint is None):
+        return "medium"
+    if hints.read_only_hint:
+        return "safe" if hints.open_world_hint is False else "medium"
+    return "medium" if hints.destructive_hint is False else "high"
+
+
+def _effect(hints: ToolAnnotations | None) -> Effect:
+    if hints is not None and hints.read_only_hint:
+        return "read"
+    return "irreversible" if hints is not None and hints.destructive_hint else "write"
+
+
+def _clean_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **_clean(schema, "", 0)}
+
+
+def _clean(value: Any, key: str, depth: int) -> Any:
+    if depth > 64:
+        raise ValueError("its schema is nested too deep")
+    if isinstance(value, dict):
+        return {_plain(name): _clean(each, name, depth + 1) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_clean(each, "", depth + 1) for each in value]
+    if not isinstance(value, str):
+        return value
+    # A changed value would not be the server's any more.
+    return clean(value) if key in _SHOWN else _plain(value)
+
+
+def _plain(text: str) -> str:
+    if clean(text) != text:
+        raise ValueError("its schema holds control or invisible characters")
+    return text

@@ -1,0 +1,197 @@
+"""The tools of all MCP servers, as one `Toolset`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.server import RETRY_S, McpConnection, check_installed
+from conductor.tools.mcp.specs import clean
+from conductor.tools.schema_checker import CheckBudget, TooMuchWork
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+
+# Seconds for servers to end by themselves; then they are killed.
+CLOSE_S = 6.0
+_ERROR_CHARS = 2_000
+
+
+class McpToolset:
+    """The tools of all servers that are connected, named ``server.tool``.
+
+    Raises `SettingsError` if the package ``mcp`` is needed and not there.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[McpServerConfig] = (),
+        *,
+        roots: Sequence[Path] = (),
+        local_only: bool = False,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._roots = roots
+        self._local_only = local_only
+        self._retry_s = retry_s
+        self._on_change: Callable[[], None] | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
+        self._connections: dict[str, McpConnection] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._configs: dict[str, McpServerConfig] = {}
+        self.reload(configs)
+
+    @property
+    def connections(self) -> Sequence[McpConnection]:
+        """The servers that are enabled, once started."""
+        return list(self._connections.values())
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Connect to the servers, without waiting for them; ``on_change`` is called when `specs` changes."""
+        self._on_change = on_change
+        self._run()
+
+    def reload(self, configs: Sequence[McpServerConfig]) -> None:
+        """Use other servers from now on; those that stay the same stay connected. Raises `SettingsError`."""
+        enabled = {config.name: config for config in configs if config.enabled}
+        if enabled:
+            check_installed()
+        self._configs = enabled
+        if self._on_change is not None:
+            self._run()
+
+    def _run(self) -> None:
+        for name, connection in list(self._connections.items()):
+            if self._configs.get(name) != connection.config:
+                del self._connections[name]
+                self._stop(connection)
+        for name, config in self._configs.items():
+            if name not in self._connections:
+                self._connections[name] = McpConnection(
+                    config,
+                    self._changed,
+                    roots=self._roots,
+                    local_only=self._local_only,
+                    retry_s=self._retry_s,
+                )
+                self._connections[name].start()
+        self._changed()
+
+    def _stop(self, connection: McpConnection) -> None:
+        task = connection.stop()
+        if task is not None:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _changed(self) -> None:
+        specs = tuple(spec for connection in self._connections.values() for spec in connection.specs)
+        if specs != self._specs:
+            self._specs = specs
+            if self._on_change is not None:
+                self._on_change()
+
+    async def aclose(self) -> None:
+        """End the connections, and the servers that were started."""
+        self._on_change = None
+        for connection in self._connections.values():
+            self._stop(connection)
+        self._connections.clear()
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=CLOSE_S)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools of the servers that are connected."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Run a tool at its server. Cancelling this cancels the call there too."""
+        server, _, tool = name.partition(".")
+        connection = self._connections.get(server)
+        spec = next((one for one in connection.specs if one.name == name), None) if connection else None
+        client = connection.client if connection else None
+        if connection is None or spec is None or client is None:
+            message = (
+                f"The MCP server {server} is not connected, or no longer has this tool. Nothing was run."
+            )
+            return failed("io_error", message, reason="not_connected")
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
+
+        try:
+            result = await client.call_tool(tool, dict(arguments))
+        except MCPError as error:
+            connection.check()
+            # A gateway in front of a server answers with an internal error for one that it has lost.
+            lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
+            if error.code in [*lost, INTERNAL_ERROR] if connection.config.url else lost:
+                return _lost(spec, server)
+            message = clean(error.message)[:_ERROR_CHARS]
+            return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+        except (ValueError, RuntimeError) as error:  # a result that is not as the protocol has it
+            connection.check()
+            message = clean(str(error))[:200]
+            return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
+        wrong = _wrong_output(connection, tool, result)
+        if wrong is not None:
+            return failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
+        return to_outcome(result)
+
+
+_RAN = "The call was run; do not repeat it if it changes something."
+
+
+def _lost(spec: ToolSpec, server: str) -> ToolOutcome:
+    message = f"The connection to the MCP server {server} was lost before the result came."
+    if spec.effect == "read":
+        return failed("io_error", message, reason="connection_lost")
+    message += (
+        " The call may have happened. Do not repeat it, and do not tell the user that it succeeded or failed."
+    )
+    return failed("unknown", message, reason="connection_lost")
+
+
+def _wrong_output(connection: McpConnection, tool: str, result: CallToolResult) -> str | None:
+    checker = connection.output_checker(tool)
+    if checker is None or result.is_error:
+        return None
+    if result.structured_content is None:
+        return "Its result has no structured content, though its definition says so."
+    text = json.dumps(result.structured_content)
+    try:
+        errors = checker.errors(result.structured_content, text, CheckBudget())
+    except TooMuchWork:
+        return "Its result is too large to be checked."
+    return f"Its result is not as its definition says: {errors[0].message[:200]}." if errors else None
+
+
+def to_outcome(result: CallToolResult) -> ToolOutcome:
+    """Make the outcome of a result: its structured content, else its texts; what is no text is described."""
+    texts, others = [], []
+    for block in result.content:
+        match block.type:
+            case "text":
+                texts.append(block.text)
+            case "image" | "audio":
+                size = len(block.data) * 3 // 4
+                others.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
+            case "resource_link":
+                others.append(f"[resource {block.name}: {block.uri}]")
+            case "resource":
+                text = getattr(block.resource, "text", None)
+                what = f"[resource {block.resource.uri}, {block.resource.mime_type or 'of unknown type'}]"
+                others.append(what if text is None else f"{what}\n{text}")
+    text = "\n".join([*texts, *others])
+    if result.is_error:
+        message = text[:_ERROR_CHARS] or "The tool reported an error without a word."
+        return failed("internal_error", message, reason="tool_error")
+    if result.structured_content is None:
+        return succeeded(text)
+    notes = [clean(other)[:_ERROR_CHARS] for other in others]
+    return succeeded(msgspec.to_builtins(result.structured_content), notes=notes)

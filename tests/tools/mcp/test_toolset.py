@@ -1,0 +1,242 @@
+"""Tools of MCP servers: a program of our own, over stdio and HTTP, that fails, hangs, dies and changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall
+from conductor.settings import Limits
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import BuiltinToolset
+from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.server import McpConnection
+from conductor.tools.mcp.toolset import McpToolset
+from conductor.tools.permissions import Gate, grant
+from tests.stand_ins.mcp_server import TOOLS, stand_in
+
+ROOT = Path(__file__).resolve().parents[3]
+CONTEXT = CallContext("session", "call")
+WAIT = 30.0
+
+
+def program(name: str = "s", scene: str = "", **values: Any) -> McpServerConfig:
+    given = {"trust": True, "env": {"SCENE": scene, "GIVEN": "yes"}, **values}
+    return McpServerConfig(
+        name=name,
+        type="stdio",
+        command=sys.executable,
+        args=("-m", "tests.stand_ins.mcp_server"),
+        cwd=str(ROOT),
+        **given,
+    )
+
+
+class Used:
+    """A toolset that runs, and its changes."""
+
+    def __init__(self, toolset: McpToolset) -> None:
+        self.toolset = toolset
+        self._changed = asyncio.Event()
+
+    def note(self) -> None:
+        self._changed.set()
+
+    async def until(self, holds: Callable[[set[str]], bool]) -> None:
+        """Wait until the names of the tools are so."""
+        async with asyncio.timeout(WAIT):
+            while not holds({spec.name for spec in self.toolset.specs()}):
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def call(self, tool: str, **arguments: Any) -> ToolOutcome:
+        return await self.toolset.call(tool, arguments, CONTEXT)
+
+
+@asynccontextmanager
+async def use(*configs: McpServerConfig, ready: str = "s.echo") -> AsyncIterator[Used]:
+    toolset = McpToolset(configs, retry_s=0.01)
+    used = Used(toolset)
+    toolset.start(used.note)
+    try:
+        await used.until(lambda names: ready in names)
+        yield used
+    finally:
+        await toolset.aclose()
+
+
+@asynccontextmanager
+async def served(scene: str = "") -> AsyncIterator[str]:
+    """Serve the stand-in over HTTP in this process; gives its URL."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = stand_in(scene).server.streamable_http_app()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
+
+
+async def test_results_of_every_kind_become_observations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "not-for-servers")
+    async with use(program()) as used:
+        # All pages of the list.
+        assert {spec.name for spec in used.toolset.specs()} == {f"s.{tool.name}" for tool in TOOLS}
+        assert (await used.call("s.echo", text="héllo")).data == "héllo"
+        failure = await used.call("s.fail")
+        assert (failure.success, failure.error_message) == (False, "no such file")
+        blocks = (await used.call("s.blocks")).data
+        assert blocks.splitlines() == [
+            "See:",
+            "[image, image/png, 3 bytes, not shown]",
+            "[audio, audio/wav, 6 bytes, not shown]",
+            "[resource report: file:///report]",
+            "[resource memo:1, text/plain]",
+            "inside",
+        ]
+        assert (await used.call("s.right")).data == {"n": 1}
+        wrong = await used.call("s.wrong")
+        assert wrong.error_type == "parse_error" and "not as its definition says" in (
+            wrong.error_message or ""
+        )
+        environment = (await used.call("s.environment")).data
+        assert "GIVEN=yes" in environment and "not-for-servers" not in environment
+        unknown = await used.call("s.none")
+        assert unknown.error_type == "io_error" and "Nothing was run" in (unknown.error_message or "")
+        pid = int((await used.call("s.pid")).data)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_server_that_is_killed_loses_its_calls_and_comes_back() -> None:
+    async with use(program()) as used:
+        write = await used.call("s.crash_write")
+        assert (write.error_type, write.metadata.reason) == ("unknown", "connection_lost")
+        early = await used.call("s.write")
+        assert (early.error_type, early.metadata.reason) == ("io_error", "not_connected")
+        await used.until(lambda names: not names)
+        await used.until(lambda names: "s.echo" in names)
+        read = await used.call("s.crash")
+        assert (read.error_type, read.metadata.reason) == ("io_error", "connection_lost")
+
+
+@pytest.mark.parametrize(("scene", "revision"), [("", "2026"), ("2025", "2025")])
+async def test_a_time_limit_reaches_the_server_and_a_changed_tool_is_asked_about_again(
+    scene: str, revision: str
+) -> None:
+    async with use(program(scene=scene, timeout=0.05, risk={"echo": "medium"})) as used:
+        client = used.toolset.connections[0].client
+        assert client is not None and client.protocol_version.startswith(revision)
+        executor = ToolExecutor([used.toolset], Limits())
+        hanging = executor.restore(ToolCall("c", "s.hang_write", "{}"), ())
+        assert hanging is not None
+        outcome = await executor.run(hanging, CONTEXT)
+        assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "tool_result_timeout")
+        async with asyncio.timeout(WAIT):
+            while (await used.call("s.cancelled")).data != "1":
+                pass
+        # The person allows two tools, then the server changes one of them.
+        specs = {spec.name: spec for spec in used.toolset.specs()}
+        granted = [grant(specs[name], {}, scope="session") for name in ("s.echo", "s.write")]
+        gate = Gate(grants=lambda: granted)
+        echo, write = ToolCall("c", "s.echo", "{}"), ToolCall("c", "s.write", "{}")
+        before = ToolExecutor([used.toolset], Limits(), gate)
+        assert isinstance(before.prepare(echo), PreparedCall)
+        await used.call("s.grow")
+        await used.until(lambda names: any("grown" in name for name in names))
+        after = ToolExecutor([used.toolset], Limits(), gate)
+        assert isinstance(after.prepare(echo), ApprovalNeeded)
+        assert isinstance(after.prepare(write), PreparedCall)
+
+
+def at(name: str, url: str, **values: Any) -> McpServerConfig:
+    return McpServerConfig(name=name, type="http", url=url, trust=True, **values)
+
+
+async def test_names_shadow_nothing() -> None:
+    async with served() as url, use(at("calculator", url), at("s", url)) as used:
+        await used.until(lambda names: {"s.echo", "calculator.echo"} <= names)
+        executor = ToolExecutor([BuiltinToolset(), used.toolset], Limits())
+        found = [executor.spec(name) for name in ("calculator", "calculator.echo", "s.echo")]
+        assert [spec.source for spec in found if spec] == ["builtin", "mcp:calculator", "mcp:s"]
+
+
+async def test_hostile_lists_and_patterns_hold_nothing_up() -> None:
+    async with served("malicious") as bad, served("endless") as endless:
+        configs = at("bad", bad, tools=("poison", "greedy")), at("endless", endless)
+        async with use(*configs, ready="endless.echo") as used:
+            await used.until(lambda names: "bad.greedy" in names)
+            # Python's own regular expressions would take years for this result.
+            outcome = await used.call("bad.greedy")
+            assert outcome.error_type == "parse_error"
+
+
+async def test_over_http_with_headers_and_another_set_of_servers_after_a_reload() -> None:
+    async with served() as url:
+        config = McpServerConfig(name="h", type="http", url=url, headers={"X-Key": "k"}, trust=True)
+        gone = McpServerConfig(name="gone", type="http", url="http://127.0.0.1:9/mcp")
+        async with use(config, gone, ready="h.echo") as used:
+            assert (await used.call("h.echo", text="hi")).data == "hi"
+            used.toolset.reload([config.model_copy(update={"name": "h2"})])
+            await used.until(lambda names: "h2.echo" in names and "h.echo" not in names)
+            assert (await used.call("h.echo")).metadata.reason == "not_connected"
+            used.toolset.reload([config.model_copy(update={"enabled": False})])
+            assert not used.toolset.specs()
+
+
+async def test_an_http_server_that_is_gone_takes_its_tools_along() -> None:
+    async with served() as url:
+        toolset = McpToolset([at("h", url)], retry_s=0.01)
+        used = Used(toolset)
+        toolset.start(used.note)
+        await used.until(lambda names: "h.write" in names)
+    try:
+        await used.until(lambda names: not names)
+        assert toolset.connections[0].state == "down"
+    finally:
+        await toolset.aclose()
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (McpServerConfig(name="s", type="stdio", command="/no/such/program"), "No such file"),
+        (
+            McpServerConfig(name="s", type="stdio", command="sh", args=("-c", "echo oh no >&2")),
+            "it said: oh no",
+        ),
+        (McpServerConfig(name="s", type="http", url="https://mcp.example/mcp"), "LOCAL_ONLY is set"),
+        (McpServerConfig(name="s", type="sse", url="http://127.0.0.1:9/sse"), "connection"),
+    ],
+)
+async def test_what_cannot_be_reached_is_down_with_a_reason(config: McpServerConfig, why: str) -> None:
+    changed = asyncio.Event()
+    connection = McpConnection(config, changed.set, local_only=True, retry_s=60)
+    connection.start()
+    async with asyncio.timeout(WAIT):
+        await changed.wait()
+    assert connection.state == "down" and why in connection.problem
+    task = connection.stop()
+    assert task is not None
+    await asyncio.wait([task])
+
+
+def test_without_the_package_the_mistake_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    McpToolset([program(enabled=False)])
+    with pytest.raises(SettingsError, match="pip install 'conductor-voice\\[mcp\\]'"):
+        McpToolset([program()])
