@@ -189,6 +189,17 @@ def _sent_back(reply: AssistantMessage, model: str) -> Any:
 
 
 END = frame("messageStop", {"stopReason": "end_turn"}) + frame("metadata", {})
+
+
+def test_reasoning_that_is_not_signed_is_not_sent_back() -> None:
+    stream = frame(
+        "contentBlockDelta", {"contentBlockIndex": 0, "delta": {"reasoningContent": {"text": "Hm."}}}
+    )
+    stream += frame("messageStop", {"stopReason": "end_turn"}) + frame("metadata", {})
+    (last,) = decoded(stream)
+    assert isinstance(last, Finished) and last.opaque is None
+
+
 START = frame(
     "contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": {"toolUseId": "c", "name": "n"}}}
 )

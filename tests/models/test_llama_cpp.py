@@ -234,7 +234,7 @@ def test_the_process_ends_while_the_model_writes(endless: Path) -> None:
         [sys.executable, "-c", END_WHILE_IT_WRITES, str(endless)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "closed" in done.stdout
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "not freed" not in done.stdout
 
 
 # Features of JSON Schema that llama.cpp's grammars do not keep: arguments are validated here in any case.
