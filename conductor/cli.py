@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, models, check, policy, sessions, stats and protocol."""
+"""The command line: serve (the default), talk, models, mcp, check, policy, sessions, stats and protocol."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _COMMANDS = {
     "serve": "run the server (the default)",
     "talk": "talk to a running server from the terminal",
     "models": "list the models, try out what one can do, and measure it",
+    "mcp": "list, add and remove MCP servers, and try one out",
     "check": "try the settings and all that is needed, and end",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, export and delete what the session store keeps",

@@ -60,6 +60,7 @@ class McpConnection:
     """One server, kept connected between `start` and `stop`; ``on_change`` is called for what changed.
 
     ``specs`` are the tools offered now, none while the server is down; ``problem`` says why it is.
+    ``warnings`` are sentences about tools that were left out.
     ``roots`` are the folders that the server is told of. With ``local_only`` a URL must be this machine's or
     the local network's.
     """
@@ -92,7 +93,7 @@ class McpConnection:
         self._said = ""
         self._outputs: dict[str, Any] = {}
         self._checkers: dict[str, Checker | None] = {}
-        self._warned: list[str] = []
+        self.warnings: list[str] = []
 
     @property
     def client(self) -> Client | None:
@@ -124,7 +125,7 @@ class McpConnection:
                 await self._serve()
                 problem = "the connection was lost"
             except Exception as error:
-                problem = self._described(error)
+                problem = self.describe(error)
             if self._stopped.is_set():
                 return
             self._set("down", problem, ())
@@ -223,8 +224,8 @@ class McpConnection:
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
         self._checkers.clear()
         warnings += more
-        if warnings != self._warned:
-            self._warned = warnings
+        if warnings != self.warnings:
+            self.warnings = warnings
             for warning in warnings[:20]:
                 log.warning("mcp tools", server=self.config.name, note=warning)
         self._set("ready", "", specs)
@@ -314,7 +315,8 @@ class McpConnection:
             raise OSError("LOCAL_ONLY is set, and its address is not of the local network")
         return self.config.url
 
-    def _described(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
+        """Say in words for people why the connection failed."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = str(error) or type(error).__name__

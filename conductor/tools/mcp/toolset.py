@@ -112,36 +112,44 @@ class McpToolset:
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Run a tool at its server. Cancelling this cancels the call there too."""
-        server, _, tool = name.partition(".")
-        connection = self._connections.get(server)
-        spec = next((one for one in connection.specs if one.name == name), None) if connection else None
-        client = connection.client if connection else None
-        if connection is None or spec is None or client is None:
-            message = (
-                f"The MCP server {server} is not connected, or no longer has this tool. Nothing was run."
-            )
-            return failed("io_error", message, reason="not_connected")
-        from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
+        connection = self._connections.get(name.partition(".")[0])
+        return _not_connected(name) if connection is None else await call_tool(connection, name, arguments)
 
-        try:
-            result = await client.call_tool(tool, dict(arguments))
-        except MCPError as error:
-            connection.check()
-            # A gateway in front of a server answers with an internal error for one that it has lost.
-            lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
-            if error.code in [*lost, INTERNAL_ERROR] if connection.config.url else lost:
-                return _lost(spec, server)
-            message = clean(error.message)[:_ERROR_CHARS]
-            return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
-        except (ValueError, RuntimeError) as error:  # a result that is not as the protocol has it
-            connection.check()
-            message = clean(str(error))[:200]
-            return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
-        wrong = _wrong_output(connection, tool, result)
-        if wrong is not None:
-            return failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
-        return to_outcome(result)
+
+async def call_tool(connection: McpConnection, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+    """Run a tool of one server; ``name`` begins with the server's."""
+    server, _, tool = name.partition(".")
+    spec = next((one for one in connection.specs if one.name == name), None)
+    client = connection.client
+    if spec is None or client is None:
+        return _not_connected(name)
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
+
+    try:
+        result = await client.call_tool(tool, dict(arguments))
+    except MCPError as error:
+        connection.check()
+        # A gateway in front of a server answers with an internal error for one that it has lost.
+        lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
+        if error.code in ([*lost, INTERNAL_ERROR] if connection.config.url else lost):
+            return _lost(spec, server)
+        message = clean(error.message)[:_ERROR_CHARS]
+        return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+    except (ValueError, RuntimeError) as error:  # a result that is not as the protocol has it
+        connection.check()
+        message = clean(str(error))[:200]
+        return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
+    wrong = _wrong_output(connection, tool, result)
+    if wrong is not None:
+        return failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
+    return to_outcome(result)
+
+
+def _not_connected(name: str) -> ToolOutcome:
+    server = name.partition(".")[0]
+    message = f"The MCP server {server} is not connected, or no longer has this tool. Nothing was run."
+    return failed("io_error", message, reason="not_connected")
 
 
 _RAN = "The call was run; do not repeat it if it changes something."

@@ -1,0 +1,81 @@
+"""A spoken turn with a tool of an MCP server: offered, called, redacted, changed during a turn, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.app import make_services, reload, running
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall, ToolResult
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.settings import Settings, load_settings
+from tests.end_to_end.phone import Phone
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "hunter2-hunter2-hunter2"
+WAIT = 30.0
+
+
+def write(path: Path, **servers: Any) -> Settings:
+    path.write_text(json.dumps({"mcpServers": servers}))
+    return load_settings(
+        None, port=0, model_provider="demo", mcp_config_file=path, session_rate_limit_per_min=1_000_000
+    )
+
+
+def program() -> dict[str, Any]:
+    environment = {"KEY": "${MCP_TEST_KEY}"}
+    place = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
+    return {**place, "env": environment, "trust": True}
+
+
+def offered(request: ModelRequest) -> set[str]:
+    return {tool.name for tool in request.tools if tool.name.startswith("s.")}
+
+
+async def test_a_turn_uses_a_servers_tools_as_they_are_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_TEST_KEY", SECRET)
+    path = tmp_path / "mcp.json"
+    settings = write(path, s=program())
+    call = ""
+
+    def reply(request: ModelRequest) -> Script:
+        if call and not isinstance(request.messages[-1], ToolResult):
+            return [ToolCall("c", call, "{}")]
+        return [TextDelta("Done.")]
+
+    provider = ScriptedProvider(reply)
+    services = make_services(settings, provider)
+    async with running(settings, services) as listener, asyncio.timeout(WAIT):
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            # The start does not wait for the server.
+            while not provider.requests or "s.echo" not in offered(provider.requests[-1]):
+                await phone.ask("hi")
+            call = "s.environment"
+            await phone.ask("what does it know?")
+            result = provider.requests[-1].messages[-1]
+            assert isinstance(result, ToolResult) and "KEY=[REDACTED" in result.content
+            assert SECRET not in result.content
+            call = "s.grow"
+            await phone.ask("grow")
+            call = ""
+            while "s.grown_14" not in offered(provider.requests[-1]):
+                await phone.ask("hi")
+            reload(write(path), services, listener)
+            await phone.ask("hi")
+            assert not offered(provider.requests[-1])
+
+
+def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
+    settings = write(tmp_path / "mcp.json", agent={"command": "x"})
+    with pytest.raises(SettingsError, match=r'server "agent": the device has tools of this name \(agent\.'):
+        make_services(settings)

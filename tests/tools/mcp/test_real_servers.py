@@ -1,0 +1,120 @@
+"""Servers that nobody here wrote, run as their users run them: files, memory, everything, time and git.
+
+.ci/run installs them under ``build/mcp``. Without them these tests are skipped, unless ``CI_REQUIRE_MCP=1``,
+with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from conductor.messages import ToolCall
+from conductor.settings import Limits
+from conductor.tools.executor import ToolExecutor
+from conductor.tools.mcp.config import McpServerConfig
+from tests.tools.mcp.test_toolset import CONTEXT, ROOT, Used, use
+
+HERE = ROOT / "build" / "mcp"
+
+
+def missing(what: str) -> NoReturn:
+    reason = f"{what} is not here; .ci/run installs it"
+    if os.environ.get("CI_REQUIRE_MCP") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def by_npx(name: str, *args: str, **values: Any) -> McpServerConfig:
+    if shutil.which("npx") is None:
+        missing("npx")
+    package = f"@modelcontextprotocol/server-{name}"
+    if not (HERE / "node_modules" / package).is_dir():
+        missing(package)
+    return McpServerConfig(
+        name=name, type="stdio", command="npx", args=("-y", package, *args), cwd=str(HERE), **values
+    )
+
+
+def by_pip(name: str, *args: str, **values: Any) -> McpServerConfig:
+    program = HERE / "venv" / "bin" / f"mcp-server-{name}"
+    if not program.exists():
+        missing(program.name)
+    return McpServerConfig(name=name, type="stdio", command=str(program), args=args, **values)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.txt").write_text("Buy milk.")
+    if shutil.which("git") is None:
+        missing("git")
+    git = ["git", "-C", str(folder), "-c", "user.email=a@b.example", "-c", "user.name=A"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "the first one"], check=True)
+    yield folder
+
+
+async def test_five_servers_at_once(folder: Path, tmp_path: Path) -> None:
+    memory = {"env": {"MEMORY_FILE_PATH": str(tmp_path / "memory.json")}}
+    configs = [
+        by_npx("filesystem", str(folder), trust=True),
+        by_npx("memory", **memory),
+        by_npx("everything"),
+        by_pip("time", "--local-timezone", "Europe/Berlin", risk={"get_current_time": "safe"}),
+        by_pip("git", "--repository", str(folder), trust=True),
+    ]
+    async with use(*configs, ready="filesystem.read_text_file") as used:
+        await used.until(lambda names: len({name.partition(".")[0] for name in names}) == 5)
+        specs = {spec.name: spec for spec in used.toolset.specs()}
+        assert [specs[f"filesystem.{name}"].risk for name in ("read_text_file", "write_file")] == [
+            "safe",
+            "high",
+        ]
+        assert specs["memory.read_graph"].risk == "high" and specs["time.get_current_time"].risk == "safe"
+        assert not any(one.warnings for one in used.toolset.connections)
+        await _files(used, folder)
+        await _others(used, folder)
+        await _a_time_limit(used)
+
+
+async def _files(used: Used, folder: Path) -> None:
+    read = await used.call("filesystem.read_text_file", path=str(folder / "a.txt"))
+    assert read.success and "Buy milk." in str(read.data)
+    outside = await used.call("filesystem.read_text_file", path="/etc/hostname")
+    assert (outside.error_type, outside.metadata.reason) == ("internal_error", "tool_error")
+    await used.call("filesystem.write_file", path=str(folder / "b.txt"), content="Call Anna.")
+    assert (folder / "b.txt").read_text() == "Call Anna."
+
+
+async def _others(used: Used, folder: Path) -> None:
+    made = {"name": "Anna", "entityType": "person", "observations": ["likes tea"]}
+    assert (await used.call("memory.create_entities", entities=[made])).success
+    assert "likes tea" in str((await used.call("memory.read_graph")).data)
+    assert (await used.call("everything.echo", message="hi")).data == "Echo: hi"
+    assert "[image, image/png, " in (await used.call("everything.get-tiny-image")).data
+    weather = await used.call("everything.get-structured-content", location="New York")
+    assert "temperature" in weather.data
+    time = await used.call("time.get_current_time", timezone="Asia/Kathmandu")
+    assert "+05:45" in str(time.data)
+    log = await used.call("git.git_log", repo_path=str(folder))
+    assert "the first one" in str(log.data)
+
+
+async def _a_time_limit(used: Used) -> None:
+    executor = ToolExecutor([used.toolset], Limits(tool_timeout=0.3))
+    name = "everything.trigger-long-running-operation"
+    long = executor.restore(ToolCall("c", name, '{"duration": 60, "steps": 60}'), ())
+    assert long is not None
+    async with asyncio.timeout(20):
+        outcome = await executor.run(long, CONTEXT)
+        assert outcome.error_type == "unknown"
+        assert (await used.call("everything.echo", message="still there")).success
