@@ -19,6 +19,7 @@ from conductor.settings import Found, Settings, environment_names
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
+from conductor.tools.python_tools import python_tools
 
 # Seconds to resolve the name in HOST.
 BIND_TIMEOUT_S = 5.0
@@ -96,6 +97,14 @@ async def roots_items(settings: Settings) -> AsyncIterator[Item]:
     """Check the folders of the file tools."""
     if settings.file_roots:
         yield ok("FILE_ROOTS", f"{', '.join(map(str, file_roots(settings)))}.")
+
+
+async def function_items(settings: Settings) -> AsyncIterator[Item]:
+    """Load the tools in Python."""
+    tools = python_tools(settings.tools_path)
+    if tools or settings.tools_path is not None:
+        names = ", ".join(one.spec.name for one in tools) or "no function is marked with @tool"
+        yield ok("TOOLS_PATH", f"{names}.")
 
 
 async def address_items(settings: Settings) -> AsyncIterator[Item]:

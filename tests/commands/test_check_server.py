@@ -184,3 +184,15 @@ async def test_short_and_unsendable_tokens_are_named_by_their_places_only() -> N
     lines = await access(auth_tokens=",".join(tokens))
     assert [line.partition(": ")[2][:14] for line in lines[1:]] == ["token 1 of 4 i", "token 3 of 4 h"]
     assert not any(token in line for token in tokens for line in lines)
+
+
+async def test_tools_in_python_are_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        'from conductor.tools.python_tools import tool\n@tool()\ndef dice() -> int:\n    "Roll."\n'
+    )
+    (item,) = await found("TOOLS_PATH", tools_path=str(path))
+    assert str(item) == "ok    TOOLS_PATH: dice."
+    (item,) = await found("TOOLS_PATH", tools_path=str(tmp_path / "none"))
+    assert str(item).startswith("fail  TOOLS_PATH: TOOLS_PATH names ")
+    assert await found("TOOLS_PATH") == []
