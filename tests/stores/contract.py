@@ -284,6 +284,7 @@ class StoreContract:
         ([FinishCall("c-1", ToolResult("c-1", "x"))], [FinishCall("c-1", ToolResult("c-1", "y"))]),
         ([], [FinishCall("c-1", ToolResult("c-1", "x")), FinishCall("c-1", ToolResult("c-1", "y"))]),
         ([ForgetCall("c-1")], [FinishCall("c-1", ToolResult("c-1", "x"))]),
+        ([], [ForgetCall("c-1"), FinishCall("c-1", ToolResult("c-1", "x"))]),
         ([OpenCall(call("c-2", ToolResult("c-2", "x")))], [FinishCall("c-2", ToolResult("c-2", "y"))]),
         ([], [FinishCall("never-opened", ToolResult("never-opened", "x"))]),
     ]
