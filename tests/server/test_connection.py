@@ -277,13 +277,14 @@ async def test_a_websocket_ping_is_answered_while_a_turn_runs_and_while_the_stor
 async def test_a_client_that_leaves_while_the_store_is_slow_claims_nothing_later() -> None:
     """It may be served by another process by then, which the claim would fence."""
     store = WiredStore()
-    async with stored(store) as served:
+    async with stored(store, ping_interval=0.2) as served:
         store.claim_gate.clear()
         phone = served.phone()
         await phone.open(start=False)
         await phone.send("session.start", {})
         await phone.say("one")
         await until(store.claiming.is_set)
+        phone.socket.close_timeout = 0.01  # the server does not read meanwhile
         await phone.close()
         await until(lambda: served.listener.connections == 0)
         store.claim_gate.set()
