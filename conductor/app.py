@@ -16,9 +16,9 @@ from pathlib import Path
 
 import structlog
 
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
@@ -88,7 +88,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         policies=policies,
         gate_options=GateOptions.of(settings),
         redactor=Redactor(secrets(settings), paths=settings.redact_paths),
-        lasting_grants=LastingGrants(store),
+        subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
     )
 

@@ -16,7 +16,7 @@ from typing import Literal, TextIO
 from msgspec.structs import asdict
 
 from conductor.commands.output import as_json, write_table
-from conductor.conversation.grants import LASTING_ID
+from conductor.conversation.subject_record import RECORD_ID
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
@@ -258,7 +258,7 @@ def _nothing(settings: Settings, subject: str | None) -> SettingsError:
 
 def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
     """Tell conversations from the server's own records, such as what a person allowed always."""
-    if session_id == LASTING_ID:
+    if session_id == RECORD_ID:
         return "grants"
     return "record" if session_id.startswith(NEVER_EXPIRES) else "conversation"
 
@@ -284,7 +284,7 @@ def _called(keys: list[SessionKey]) -> str:
     parts = []
     if talks:
         parts.append(f"session {talks[0]!r}" if len(talks) == 1 else _sessions(len(talks)))
-    if any(key.session_id == LASTING_ID for key in keys):
+    if any(key.session_id == RECORD_ID for key in keys):
         parts.append("what was always allowed")
     said = " and ".join(parts) or "the server's own records"
     return f"{said} of {keys[0].subject!r}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from conductor.conversation.commit import Committer
-from conductor.errors import Conflict, Fenced, StoreUnavailable
-from conductor.events.envelope import IdGenerator
-from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
+from conductor.conversation.subject_record import SubjectRecords
+from conductor.stores.base import Operation, SetField
 from conductor.tools.approvals import Scope
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import grant
@@ -24,46 +22,6 @@ log = structlog.get_logger(__name__)
 FIELD = "grants"
 # Grants a session or a subject; the oldest is dropped, and its call is asked about again.
 MAX_GRANTS = 200
-# The reserved session id of a subject's lasting grants; no client may use a "$".
-LASTING_ID = "$grants"
-# Tries to write a lasting grant against other processes that write the same subject's.
-_ATTEMPTS = 5
-
-_commit_ids = IdGenerator("grant")
-
-
-class LastingGrants:
-    """Lasting grants, kept by subject in the session store."""
-
-    def __init__(self, store: SessionStore) -> None:
-        self._store = store
-        self._rules: dict[str, tuple[Rule, ...]] = {}
-        self._lock = asyncio.Lock()
-
-    def rules(self, subject: str) -> Sequence[Rule]:
-        """Return a subject's grants, empty before `load`."""
-        return self._rules.get(subject, ())
-
-    async def load(self, subject: str) -> None:
-        """Read a subject's grants. Raises `StoreUnavailable`."""
-        claim = await self._store.claim(SessionKey(subject, LASTING_ID))
-        self._rules[subject] = decode_grants(claim.state.fields.get(FIELD, ""), subject)
-
-    async def add(self, subject: str, rule: Rule) -> None:
-        """Store a grant. Raises `StoreError`."""
-        async with self._lock:
-            for attempt in range(1, _ATTEMPTS + 1):
-                # Another process may write the same subject's grants: the last claim wins, the other retries.
-                claim = await self._store.claim(SessionKey(subject, LASTING_ID))
-                rules = with_grant(decode_grants(claim.state.fields.get(FIELD, ""), subject), rule)
-                try:
-                    await self._store.commit(claim, _commit_ids(), [SetField(FIELD, encode_rules(rules))])
-                except (Fenced, Conflict):
-                    if attempt == _ATTEMPTS:
-                        raise StoreUnavailable("others keep writing this person's grants") from None
-                    continue
-                self._rules[subject] = rules
-                return
 
 
 def with_grant(rules: tuple[Rule, ...], rule: Rule) -> tuple[Rule, ...]:
@@ -83,31 +41,48 @@ def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
 class Grants:
     """The grants of one session, with its subject's lasting ones."""
 
-    def __init__(self, committer: Committer, lasting: LastingGrants | None) -> None:
+    def __init__(self, committer: Committer, records: SubjectRecords | None) -> None:
         self._committer = committer
-        self._lasting = lasting
-        self._text = ""
-        self._rules: tuple[Rule, ...] = ()
+        self._subject = committer.key.subject
+        self._records = records
+        self._own = _Decoded(self._subject)
+        self._lasting = _Decoded(self._subject)
 
     @property
     def lasting(self) -> bool:
-        return self._lasting is not None
+        return self._records is not None
 
     def rules(self) -> Sequence[Rule]:
         """Return the granted rules."""
-        text = self._committer.state.fields.get(FIELD, "")
-        if text != self._text:
-            self._text, self._rules = text, decode_grants(text, self._committer.key.subject)
-        lasting = self._lasting.rules(self._committer.key.subject) if self._lasting is not None else ()
-        return [*self._rules, *lasting] if lasting else self._rules
+        own = self._own.rules(self._committer.state.fields.get(FIELD, ""))
+        if self._records is None:
+            return own
+        return (*own, *self._lasting.rules(self._records.get(self._subject, FIELD)))
 
     async def add(self, spec: ToolSpec, arguments: Mapping[str, Any], scope: Scope) -> list[Operation]:
         """Add a grant for ``scope``; returns the operations to commit. Raises `StoreError`."""
         if scope == "once":
             return []
         rule = grant(spec, arguments, scope=scope)
-        if scope == "always" and self._lasting is not None:
-            await self._lasting.add(self._committer.key.subject, rule)
+
+        def added(text: str) -> str:
+            return encode_rules(with_grant(decode_grants(text, self._subject), rule))
+
+        if scope == "always" and self._records is not None:
+            await self._records.update(self._subject, FIELD, added)
             return []
-        self.rules()
-        return [SetField(FIELD, encode_rules(with_grant(self._rules, rule)))]
+        return [SetField(FIELD, added(self._committer.state.fields.get(FIELD, "")))]
+
+
+class _Decoded:
+    """Decodes a text of grants again when it has changed."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._text = ""
+        self._rules: tuple[Rule, ...] = ()
+
+    def rules(self, text: str) -> tuple[Rule, ...]:
+        if text != self._text:
+            self._text, self._rules = text, decode_grants(text, self._subject)
+        return self._rules

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.phrases import FAILURES, Failure
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics
@@ -33,7 +33,7 @@ class Services:
     ``catalog`` lists the device's tools for clients that declare none. ``failures`` are the sentences that a
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
     and replies. ``summarize_history`` lets the model summarise what is dropped of a long history. ``rules``
-    are the operator's, read from ``policies``. Without ``lasting_grants`` the scope "always" is not offered.
+    are the operator's, read from ``policies``. Without ``subject_records`` the scope "always" is not offered.
     ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
     With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes, first events, first
     turns, long events and tool declarations.
@@ -56,7 +56,7 @@ class Services:
     policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
-    lasting_grants: LastingGrants | None = None
+    subject_records: SubjectRecords | None = None
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)
     budget: DailyBudget | None = None
     admission: Admission = field(default_factory=Admission)

@@ -75,7 +75,7 @@ class Session:
         outbox = self._outbox = Outbox(limits, self._expired)
         encoder = self._encoder = EventEncoder(self.key.session_id, outbox, limits, self._limits_for)
         committer = self._committer = Committer(services.store, claim, encoder, tasks, self._lose)
-        grants = Grants(committer, services.lasting_grants)
+        grants = Grants(committer, services.subject_records)
         profile = self._profile = ClientProfile(
             services, self.key.session_id, pending, grants.rules, Fields(committer)
         )

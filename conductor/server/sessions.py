@@ -253,8 +253,8 @@ class SessionRegistry:
         raise TooManySessions(refusal)
 
     async def _open(self, key: SessionKey, former: Session | None) -> Session:
-        if self._services.lasting_grants is not None:
-            await self._services.lasting_grants.load(key.subject)
+        if self._services.subject_records is not None:
+            await self._services.subject_records.load(key.subject)
         claim = await self._services.store.claim(key)
         wait = takeover_delay(claim.state.fields, self._services.limits)
         if wait:

@@ -19,7 +19,8 @@ import pytest
 
 from conductor.commands import sessions
 from conductor.commands.sessions import NoSuchSession, private_file, row
-from conductor.conversation.grants import LASTING_ID, LastingGrants
+from conductor.conversation.grants import FIELD as GRANTS
+from conductor.conversation.subject_record import RECORD_ID, SubjectRecords
 from conductor.errors import Fenced, SettingsError
 from conductor.messages import UserMessage
 from conductor.settings import load_settings
@@ -36,7 +37,7 @@ from conductor.stores.base import (
 )
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import make_store
-from conductor.tools.rules import Rule
+from conductor.tools.rules import Rule, encode_rules
 from tests.stores.contract import outbound
 from tests.stores.redis_server import RedisServer
 
@@ -164,7 +165,9 @@ def test_the_time_is_the_operators_own(noon: str) -> None:
 
 
 async def test_what_is_always_allowed_is_marked_as_no_conversation(store: SessionStore) -> None:
-    await LastingGrants(store).add("anonymous", Rule("allow", "calendar.*"))
+    await SubjectRecords(store).update(
+        "anonymous", GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
+    )
     await talk(store, "anonymous", "s-1")
     _, grants, talked = (await ran("list")).splitlines()
     assert grants.split()[:3] == ["anonymous", "$grants", "(grants)"] and grants.split()[5:8] == ["-"] * 3
@@ -301,17 +304,19 @@ async def test_a_deleted_session_is_gone_and_its_owner_fenced(store: SessionStor
 
 async def test_all_of_a_subject_is_deleted_with_what_they_always_allowed(store: SessionStore) -> None:
     for subject in ("a", "b"):
-        await LastingGrants(store).add(subject, Rule("allow", "calendar.*"))
+        await SubjectRecords(store).update(
+            subject, GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
+        )
         for number in range(3):
             await talk(store, subject, f"s-{number}")
     said = await ran("delete", "--subject", "a", "--all", "--yes")
     assert said == "Deleted 3 sessions and what was always allowed of 'a'.\n"
     assert {subject for subject, _ in await listed()} == {"b"} and len(await listed()) == 4
-    grants = LastingGrants(store)
+    grants = SubjectRecords(store)
     await grants.load("a")
-    assert not grants.rules("a")
+    assert not grants.get("a", GRANTS)
     assert (
-        await ran("delete", LASTING_ID, "--subject", "b", "--yes")
+        await ran("delete", RECORD_ID, "--subject", "b", "--yes")
         == "Deleted what was always allowed of 'b'.\n"
     )
 

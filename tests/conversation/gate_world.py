@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from conductor.conversation.approvals import FIELD
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
@@ -84,8 +84,8 @@ class World:
             calls_per_minute=1_000_000.0,
         )
         catalog = parse_declarations([kind.declaration for kind in kinds]).accepted
-        lasting_grants = LastingGrants(lasting) if rng.random() < 0.6 else None
-        return replace(made, catalog=catalog, lasting_grants=lasting_grants)
+        subject_records = SubjectRecords(lasting) if rng.random() < 0.6 else None
+        return replace(made, catalog=catalog, subject_records=subject_records)
 
     # -- the model
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conductor.conversation.approvals import FIELD
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.services import Services
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta
@@ -286,11 +286,11 @@ def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_o
 def test_allowed_always_holds_in_another_session_of_the_same_person_until_the_tool_is_defined_anew() -> None:
     asked: list[int] = []
     base = make_services(())
-    lasting = LastingGrants(base.store)
+    lasting = SubjectRecords(base.store)
 
     def again(catalog: Sequence[ToolSpec], play: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
         made = make_services(MOVE)
-        scene(play, services=replace(made, lasting_grants=lasting), capabilities=ALL, catalog=catalog)
+        scene(play, services=replace(made, subject_records=lasting), capabilities=ALL, catalog=catalog)
 
     async def first(on: Scene) -> None:
         card = await on.card()
@@ -966,7 +966,7 @@ def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
     twice: list[Script] = [MOVE[0], [call("device.move", '{"x":2}')], [TextDelta("Well.")]]
     for play, replies in ((always, MOVE), (for_the_session, twice), (high, WIPE)):
         made = make_services(replies)
-        lasting = replace(made, lasting_grants=LastingGrants(made.store))
+        lasting = replace(made, subject_records=SubjectRecords(made.store))
         scene(play, services=lasting, capabilities=capabilities)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conductor.conversation.commit import Committer
-from conductor.conversation.grants import FIELD, Grants, LastingGrants
+from conductor.conversation.grants import FIELD, Grants, decode_grants
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import SetField
 from conductor.stores.memory import MemoryStore
@@ -23,7 +24,7 @@ MOVE = tool("device.move", risk="medium")
 WIPE = tool("device.wipe", risk="high", effect="irreversible")
 
 
-async def make_grants(lasting: LastingGrants | None = None) -> tuple[Grants, Committer]:
+async def make_grants(lasting: SubjectRecords | None = None) -> tuple[Grants, Committer]:
     committer, _, _ = await make_ledger(SlowStore())
     return Grants(committer, lasting), committer
 
@@ -46,7 +47,7 @@ def asks(grants: Grants, spec: ToolSpec, arguments: Mapping[str, Any] | None = N
 
 def test_allowed_once_is_not_kept() -> None:
     async def scenario() -> None:
-        grants, committer = await make_grants(LastingGrants(MemoryStore()))
+        grants, committer = await make_grants(SubjectRecords(MemoryStore()))
         assert await grants.add(MOVE, {}, "once") == []
         assert asks(grants, MOVE)
         assert committer.state.fields == {}
@@ -100,18 +101,20 @@ def test_several_grants_stand_beside_each_other() -> None:
 
 def test_allowed_always_is_kept_with_the_person_and_not_with_the_session() -> None:
     async def scenario() -> None:
-        lasting = LastingGrants(MemoryStore())
+        lasting = SubjectRecords(MemoryStore())
         grants, committer = await make_grants(lasting)
         await allow(grants, committer, MOVE, "always")
         assert committer.state.fields == {}
         other, _ = await make_grants(lasting)
         assert not asks(other, MOVE)
-        assert [rule.scope for rule in lasting.rules(KEY.subject)] == ["always"]
+        assert [rule.scope for rule in decode_grants(lasting.get(KEY.subject, FIELD), KEY.subject)] == [
+            "always"
+        ]
 
     run(scenario())
 
 
-def test_without_a_place_for_lasting_grants_always_means_this_session() -> None:
+def test_without_a_place_for_subject_records_always_means_this_session() -> None:
     async def scenario() -> None:
         grants, committer = await make_grants(None)
         assert not grants.lasting
@@ -126,7 +129,7 @@ def test_without_a_place_for_lasting_grants_always_means_this_session() -> None:
 def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
     async def scenario() -> None:
         away = SlowStore(fail=lambda operations: StoreUnavailable("away"))
-        grants, _ = await make_grants(LastingGrants(away))
+        grants, _ = await make_grants(SubjectRecords(away))
         with pytest.raises(StoreUnavailable):
             await grants.add(MOVE, {}, "always")
         assert asks(grants, MOVE)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
@@ -562,7 +562,7 @@ async def doubts(seed: int, capabilities: list[str]) -> None:
         stale_speech=-1.0,
         turns_per_minute=1e6,
     )
-    services = replace(services, catalog=ASKING, lasting_grants=LastingGrants(MemoryStore()))
+    services = replace(services, catalog=ASKING, subject_records=SubjectRecords(MemoryStore()))
     one = await stage(services, random_device(rng))
     one.app.capabilities = capabilities
     open_with(one, capabilities)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation.grants import LastingGrants
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
@@ -60,7 +60,7 @@ async def serving(
     services = replace(
         services,
         store=watched,
-        lasting_grants=LastingGrants(watched),
+        subject_records=SubjectRecords(watched),
         limits=replace(services.limits, **limits),
     )
     async with running(settings, services) as listener:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from conductor.app import make_services
-from conductor.conversation.grants import LastingGrants
 from conductor.conversation.session import Session
+from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
@@ -130,7 +130,7 @@ async def node(
     services = replace(
         services,
         store=store,
-        lasting_grants=LastingGrants(store),
+        subject_records=SubjectRecords(store),
         limits=replace(services.limits, **limits),
     )
     listener = Listener(services, Authenticator(()))

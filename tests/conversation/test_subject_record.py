@@ -1,4 +1,4 @@
-"""What people have allowed always: kept under their subject, whichever process wrote it."""
+"""What is kept of a subject, whichever process wrote it; lasting grants are kept so."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from conductor.conversation.grants import (
-    FIELD,
-    LASTING_ID,
-    MAX_GRANTS,
-    LastingGrants,
-    decode_grants,
-    with_grant,
-)
+from conductor.conversation.grants import FIELD, MAX_GRANTS, decode_grants, with_grant
+from conductor.conversation.subject_record import RECORD_ID, SubjectRecords
 from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
 from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
 from conductor.stores.memory import MemoryStore
@@ -27,31 +21,44 @@ def rule(name: str) -> Rule:
     return Rule("allow", name, scope="always")
 
 
+async def add(records: SubjectRecords, subject: str, granted: Rule) -> None:
+    """Keep a grant, as `Grants.add` does."""
+
+    def added(text: str) -> str:
+        return encode_rules(with_grant(decode_grants(text, subject), granted))
+
+    await records.update(subject, FIELD, added)
+
+
+def rules(records: SubjectRecords, subject: str) -> list[Rule]:
+    return list(decode_grants(records.get(subject, FIELD), subject))
+
+
 async def write(store: SessionStore, subject: str, text: str) -> None:
     """Have somebody else write a person's grants."""
-    claim = await store.claim(SessionKey(subject, LASTING_ID))
+    claim = await store.claim(SessionKey(subject, RECORD_ID))
     await store.commit(claim, "other", [SetField(FIELD, text)])
 
 
 def test_what_one_process_keeps_another_one_loads() -> None:
     async def scenario() -> None:
         store = MemoryStore()
-        one, other = LastingGrants(store), LastingGrants(store)
-        await one.add("ann", rule("lamp.dim"))
-        assert list(other.rules("ann")) == []  # it has not looked yet
+        one, other = SubjectRecords(store), SubjectRecords(store)
+        await add(one, "ann", rule("lamp.dim"))
+        assert rules(other, "ann") == []  # it has not looked yet
         await other.load("ann")
-        assert list(one.rules("ann")) == list(other.rules("ann")) == [rule("lamp.dim")]
+        assert rules(one, "ann") == rules(other, "ann") == [rule("lamp.dim")]
 
     run(scenario())
 
 
 def test_a_grant_is_its_persons_alone() -> None:
     async def scenario() -> None:
-        lasting = LastingGrants(MemoryStore())
-        await lasting.add("ann", rule("lamp.dim"))
-        await lasting.load("bob")
-        assert list(lasting.rules("bob")) == []
-        assert list(lasting.rules("nobody")) == []
+        records = SubjectRecords(MemoryStore())
+        await add(records, "ann", rule("lamp.dim"))
+        await records.load("bob")
+        assert rules(records, "bob") == []
+        assert rules(records, "nobody") == []
 
     run(scenario())
 
@@ -59,11 +66,11 @@ def test_a_grant_is_its_persons_alone() -> None:
 def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
     async def scenario() -> None:
         store = MemoryStore()
-        one, other = LastingGrants(store), LastingGrants(store)
+        one, other = SubjectRecords(store), SubjectRecords(store)
         for number in range(6):
-            await (one if number % 2 else other).add("ann", rule(f"t{number}"))
+            await add(one if number % 2 else other, "ann", rule(f"t{number}"))
         await one.load("ann")
-        assert [granted.tool for granted in one.rules("ann")] == [f"t{number}" for number in range(6)]
+        assert [granted.tool for granted in rules(one, "ann")] == [f"t{number}" for number in range(6)]
 
     run(scenario())
 
@@ -76,11 +83,11 @@ def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> None:
         stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
         for slow in stores:
             slow.inner = store
-        one, other = (LastingGrants(slow) for slow in stores)
-        await asyncio.gather(one.add("ann", rule("one")), other.add("ann", rule("other")))
-        reader = LastingGrants(store)
+        one, other = (SubjectRecords(slow) for slow in stores)
+        await asyncio.gather(add(one, "ann", rule("one")), add(other, "ann", rule("other")))
+        reader = SubjectRecords(store)
         await reader.load("ann")
-        assert {granted.tool for granted in reader.rules("ann")} == {"one", "other"}, f"seed {seed}"
+        assert {granted.tool for granted in rules(reader, "ann")} == {"one", "other"}, f"seed {seed}"
 
     run(scenario())
 
@@ -93,9 +100,9 @@ def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(error: S
         store = SlowStore(fail=lambda operations: next(failures, None))
         store.inner = inner
         await write(inner, "ann", encode_rules([rule("there.before")]))
-        lasting = LastingGrants(store)
-        await lasting.add("ann", rule("lamp.dim"))
-        assert [granted.tool for granted in lasting.rules("ann")] == ["there.before", "lamp.dim"]
+        records = SubjectRecords(store)
+        await add(records, "ann", rule("lamp.dim"))
+        assert [granted.tool for granted in rules(records, "ann")] == ["there.before", "lamp.dim"]
 
     run(scenario())
 
@@ -110,10 +117,10 @@ def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tries: in
             tried += 1
             return error
 
-        lasting = LastingGrants(SlowStore(fail=fail))
+        records = SubjectRecords(SlowStore(fail=fail))
         with pytest.raises(StoreUnavailable):
-            await lasting.add("ann", rule("lamp.dim"))
-        assert (tried, list(lasting.rules("ann"))) == (tries, [])
+            await add(records, "ann", rule("lamp.dim"))
+        assert (tried, rules(records, "ann")) == (tries, [])
 
     run(scenario())
 
@@ -125,11 +132,11 @@ def test_what_cannot_be_read_allows_nothing(text: str) -> None:
     async def scenario() -> None:
         store = MemoryStore()
         await write(store, "ann", text)
-        lasting = LastingGrants(store)
-        await lasting.load("ann")
-        assert list(lasting.rules("ann")) == []
-        await lasting.add("ann", rule("lamp.dim"))  # and it can be written over
-        assert [granted.tool for granted in lasting.rules("ann")] == ["lamp.dim"]
+        records = SubjectRecords(store)
+        await records.load("ann")
+        assert rules(records, "ann") == []
+        await add(records, "ann", rule("lamp.dim"))  # and it can be written over
+        assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
 
     run(scenario())
 
@@ -141,26 +148,26 @@ def test_one_bad_rule_among_good_ones_costs_all_of_them() -> None:
 
 
 def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
-    rules: tuple[Rule, ...] = ()
+    kept: tuple[Rule, ...] = ()
     for number in range(MAX_GRANTS + 5):
-        rules = with_grant(rules, rule(f"t{number}"))
-    rules = with_grant(rules, rule("t100"))
-    assert len(rules) == MAX_GRANTS
-    assert rules[0] == rule("t5")
-    assert rules[-1] == rule("t100")
+        kept = with_grant(kept, rule(f"t{number}"))
+    kept = with_grant(kept, rule("t100"))
+    assert len(kept) == MAX_GRANTS
+    assert kept[0] == rule("t5")
+    assert kept[-1] == rule("t100")
 
 
 def test_loading_while_another_grant_is_kept_loses_neither() -> None:
     async def scenario() -> None:
         store = SlowStore()
-        lasting = LastingGrants(store)
+        records = SubjectRecords(store)
         store.hold = asyncio.Event()
-        adding = asyncio.ensure_future(lasting.add("ann", rule("lamp.dim")))
+        adding = asyncio.ensure_future(add(records, "ann", rule("lamp.dim")))
         await steps(5)
-        loading = asyncio.ensure_future(lasting.load("ann"))  # as a second session of the person does
+        loading = asyncio.ensure_future(records.load("ann"))  # as a second session of the person does
         await steps(5)
         store.hold.set()
         await asyncio.gather(adding, loading)
-        assert [granted.tool for granted in lasting.rules("ann")] == ["lamp.dim"]
+        assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
 
     run(scenario())
