@@ -28,7 +28,8 @@ _NOT_OFFERED = "the server's operator does not allow this tool"
 class ClientProfile:
     """The prompt and the tools of one session, rebuilt when the client changes its declaration.
 
-    ``grants`` returns the rules that the person's approvals granted; ``fields`` is the tools' own storage.
+    ``grants`` returns the rules that the person's approvals granted; ``fields`` and ``person`` are what
+    tools may store.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ClientProfile:
         pending: PendingCalls,
         grants: Callable[[], Sequence[Rule]] = tuple,
         fields: SessionFields | None = None,
+        person: SessionFields | None = None,
     ) -> None:
         self._services = services
         self._session_id = session_id
@@ -52,6 +54,7 @@ class ClientProfile:
         self.capabilities: tuple[str, ...] = ()
         self._grants = grants
         self._fields = fields
+        self._person = person
         self._executor: ToolExecutor | None = None
 
     def start(
@@ -139,7 +142,8 @@ class ClientProfile:
 
     def context(self, call_id: str) -> CallContext:
         """Make the context that a tool gets."""
-        return CallContext(self._session_id, call_id, self._time_zone, self._locale, self._fields)
+        own = (self._fields, self._person)
+        return CallContext(self._session_id, call_id, self._time_zone, self._locale, *own)
 
     def limits_for(self, name: str) -> CallLimits:
         """Return the time limit and the effect of a device tool."""

@@ -21,7 +21,7 @@ from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, se
 from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
-from conductor.stores.base import CallRecord, ForgetCall, Operation, SetField
+from conductor.stores.base import CallRecord, ForgetCall, Operation
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.pending import PendingCalls
@@ -201,24 +201,3 @@ def speech_events(speech: Speech | None) -> list[ServerEvent]:
     if speech is None:
         return []
     return [set_state(new_call_id(), "speaking"), speak(speech.call_id, speech.spoken)]
-
-
-# Prefix of the tools' fields, so that no tool can overwrite a field of the session.
-PREFIX = "tool:"
-
-
-class Fields:
-    """The `SessionFields` of one session."""
-
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
-        self._lock = asyncio.Lock()
-
-    def get(self, name: str) -> str | None:
-        """Read a field."""
-        return self._committer.state.fields.get(PREFIX + name)
-
-    async def update(self, name: str, change: Callable[[str | None], str]) -> None:
-        """Replace a field by what ``change`` returns. Raises `StoreError`, and what ``change`` raises."""
-        async with self._lock:
-            await self._committer.commit([SetField(PREFIX + name, change(self.get(name)))])

@@ -11,13 +11,14 @@ import structlog
 
 from conductor.conversation.context import TurnContext
 from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_call
+from conductor.conversation.pending_inputs import MAX_TRANSCRIPTS, ServerNotice
 from conductor.conversation.phrases import MESSAGES, agent_notice
 from conductor.conversation.snapshot import PROFILE, WAITING, PendingInputsSnapshot, decode
 from conductor.conversation.speech import FloorControl
 from conductor.conversation.spoken_approvals import SpokenApprovals
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
-from conductor.conversation.turn_queue import MAX_TRANSCRIPTS, ServerNotice, TurnQueue
+from conductor.conversation.turn_queue import TurnQueue
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound

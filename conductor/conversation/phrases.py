@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -50,6 +51,13 @@ def agent_notice(event: AgentCompleted) -> str:
         if value:
             parts.append(f"{label}: {truncate(value, MAX_NOTICE_BYTES)}")
     return "\n".join(parts)
+
+
+def reminder_notice(text: str, due: datetime, *, late: bool) -> str:
+    """Word the notice that a reminder is due; ``due`` is the person's local time."""
+    away = " The user was away then; say so." if late else ""
+    when = f"{due:%A, %d %B, %H:%M}"
+    return f"The user asked to be reminded on {when} of this: {text}\nTell the user now.{away}"
 
 
 def late_result(name: str, content: str) -> str:

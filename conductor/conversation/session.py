@@ -15,9 +15,10 @@ import structlog
 from conductor.conversation.approvals import Approvals, SpokenPrompts
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import CallLimits, Committer, EventEncoder
-from conductor.conversation.context import Fields, TurnContext
+from conductor.conversation.context import TurnContext
 from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.diagnostics import of_start
+from conductor.conversation.fields import Fields, PersonFields
 from conductor.conversation.grants import Grants
 from conductor.conversation.inbound import InboundHandler, InboundResult
 from conductor.conversation.outbox import Outbox
@@ -36,7 +37,9 @@ from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
+from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, OutboundRecord, SessionState
+from conductor.tools.base import SessionFields
 from conductor.tools.declarations import Reading
 from conductor.tools.pending import PendingCalls
 
@@ -76,8 +79,13 @@ class Session:
         encoder = self._encoder = EventEncoder(self.key.session_id, outbox, limits, self._limits_for)
         committer = self._committer = Committer(services.store, claim, encoder, tasks, self._lose)
         grants = Grants(committer, services.subject_records)
+        fields, records = Fields(committer), services.subject_records
+        # Who is anonymous is known by the session alone.
+        person: SessionFields = fields
+        if records is not None and self.key.subject != ANONYMOUS:
+            person = PersonFields(records, self.key.subject)
         profile = self._profile = ClientProfile(
-            services, self.key.session_id, pending, grants.rules, Fields(committer)
+            services, self.key.session_id, pending, grants.rules, fields, person
         )
         committer.register(PROFILE, profile.dump)
         self._speeches = SpeechTracker(limits.heard_window)
@@ -93,7 +101,7 @@ class Session:
         )
         bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
         self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)
-        self._turns = TurnQueue(services, context, tasks, self._floor, bucket)
+        self._turns = TurnQueue(services, context, tasks, self._floor, bucket, person)
         self._inbound_handler = InboundHandler(
             context, services.admission, self._spoken_approvals, self._turns, self._floor, bucket, tasks
         )

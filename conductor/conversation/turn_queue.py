@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -13,21 +10,17 @@ import structlog
 from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.conversation.context import ENDED, TurnContext, speech_events
 from conductor.conversation.history import cut_point
+from conductor.conversation.pending_inputs import MAX_NOTICES, MAX_TRANSCRIPTS, PendingInputs, Transcript
 from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
 from conductor.conversation.recovery import Recovered, unfinished
+from conductor.conversation.reminders import Reminders
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import (
     LATE,
     TURN,
     WAITING,
-    NoticeSnapshot,
-    PendingInputsSnapshot,
-    TranscriptSnapshot,
     TurnSnapshot,
     decode,
-    encode,
-    epoch_ms,
-    loop_time,
 )
 from conductor.conversation.speech import FloorControl, Speech
 from conductor.conversation.summary import HistorySummarizer
@@ -40,113 +33,10 @@ from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
+from conductor.tools.base import SessionFields
 from conductor.tools.redaction import truncate
 
 log = structlog.get_logger(__name__)
-
-# Protocol, "How the shipped client behaves".
-MAX_TRANSCRIPTS = 3
-MAX_NOTICES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """A transcript that waits for its turn."""
-
-    text: str
-    event_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerNotice:
-    """A notice for the person, told when the session is idle. ``expires`` is the loop's time."""
-
-    text: str
-    expires: float
-
-
-class PendingInputs:
-    """Bounded queues of transcripts and notices. Transcripts go first."""
-
-    def __init__(self, max_transcripts: int, max_notices: int) -> None:
-        self._max_transcripts = max_transcripts
-        self._max_notices = max_notices
-        self._transcripts: list[Transcript] = []
-        self._notices: list[ServerNotice] = []
-
-    def add_transcript(self, transcript: Transcript) -> bool:
-        """Queue a transcript; False if the queue is full."""
-        if len(self._transcripts) >= self._max_transcripts:
-            return False
-        self._transcripts.append(transcript)
-        return True
-
-    def knows(self, event_id: str) -> bool:
-        """Tell whether this transcript is queued."""
-        return any(transcript.event_id == event_id for transcript in self._transcripts)
-
-    def add_notice(self, notice: ServerNotice) -> None:
-        """Queue a notice, and drop the oldest over the limit."""
-        if all(notice.text != other.text for other in self._notices):
-            self._notices.append(notice)
-            del self._notices[: max(0, len(self._notices) - self._max_notices)]
-
-    @property
-    def transcripts(self) -> int:
-        return len(self._transcripts)
-
-    def has_notices(self, now: float) -> bool:
-        """Tell whether a notice may start a turn: one that has not expired."""
-        return any(notice.expires > now for notice in self._notices)
-
-    @property
-    def next_transcript(self) -> Transcript | None:
-        return self._transcripts[0] if self._transcripts else None
-
-    def drop_transcript(self, event_id: str | None) -> None:
-        """Remove a transcript: a turn answers it, or it could not be recorded."""
-        for transcript in self._transcripts:
-            if transcript.event_id == event_id:
-                self._transcripts.remove(transcript)
-                return
-
-    def drop_transcripts(self) -> None:
-        """Remove all transcripts."""
-        self._transcripts.clear()
-
-    def notices(self, before: float = math.inf) -> list[ServerNotice]:
-        """List the notices, or only those expired ``before``: they join the next turn of any cause."""
-        return [notice for notice in self._notices if notice.expires <= before]
-
-    def dump(self, without: str | None = None, told: Sequence[ServerNotice] = ()) -> str:
-        """Encode the queues, without the transcript and the notices that a turn is about to take."""
-        transcripts = [one for one in self._transcripts if one.event_id != without]
-        notices = [one for one in self._notices if one not in told]
-        if not transcripts and not notices:
-            return ""
-        return encode(
-            PendingInputsSnapshot(
-                tuple(TranscriptSnapshot(one.text, one.event_id) for one in transcripts),
-                tuple(NoticeSnapshot(one.text, epoch_ms(one.expires)) for one in notices),
-            )
-        )
-
-    def restore(self, stored: str | None, started: Container[str]) -> None:
-        """Restore from a snapshot, without the transcripts whose turn has ``started``."""
-        snapshot = decode(stored, PendingInputsSnapshot)
-        if snapshot is None:
-            return
-        transcripts = [Transcript(one.text, one.event_id) for one in snapshot.transcripts]
-        self._transcripts.extend(one for one in transcripts if one.event_id not in started)
-        self._notices.extend(ServerNotice(one.text, loop_time(one.expires_ms)) for one in snapshot.notices)
-        del self._notices[: max(0, len(self._notices) - self._max_notices)]
-
-    def drop_notices(self, told: Sequence[ServerNotice]) -> None:
-        """Remove notices: a turn tells them."""
-        for notice in told:
-            if notice in self._notices:
-                self._notices.remove(notice)
-
 
 _new_turn_id = IdGenerator("turn")
 
@@ -155,6 +45,7 @@ class TurnQueue:
     """Runs the turns of one session.
 
     A turn about notices starts when the ``floor`` is free, and counts against the session's ``bucket``.
+    ``person`` holds the person's reminders.
     """
 
     def __init__(
@@ -164,6 +55,7 @@ class TurnQueue:
         tasks: Tasks,
         floor: FloorControl,
         bucket: SharedRate,
+        person: SessionFields,
     ) -> None:
         self._limits = services.limits
         self._context = context
@@ -193,6 +85,9 @@ class TurnQueue:
         self._no_notices_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._committer.register(WAITING, self.waiting.dump)
+        self._reminders = Reminders(
+            person, self._committer, self.waiting, self._outbox, tasks, self.deliver_notices
+        )
 
     def restore(self) -> None:
         """Resume the turn of another process, and restore its queues."""
@@ -261,6 +156,7 @@ class TurnQueue:
     def drain(self) -> None:
         """Start no more turns; with a durable store another process answers what is queued, too."""
         self.draining = True
+        self._reminders.close()
 
     @property
     def _suspended(self) -> bool:
@@ -290,6 +186,7 @@ class TurnQueue:
 
     def deliver_notices(self) -> None:
         """Start a turn about notices, if there are any and the session is idle."""
+        self._reminders.look()
         now = asyncio.get_running_loop().time()
         if self.busy or self._closed or now < self._no_notices_until or not self._has_notices(now):
             return
@@ -319,6 +216,7 @@ class TurnQueue:
         With a durable store it is only released: another process resumes it.
         """
         self._closed = True
+        self._reminders.close()
         if self._retry is not None:
             self._retry.cancel()
         await self._first_step()

@@ -196,6 +196,23 @@ def _agent(match: re.Match[str], _: Dialogue) -> Intent:
     return Intent("", {"id": name, **prompt})
 
 
+_MINUTES = {"second": 1 / 60, "minute": 1.0, "hour": 60.0, "day": 24 * 60.0}
+_REPEATS = {"day": "daily", "weekday": "weekdays", "week": "weekly", "month": "monthly"}
+
+
+def _remind(match: re.Match[str], _: Dialogue) -> Intent:
+    said = match.groupdict()
+    arguments: dict[str, Any] = {"text": said["text"].strip(" .")}
+    if unit := said.get("unit"):
+        number = said["number"]
+        arguments["in_minutes"] = (float(number) if number[0].isdigit() else 1.0) * _MINUTES[unit.lower()]
+    else:
+        arguments["at"] = f"{int(said['hour']):02}:{said['minute'] or '00'}"
+    if every := said.get("every"):
+        arguments["repeat"] = _REPEATS[every.lower()]
+    return Intent("", arguments)
+
+
 _REPOSITORY = (
     r"(?:the\s+)?(?:repo(?:sitory)?\s+)?(?:https?://)?(?:github\.com/)?(?P<owner>[A-Za-z0-9][\w-]{0,60})"
     r"(?:\s?/\s?|\s+slash\s+)(?P<name>[\w.-]{1,100})"
@@ -304,6 +321,12 @@ INTENTS = (
         "The task is changed.", fixed={"status": "completed"}),
     Row("update_task", rf"(?:finish|complete) {_TASK}$", fixed={"status": "completed"}),
     Row("update_task", rf"(?:start|begin) {_TASK}$", fixed={"status": "in_progress"}),
+    Row("schedule_task", r"remind me in (?P<number>\d{1,6}(?:\.\d{1,6})?|an?)"
+        r" (?P<unit>second|minute|hour|day)s? (?:to|that|about|of) (?P<text>\S.*)",
+        replies.say_scheduled, _remind, takes_all=True),
+    Row("schedule_task", r"remind me (?:every (?P<every>day|weekday|week|month) )?at (?P<hour>\d{1,2})"
+        r"(?::(?P<minute>\d\d))? (?:to|that|about|of) (?P<text>\S.*)", read=_remind, takes_all=True),
+    Row("list_scheduled_tasks", rf"{_LIST}reminders\b", replies.say_list("reminder", "reminders")),
     Row("create_file", r"create (?:a |the )?(?:new )?(?:text )?file (?:called |named )?(?P<path>[\w./-]*\w)"
         r" (?:containing|saying|with)[:,]? (?P<content>\S.*)", "The file is created.", takes_all=True),
     Row("get_file_tree", rf"{_LIST}(?:file tree|files)\b(?: in (?P<path>\S+))?"),
@@ -426,7 +449,7 @@ def output_for(request: ModelRequest) -> DemoOutput:
     dialogue = dialogue_of(request.messages)
     outputs: list[DemoOutput] = []
     if dialogue.notes:
-        news = " ".join(replies.sentence(note) for note in dialogue.notes)
+        news = " ".join(replies.say_note(note) for note in dialogue.notes)
         outputs.append(DemoOutput(f"Here is some news. {news}"))
     if dialogue.utterance is None:
         outputs += _report(request, dialogue)
@@ -487,6 +510,7 @@ _ABILITIES = {
     "agent.spawn": "start, follow and cancel agents",
     "repositories.list": "list your repositories",
     "add_task": "keep tasks",
+    "schedule_task": "remind you",
     "read_file": "read files",
 }
 

@@ -15,7 +15,7 @@ from conductor.messages import ToolCall, ToolResult
 # Characters, and items of a list, that a listener can follow.
 _MAX_SPOKEN = 300
 _MAX_ITEMS = 5
-_LABELS = ("name", "title", "fullName", "repository", "path", "description", "id")
+_LABELS = ("name", "title", "fullName", "repository", "path", "description", "text", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,22 @@ def say_added(result: CallResult) -> str:
     """Say which task was added."""
     title = first_of(result.data, "title") or next(iter(result.arguments.values()), "")
     return f"I added the task: {sentence(str(title))}"
+
+
+def say_scheduled(result: CallResult) -> str:
+    """Say when the person will be reminded."""
+    made = first_of(result.data, "reminder") or {}
+    try:
+        moment = datetime.fromisoformat(str(first_of(made, "at")))
+    except ValueError:
+        return "I will remind you."
+    return f"I will remind you on {moment:%A}, {moment:%B} {moment.day}, at {_clock(moment)}."
+
+
+def say_note(text: str) -> str:
+    """Say a note of the server's."""
+    reminder = re.match(r"The user asked to be reminded on .*? of this: (.*)$", text, re.M)
+    return f"You asked me to remind you: {sentence(reminder[1])}" if reminder else sentence(text)
 
 
 def say_file(result: CallResult) -> str:

@@ -129,7 +129,7 @@ def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> To
 
 
 class SessionFields(Protocol):
-    """Small texts that are stored with the session, by name."""
+    """Small texts that are stored with the session or the person, by name."""
 
     def get(self, name: str) -> str | None:
         """Read a field."""
@@ -146,13 +146,17 @@ class SessionFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know about its session; ``fields`` is what it may store there."""
+    """What a tool may know about its session.
+
+    ``fields`` is what it may store there, ``person`` what it may store across the person's sessions.
+    """
 
     session_id: str
     call_id: str
     time_zone: str | None = None
     locale: str | None = None
     fields: SessionFields | None = None
+    person: SessionFields | None = None
 
 
 class Toolset(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conductor.conversation.turn_queue import PendingInputs, ServerNotice, Transcript
+from conductor.conversation.pending_inputs import PendingInputs, ServerNotice, Transcript
 
 
 def test_transcripts_are_taken_in_order_and_a_surplus_one_is_refused() -> None:

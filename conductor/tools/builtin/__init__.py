@@ -15,6 +15,7 @@ from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
 from conductor.tools.builtin.read_file import ReadFile
 from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
+from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
 
 
@@ -44,6 +45,9 @@ def standard_tools(
         AddTask(),
         ListTasks(),
         UpdateTask(),
+        ScheduleTask(now),
+        ListScheduledTasks(),
+        CancelScheduledTask(),
     )
     if not file_roots or not SUPPORTED:
         return tools

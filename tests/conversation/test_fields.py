@@ -10,7 +10,7 @@ import pytest
 
 from conductor.conversation.approvals import FIELD as QUESTIONS
 from conductor.conversation.commit import Committer
-from conductor.conversation.context import PREFIX, Fields
+from conductor.conversation.fields import PREFIX, Fields
 from conductor.conversation.grants import FIELD as GRANTS
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import SetField

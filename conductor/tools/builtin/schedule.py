@@ -1,0 +1,264 @@
+"""The tools ``schedule_task``, ``list_scheduled_tasks`` and ``cancel_scheduled_task``: reminders of a person.
+
+A session of the person tells a reminder when its time has come (`conductor.conversation.reminders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, tzinfo
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from conductor.errors import StoreError
+from conductor.tools.base import CallContext, ErrorType, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.builtin.clock import find_zone, utc_now
+
+FIELD = "reminders"
+# Reminders of a person, and characters of one: all are stored in one field.
+MAX_REMINDERS = 200
+MAX_TEXT_CHARS = 500
+# Days until a reminder.
+MAX_DAYS = 366 * 5
+
+Repeat: TypeAlias = Literal["daily", "weekdays", "weekends", "weekly", "monthly"]
+
+_WEEKDAYS: Mapping[Repeat, range] = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 7)}
+
+
+class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reminder. ``due_ms`` is epoch milliseconds; ``zone`` is the IANA time zone of its repetitions.
+
+    ``session`` is the session that tells it now, since ``taken_ms``.
+    """
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^reminder_[1-9][0-9]{0,5}$")]
+    text: str
+    due_ms: int
+    repeat: Repeat | None = None
+    zone: str = "UTC"
+    session: str = ""
+    taken_ms: int = 0
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The reminder as the model reads it; its time is local."""
+        repeat = {"repeat": self.repeat} if self.repeat is not None else {}
+        return {"id": self.id, "text": self.text, "at": self.local.isoformat(timespec="minutes"), **repeat}
+
+    @property
+    def local(self) -> datetime:
+        """Its time where the person is."""
+        return datetime.fromtimestamp(self.due_ms / 1000, ZoneInfo(self.zone))
+
+    def next(self, now_ms: int) -> Reminder | None:
+        """Return its first repetition after ``now_ms``, nobody's yet; None if it is told once."""
+        if self.repeat is None:
+            return None
+        due = self.local
+        while due.timestamp() * 1000 <= max(now_ms, self.due_ms):
+            due = _repeated(due, self.repeat)
+        return msgspec.structs.replace(self, due_ms=epoch_ms(due), session="", taken_ms=0)
+
+
+def _repeated(due: datetime, repeat: Repeat) -> datetime:
+    # Local arithmetic: eight o'clock stays eight o'clock when the clocks change.
+    if repeat == "weekly":
+        return due + timedelta(days=7)
+    due, day = due + timedelta(days=1), due.day
+    # A month without the day is left out, as RFC 5545 does.
+    while due.day != day if repeat == "monthly" else due.weekday() not in _WEEKDAYS[repeat]:
+        due += timedelta(days=1)
+    return due
+
+
+Reminders: TypeAlias = tuple[Reminder, ...]
+
+
+def read_reminders(text: str | None) -> Reminders:
+    """Decode what is stored; what cannot be read is none."""
+    try:
+        return msgspec.json.decode(text, type=Reminders) if text else ()
+    except msgspec.DecodeError:
+        return ()
+
+
+def write_reminders(reminders: Reminders) -> str:
+    """Encode reminders for the store."""
+    return msgspec.json.encode(reminders).decode() if reminders else ""
+
+
+def epoch_ms(time: datetime) -> int:
+    """Convert to epoch milliseconds."""
+    return round(time.timestamp() * 1000)
+
+
+class ScheduleError(Exception):
+    """A reminder that cannot be; the message is for the model."""
+
+    def __init__(self, error_type: ErrorType, message: str) -> None:
+        super().__init__(message)
+        self.error_type: ErrorType = error_type
+
+
+class ScheduleTask:
+    """``schedule_task``."""
+
+    spec = ToolSpec(
+        name="schedule_task",
+        description=(
+            "Remind the user later: at that time you are told the text and speak to the user. "
+            "Give in_minutes or at, and repeat if it shall come again."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "text": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_TEXT_CHARS,
+                    "description": "What to tell the user, or to do, then.",
+                },
+                "in_minutes": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DAYS * 24 * 60},
+                "at": {
+                    "type": "string",
+                    "maxLength": 40,
+                    "description": "The user's local time: 2026-05-01T08:00, or 08:00 for the next one.",
+                },
+                "repeat": {"type": "string", "enum": list(get_args(Repeat))},
+            },
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="medium",
+        effect="write",
+        title="Schedule a reminder",
+    )
+
+    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with the new ``reminder``."""
+        now = self._now()
+        zone = find_zone(context.time_zone or "UTC") or ZoneInfo("UTC")
+        try:
+            due = _due(arguments, now, zone)
+            if due - now > timedelta(days=MAX_DAYS):
+                raise ScheduleError("validation_failed", "That is more than five years away.")
+        except ScheduleError as error:
+            return failed(error.error_type, f"{error} Nothing was scheduled.")
+        made: list[Reminder] = []
+
+        def add(reminders: Reminders) -> Reminders:
+            if len(reminders) >= MAX_REMINDERS:
+                raise ScheduleError("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
+            number = 1 + max((int(one.id.removeprefix("reminder_")) for one in reminders), default=0)
+            made[:] = [
+                Reminder(
+                    f"reminder_{number}",
+                    " ".join(arguments["text"].split()),
+                    epoch_ms(due),
+                    arguments.get("repeat"),
+                    zone.key,
+                )
+            ]
+            return (*reminders, *made)
+
+        return await _changed(context, add, lambda: {"reminder": made[0].shown})
+
+
+class ListScheduledTasks:
+    """``list_scheduled_tasks``."""
+
+    spec = ToolSpec(
+        name="list_scheduled_tasks",
+        description="List the user's reminders, the next one first.",
+        input_schema={"type": "object", "properties": {}, "additionalProperties": False},
+        source="builtin",
+        risk="safe",
+        effect="read",
+        on_interrupt="cancel",
+    )
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with ``reminders``."""
+        if context.person is None:
+            return _no_place()
+        reminders = read_reminders(context.person.get(FIELD))
+        return succeeded({"reminders": [one.shown for one in sorted(reminders, key=lambda one: one.due_ms)]})
+
+
+class CancelScheduledTask:
+    """``cancel_scheduled_task``."""
+
+    spec = ToolSpec(
+        name="cancel_scheduled_task",
+        description="Cancel a reminder of the user, and its repetitions, by its id.",
+        input_schema={
+            "type": "object",
+            "properties": {"id": {"type": "string", "maxLength": 64}},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+        source="builtin",
+        risk="safe",
+        effect="write",
+    )
+
+    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Answer with the ``cancelled`` reminder."""
+        gone: list[Reminder] = []
+
+        def cancel(reminders: Reminders) -> Reminders:
+            gone[:] = [one for one in reminders if one.id == arguments["id"]]
+            if not gone:
+                ids = ", ".join(one.id for one in reminders[:10]) or "none"
+                raise ScheduleError("not_found", f"There is no such reminder. The ids are: {ids}.")
+            return tuple(one for one in reminders if one not in gone)
+
+        return await _changed(context, cancel, lambda: {"cancelled": gone[0].shown})
+
+
+def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
+    if ("in_minutes" in arguments) == ("at" in arguments):
+        raise ScheduleError("validation_failed", "Give either in_minutes or at.")
+    if "in_minutes" in arguments:
+        return now + timedelta(minutes=arguments["in_minutes"])
+    here, text = now.astimezone(zone), arguments["at"].strip()
+    try:
+        if "T" in text.upper() or " " in text or len(text) > len("08:00:00"):
+            due = datetime.fromisoformat(text)
+            due = due.replace(tzinfo=zone) if due.tzinfo is None else due
+        else:
+            hour, minute = (int(part) for part in text.split(":"))
+            due = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            due = due if due > here else due + timedelta(days=1)
+    except ValueError:
+        message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
+        raise ScheduleError("validation_failed", message) from None
+    if due <= now:
+        told = here.isoformat(timespec="minutes")
+        raise ScheduleError("validation_failed", f"That time has passed: the user's time is {told}.")
+    return due
+
+
+async def _changed(
+    context: CallContext, change: Callable[[Reminders], Reminders], data: Callable[[], dict[str, Any]]
+) -> ToolOutcome:
+    if context.person is None:
+        return _no_place()
+    try:
+        await context.person.update(FIELD, lambda text: write_reminders(change(read_reminders(text))))
+    except ScheduleError as error:
+        return failed(error.error_type, f"{error} Nothing was changed.")
+    except StoreError:
+        return failed("io_error", "The reminders could not be saved.")
+    return succeeded(data())
+
+
+def _no_place() -> ToolOutcome:
+    return failed("io_error", "This session cannot keep reminders. Nothing was changed.")
