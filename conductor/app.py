@@ -35,6 +35,7 @@ from conductor.server.workers import Worker
 from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
+from conductor.tools.audit import AuditLog
 from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
@@ -87,6 +88,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         rules=policies.rules,
         policies=policies,
         gate_options=GateOptions.of(settings),
+        audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
         redactor=Redactor(secrets(settings), paths=settings.redact_paths),
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,

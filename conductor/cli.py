@@ -24,6 +24,7 @@ _COMMANDS = {
     "serve": "run the server (the default)",
     "talk": "talk to a running server from the terminal",
     "models": "list the models, try out what one can do, and measure it",
+    "tools": "list the tools, disable and enable them, and call one",
     "mcp": "list, add and remove MCP servers, and try one out",
     "check": "try the settings and all that is needed, and end",
     "policy": "list, change and explain the operator's rules",

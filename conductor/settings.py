@@ -162,6 +162,7 @@ class Settings(BaseSettings):
     redact_paths: bool = False
     file_roots: _List = ()
     tools_path: Path | None = None
+    audit_log: Path | None = None
     admin_token: SecretStr | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "console"

@@ -44,6 +44,7 @@ from conductor.tools.approvals import (
     encode_approvals,
     not_answered,
 )
+from conductor.tools.audit import SessionAudit
 from conductor.tools.base import Caution, ToolOutcome, failed
 from conductor.tools.executor import ApprovalNeeded, PreparedCall
 from conductor.tools.metrics import ToolMetrics
@@ -264,6 +265,7 @@ class Approvals:
     tasks: Tasks
     grants: Grants
     figures: ToolMetrics
+    audit: SessionAudit
     pending: OrderedDict[str, PendingApproval] = field(default_factory=OrderedDict)
     deciding: set[str] = field(default_factory=set)
     undelivered: list[tuple[str, Outcome]] = field(default_factory=list)
@@ -476,6 +478,7 @@ class Approvals:
         if verdict.effect == "deny":
             return " ".join(verdict.reasons)
         await self.allow(question, ready, "edited", "once", decision.message)
+        self.audit.answered(ready.spec, ready.arguments, "edited", by_voice=False)  # what runs instead
         return None
 
     async def allow(
@@ -597,7 +600,7 @@ class Approvals:
             events += self.prompts.present(following)
         decided = {approval_id: outcome}
         await self.commit([*said.operations, *operations], events, decided)
-        self._close(question, outcome)
+        self._close(question, outcome, by_voice=said is not NOT_SPOKEN)
 
     async def commit(
         self,
@@ -621,7 +624,7 @@ class Approvals:
         finally:
             self.prompts.sent(prompt_id)
 
-    def _close(self, question: PendingApproval, outcome: Outcome) -> None:
+    def _close(self, question: PendingApproval, outcome: Outcome, *, by_voice: bool = False) -> None:
         approval = question.approval
         self.pending.pop(approval.approval_id, None)
         self.closed_at = asyncio.get_running_loop().time()
@@ -635,8 +638,10 @@ class Approvals:
         self._closed[approval.approval_id] = _Closed(outcome, self.outbox.transport)
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
-        spec = question.asked.ready.spec
-        self.figures.decided(spec.name, spec.source, outcome, self.closed_at - question.opened_at)
+        ready = question.asked.ready
+        waited = self.closed_at - question.opened_at
+        self.figures.decided(ready.spec.name, ready.spec.source, outcome, waited)
+        self.audit.answered(ready.spec, ready.arguments, outcome, by_voice=by_voice)
 
     def withdraw_card(self, question: PendingApproval) -> None:
         """Stop replaying a card."""

@@ -173,7 +173,8 @@ class ClientProfile:
             services = self._services
             specs: Sequence[ToolSpec] = services.catalog if self._declared is None else self._declared
             toolsets = [*services.toolsets, DeviceToolset(specs, self._pending)]
-            gate = Gate(services.rules, services.gate_options, self._grants)
+            rules = [rule for rule in services.rules if rule.session in (None, self._session_id)]
+            gate = Gate(rules, services.gate_options, self._grants)
             self._executor = ToolExecutor(toolsets, services.limits, gate, services.redactor, self._rates)
         return self._executor
 

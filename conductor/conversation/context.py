@@ -22,6 +22,7 @@ from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation
+from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.pending import PendingCalls
@@ -48,6 +49,7 @@ class TurnContext:
         device: DeviceCalls,
         approvals: Approvals,
         speeches: SpeechTracker,
+        audit: SessionAudit,
     ) -> None:
         self.limits = services.limits
         self.provider = services.provider_for(committer.key.subject)
@@ -63,6 +65,7 @@ class TurnContext:
         self.speeches = speeches
         self.history = HistoryBudget(services.history_tokens)
         self._metrics = services.metrics
+        self._audit = audit
         self._model_metrics = services.model_metrics
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
         committer.register(TURN, self._dump_turn)
@@ -110,7 +113,9 @@ class TurnContext:
         )
         now = asyncio.get_running_loop().time()
         unknown = changes and self.device.unknowns.holds(arguments_digest(spec.name, arguments), now)
-        return self.executor.gate.decide(spec, arguments, tainted=tainted, may_have_happened=unknown)
+        verdict = self.executor.gate.decide(spec, arguments, tainted=tainted, may_have_happened=unknown)
+        self._audit.decided(spec, arguments, verdict)
+        return verdict
 
     def begins(self, ready: PreparedCall) -> None:
         """Note that a call starts."""
@@ -122,6 +127,7 @@ class TurnContext:
         spec = ready.spec
         took = outcome.metadata.execution_time_ms / 1000
         self._metrics.called(spec.name, spec.source, outcome.error_type, took)
+        self._audit.ended(spec, ready.arguments, outcome)
         if outcome.error_type == "unknown" and spec.effect != "read":
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self.profile.capabilities:

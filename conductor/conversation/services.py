@@ -15,6 +15,7 @@ from conductor.models.router import ModelRouter
 from conductor.rate_limit import ANONYMOUS, Admission, DailyBudget, SharedRate, TokenBucket
 from conductor.settings import Limits
 from conductor.stores.base import SessionStore
+from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
@@ -34,9 +35,9 @@ class Services:
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
     and replies. ``summarize_history`` lets the model summarise what is dropped of a long history. ``rules``
     are the operator's, read from ``policies``. Without ``subject_records`` the scope "always" is not offered.
-    ``turn_rates`` and ``budget`` limit turns and model tokens by subject.
-    With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes, first events, first
-    turns, long events and tool declarations.
+    ``turn_rates`` and ``budget`` limit turns and model tokens by subject. ``audit`` records decisions and
+    calls in a file. With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes,
+    first events, first turns, long events and tool declarations.
     """
 
     store: SessionStore
@@ -55,6 +56,7 @@ class Services:
     rules: Sequence[Rule] = ()
     policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
+    audit: AuditLog | None = None
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)

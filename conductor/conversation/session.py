@@ -39,6 +39,7 @@ from conductor.events.server import SessionStarted
 from conductor.messages import AssistantMessage, Message
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, OutboundRecord, SessionState
+from conductor.tools.audit import SessionAudit
 from conductor.tools.base import SessionFields
 from conductor.tools.declarations import Reading
 from conductor.tools.pending import PendingCalls
@@ -92,12 +93,13 @@ class Session:
         results = CallResults(profile, committer)
         device = self._device = DeviceCalls(profile, pending, results, committer, encoder, self._is_busy)
         prompts = SpokenPrompts(outbox, self._speeches)
+        audit = SessionAudit(services.audit, self.key.subject, self.key.session_id)
         approvals = self._approvals = Approvals(
-            limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics
+            limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics, audit
         )
         self._spoken_approvals = SpokenApprovals(approvals)
         context = TurnContext(
-            services, profile, pending, committer, encoder, results, device, approvals, self._speeches
+            services, profile, pending, committer, encoder, results, device, approvals, self._speeches, audit
         )
         bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
         self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)

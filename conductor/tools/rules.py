@@ -82,7 +82,8 @@ class Rule:
     """Allows, asks about or denies calls of the tools that it matches.
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
-    ``mcp:<server>``), in which ``*`` stands for any characters, dots too. ``args`` maps an argument's name to
+    ``mcp:<server>``), in which ``*`` stands for any characters, dots too. ``session`` limits it to the
+    session of that id. ``args`` maps an argument's name to
     predicates (`PREDICATES`), all of which must hold. ``arguments_digest`` is that of exactly these arguments
     (`arguments_digest`). With ``fingerprint`` the rule applies only to that definition of the tool. It ends
     at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises ValueError;
@@ -92,6 +93,7 @@ class Rule:
     effect: RuleEffect
     tool: _Text
     source: _Text | None = None
+    session: _Text | None = None
     args: Mapping[_Name, _Predicates] = Field(default_factory=dict)
     scope: Scope = "always"
     fingerprint: _Text | None = None
@@ -218,6 +220,8 @@ def describe(rule: Rule) -> str:
     said = f"{rule.effect} {rule.tool}"
     if rule.source is not None:
         said += f" from {rule.source}"
+    if rule.session is not None:
+        said += f" in session {rule.session}"
     conditions = [
         f"{name} {_WORDS[predicate]} {_value(wanted)}"
         for name, predicates in rule.args.items()

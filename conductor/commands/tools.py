@@ -1,0 +1,225 @@
+"""``conductor tools``: list the server's tools, disable and enable them, and call one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import msgspec
+
+from conductor.app import file_roots, secrets
+from conductor.commands.output import as_json, write_table
+from conductor.errors import SettingsError
+from conductor.logs import configure_logs
+from conductor.messages import ToolCall
+from conductor.settings import Settings, load_settings
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
+from conductor.tools.builtin import BuiltinToolset, standard_tools
+from conductor.tools.device import load_catalog
+from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.tools.mcp.server import McpConnection, check_installed
+from conductor.tools.mcp.toolset import call_tool
+from conductor.tools.permissions import Gate, GateOptions, decide, offered
+from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
+from conductor.tools.python_tools import PythonToolset, python_tools
+from conductor.tools.redaction import Redactor
+from conductor.tools.rules import Rule, RuleError, describe, hint, parse_rule
+
+# Seconds until an MCP server has connected and listed its tools.
+CONNECT_S = 20.0
+_TAKEN_UP = f"Running servers take it up within {REREAD_S:g} seconds."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands and their options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|disable|enable|call")
+    listing = actions.add_parser("list", help="show the tools, and what happens to a call of each")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    disable = actions.add_parser("disable", help="take tools away from the model, by a rule")
+    enable = actions.add_parser("enable", help="give them back")
+    for action in (disable, enable):
+        action.add_argument("tool", help="a tool's name; * stands for any characters")
+        action.add_argument("--source", help="only tools from there: device, builtin, mcp:NAME")
+    for action in (listing, disable, enable):
+        action.add_argument("--session", help="in the session of this id only")
+    call = actions.add_parser("call", help="call a tool that runs in the server, by the same rules")
+    call.add_argument("tool", help="its name")
+    call.add_argument("arguments", nargs="?", default="{}", help="the arguments as JSON ({})")
+    call.add_argument("--yes", action="store_true", help="do not ask what the rules would ask a person")
+
+
+def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
+    """Run a subcommand; returns 2 if a call failed, else 0. Raises `SettingsError`."""
+    configure_logs("error", "console", cache=False)
+    settings, out = load_settings(), stdout or sys.stdout
+    match options.action:
+        case "list":
+            return asyncio.run(_list(options, settings, out))
+        case "disable":
+            return _disable(options, settings, out)
+        case "enable":
+            return _enable(options, settings, out)
+    return asyncio.run(_call(options, settings, out, stdin or sys.stdin))
+
+
+# -- the tools
+
+
+@dataclass(frozen=True, slots=True)
+class _ConnectedServer:
+    connection: McpConnection
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return self.connection.specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        return await call_tool(self.connection, name, arguments)
+
+
+@asynccontextmanager
+async def _toolsets(
+    settings: Settings, servers: Iterable[McpServerConfig]
+) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
+    # The server's toolsets, and what is wrong with MCP servers that do not answer.
+    toolsets: list[Toolset] = [
+        BuiltinToolset(standard_tools(file_roots=file_roots(settings))),
+        PythonToolset(python_tools(settings.tools_path)),
+    ]
+    problems: list[str] = []
+    async with AsyncExitStack() as stack:
+        for config in servers:
+            connection = McpConnection(config, local_only=settings.local_only)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await stack.enter_async_context(connection.connected())
+            except Exception as error:  # of the package, of the system, or of a program that is no server
+                problems.append(f"{config.name} is down: {connection.describe(error)}")
+            else:
+                toolsets.append(_ConnectedServer(connection))
+        yield toolsets, problems
+
+
+def _servers(settings: Settings) -> list[McpServerConfig]:
+    servers = [server for server in load_mcp_servers(settings) if server.enabled]
+    if servers:
+        check_installed()
+    return servers
+
+
+# -- list
+
+
+async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
+    gate = GateOptions.of(settings)
+    rules = [one for one in _rules(settings) if one.session in (None, options.session)]
+    async with _toolsets(settings, _servers(settings)) as (toolsets, problems):
+        specs = [spec for toolset in toolsets for spec in toolset.specs()]
+    specs += load_catalog(settings.device_tools_file)
+    shown = []
+    for spec in specs:
+        verdict = decide(spec, {}, rules, now=time.time(), tainted=False, options=gate)
+        effect = verdict.effect if offered(spec, gate, rules) else "disabled"
+        shown.append(
+            {
+                "tool": spec.name,
+                "source": spec.source,
+                "risk": spec.risk,
+                "effect": spec.effect,
+                "call": effect,
+                "why": " ".join(verdict.reasons),
+            }
+        )
+    if options.json:
+        out.write(as_json({"tools": shown, "problems": problems}, indent=2))
+        return 0
+    write_table(out, tuple(shown[0]), [tuple(row.values()) for row in shown])
+    out.writelines(f"warn  {problem}\n" for problem in problems)
+    return 0
+
+
+# -- disable and enable
+
+
+def _rules(settings: Settings) -> tuple[Rule, ...]:
+    return load(policies_path(settings)).rules
+
+
+def _disable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
+    given = {"tool": options.tool, "source": options.source, "session": options.session}
+    try:
+        rule = parse_rule(
+            {"effect": "deny", **{name: value for name, value in given.items() if value is not None}}
+        )
+    except RuleError as error:
+        raise SettingsError(f"That is no tool: {error}.") from None
+    number = add(policies_path(settings), rule)
+    out.write(f"Rule {number} is now: {describe(rule)}.\n{_TAKEN_UP}\n")
+    return 0
+
+
+def _enable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
+    def disables(rule: Rule) -> bool:
+        place = (rule.tool, rule.source, rule.session)
+        same = place == (options.tool, options.source, options.session)
+        return same and rule.effect == "deny" and rule.unconditional
+
+    found = [number for number, rule in enumerate(_rules(settings), 1) if disables(rule)]
+    if not found:
+        raise SettingsError(f"No rule disables {options.tool} so; policy list shows the rules.")
+    for number in reversed(found):
+        remove(policies_path(settings), number)
+    out.write(f"{options.tool} is enabled.\n{_TAKEN_UP}\n")
+    return 0
+
+
+# -- call
+
+
+async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, stdin: TextIO) -> int:
+    # Only the server that has the tool is started.
+    servers = [one for one in _servers(settings) if options.tool.startswith(f"{one.name}.")]
+    async with _toolsets(settings, servers) as (toolsets, problems):
+        if problems:
+            raise SettingsError(f"{problems[0]}.")
+        gate = Gate([rule for rule in _rules(settings) if rule.session is None], GateOptions.of(settings))
+        redactor = Redactor(secrets(settings), paths=settings.redact_paths)
+        executor = ToolExecutor(toolsets, settings.limits, gate, redactor)
+        if executor.spec(options.tool) is None:
+            raise SettingsError(_unknown(options.tool, toolsets, settings))
+        prepared = executor.prepare(ToolCall("call_cli", options.tool, options.arguments))
+        if isinstance(prepared, ApprovalNeeded):
+            if not (options.yes or _consents(prepared, out, stdin)):
+                out.write("Nothing was run.\n")
+                return 2
+            prepared = prepared.ready
+        outcome = prepared
+        if isinstance(prepared, PreparedCall):
+            outcome = await executor.run(prepared, CallContext("cli", "call_cli"))
+        assert isinstance(outcome, ToolOutcome)
+        content = executor.to_result("call_cli", outcome).content
+        out.write(as_json(msgspec.json.decode(content), indent=2))
+        return 0 if outcome.success else 2
+
+
+def _unknown(name: str, toolsets: Sequence[Toolset], settings: Settings) -> str:
+    known = [spec.name for toolset in toolsets for spec in toolset.specs()]
+    if name in (spec.name for spec in load_catalog(settings.device_tools_file)):
+        return f"{name} runs on the device: only a conversation can call it."
+    if name in known:
+        return f"{name} is disabled; tools list says why."
+    return f"There is no tool {name!r}{hint(name, known)}."
+
+
+def _consents(asked: ApprovalNeeded, out: TextIO, stdin: TextIO) -> bool:
+    spec = asked.ready.spec
+    out.write(f"{spec.name} ({spec.risk} risk, {spec.effect}): {' '.join(asked.verdict.reasons)}\n")
+    out.write(as_json(asked.ready.arguments) + "Run it? [y/N] ")
+    out.flush()
+    return stdin.readline().strip().lower() in ("y", "yes")

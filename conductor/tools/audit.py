@@ -1,0 +1,81 @@
+"""The audit log: a JSON line for each decision about a call, each answer of a person, and each call's end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from conductor.errors import SettingsError
+from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.permissions import Verdict
+from conductor.tools.rules import arguments_digest, describe
+
+log = structlog.get_logger(__name__)
+
+
+class AuditLog:
+    """A file that lines are added to; several processes may add to the same one.
+
+    It is opened for each line, so that it may be rotated. Raises `SettingsError` if it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._append(b"")
+        except OSError as error:
+            raise SettingsError(f"AUDIT_LOG: {path} cannot be written: {error.strerror}.") from None
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Add a line; one that cannot be written is logged as lost."""
+        try:
+            self._append(msgspec.json.encode(entry) + b"\n")
+        except OSError as error:
+            log.error("audit line lost", error=error.strerror, event_name=entry.get("event"))
+
+    def _append(self, line: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+class SessionAudit:
+    """What happens to the calls of one session; writes nothing without a log.
+
+    Arguments are named by their digest (`arguments_digest`), which approvals carry too.
+    """
+
+    def __init__(self, log: AuditLog | None, subject: str, session_id: str) -> None:
+        self._log = log
+        self._who = {"subject": subject, "session": session_id}
+
+    def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
+        """Record what the rules say of a call: ``allow``, ``ask`` or ``deny``, and why."""
+        rule = None if verdict.rule is None else describe(verdict.rule)
+        self._write(
+            "decision", spec, arguments, decision=verdict.effect, rule=rule, reasons=list(verdict.reasons)
+        )
+
+    def answered(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, *, by_voice: bool) -> None:
+        """Record what came of a question to the person."""
+        self._write("answer", spec, arguments, outcome=outcome, by="voice" if by_voice else "card")
+
+    def ended(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: ToolOutcome) -> None:
+        """Record how a call that was run ended."""
+        took = outcome.metadata.execution_time_ms
+        self._write("call", spec, arguments, error_type=outcome.error_type, ms=took)
+
+    def _write(self, event: str, spec: ToolSpec, arguments: Mapping[str, Any], **more: Any) -> None:
+        if self._log is None:
+            return
+        digest = arguments_digest(spec.name, arguments)
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **self._who}
+        self._log.write({**entry, "tool": spec.name, "source": spec.source, "digest": digest, **more})
