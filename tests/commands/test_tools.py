@@ -120,7 +120,14 @@ def test_mcp_servers_are_listed_and_called_and_one_that_is_down_is_said(folder: 
 
 
 def test_a_tool_of_python_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from conductor.tools.python_tools import tool\n\n@tool(risk='safe', effect='read')\ndef greet(name: str)"
-    (folder / "mine.py").write_text(f'{code} -> str:\n    """Greet."""\n    return f"Hello {{name}}"\n')
+    (folder / "mine.py").write_text(
+        """from conductor.tools.python_tools import tool
+
+@tool(risk="safe", effect="read")
+def greet(name: str) -> str:
+    'Greet.'
+    return f"Hello {name}"
+"""
+    )
     monkeypatch.setenv("TOOLS_PATH", str(folder / "mine.py"))
     assert json.loads(ran("call", "greet", '{"name": "Ann"}'))["data"] == "Hello Ann"
