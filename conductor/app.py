@@ -30,9 +30,10 @@ from conductor.prompts import load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
+from conductor.server.page import Page
 from conductor.server.stats import make_admin
 from conductor.server.workers import Worker
-from conductor.settings import Settings
+from conductor.settings import Settings, is_loopback
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.audit import AuditLog
@@ -181,6 +182,7 @@ async def running(
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
         worker.number if worker else None,
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
+        Page(token_needed=bool(settings.auth_tokens)) if settings.serves_page else None,
     )
     try:
         # Before listening: a client must not be told to speak to a server that cannot save.
@@ -239,16 +241,6 @@ def check_exposure(settings: Settings, *, insecure: bool) -> None:
         f"Listening on {settings.host} lets everyone on the network in: set AUTH_TOKENS, "
         "or give --insecure-no-auth if that is meant."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:

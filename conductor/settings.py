@@ -98,6 +98,7 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
+    web: Literal["on", "off"] = "on"
     model_provider: str | None = None
     models_file: Path | None = None
     anthropic_api_key: SecretStr | None = None
@@ -188,6 +189,7 @@ class Settings(BaseSettings):
         "openai_api",
         "text_tools",
         "text_tools_style",
+        "web",
         mode="before",
     )
     @classmethod
@@ -263,6 +265,11 @@ class Settings(BaseSettings):
     @property
     def provider(self) -> str:
         return self.model_provider or ("anthropic" if self.anthropic_api_key else "demo")
+
+    @property
+    def serves_page(self) -> bool:
+        """Whether the page at ``/`` is served: beyond this machine only where a token is needed."""
+        return self.web == "on" and (is_loopback(self.host) or bool(self.auth_tokens))
 
     @property
     def limits(self) -> Limits:
@@ -351,3 +358,13 @@ def load_settings(env_file: Path | None = ENV_FILE, **overrides: Any) -> Setting
 def _reason(message: str) -> str:
     text = message.removeprefix("Value error, ").rstrip(".")
     return f"is not valid: {text[:1].lower()}{text[1:]}."
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

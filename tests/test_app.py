@@ -21,7 +21,6 @@ from conductor.app import (
     GC_THRESHOLDS,
     check_exposure,
     file_roots,
-    is_loopback,
     make_services,
     reload,
     running,
@@ -35,7 +34,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
-from conductor.settings import Settings, load_settings
+from conductor.settings import Settings, is_loopback, load_settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.memory import MemoryStore
 from conductor.stores.redis import RedisStore

@@ -265,11 +265,12 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
 ) -> None:
     async with server(tmp_path) as served:
         assert served.lines[0] == f"Conductor {__version__}"
-        assert served.lines[1].startswith("  model     demo") and "ANTHROPIC_API_KEY" in served.lines[1]
-        assert served.lines[2] == "  sessions  in memory: they end with the server"
-        assert served.lines[3] == f"  connect   {served.url}  (no token needed)"
         port = served.url.split(":")[2].removesuffix("/ws")
-        assert served.lines[4] == f"  try       {sys.executable} -m conductor talk --port {port}"
+        assert served.lines[1] == f"  open      http://127.0.0.1:{port}/"
+        assert served.lines[2].startswith("  model     demo") and "ANTHROPIC_API_KEY" in served.lines[2]
+        assert served.lines[3] == "  sessions  in memory: they end with the server"
+        assert served.lines[4] == f"  connect   {served.url}  (no token needed)"
+        assert served.lines[5] == f"  try       {sys.executable} -m conductor talk --port {port}"
         async with Phone(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
@@ -309,7 +310,7 @@ async def test_the_command_that_it_names_works_in_another_terminal(
 ) -> None:
     (tmp_path / ".env").write_text(file)
     async with server(tmp_path, **values) as served:
-        command = shlex.split(served.lines[4].removeprefix("  try"))
+        command = shlex.split(served.lines[-1].removeprefix("  try"))
         assert command[:4] == [sys.executable, "-m", "conductor", "talk"]
         assert SECRET not in "\n".join(served.lines)
         assert ("--token=TOKEN" in command) == ("AUTH_TOKENS" in values), "the file's token is known there"
@@ -376,7 +377,7 @@ async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:
 async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path) -> None:
     values = {"HOST": "0.0.0.0", "AUTH_TOKENS": SECRET, "LOG_FORMAT": "json", "LOG_LEVEL": "debug"}
     async with server(tmp_path, **values) as served:
-        assert "(bearer token needed)" in served.lines[3] and "ws://0.0.0.0:" in served.lines[3]
+        assert "(bearer token needed)" in served.lines[4] and "ws://0.0.0.0:" in served.lines[4]
         with pytest.raises(Exception, match="401"):
             await Phone(served.url).open()
         async with Phone(f"{served.url}?token={SECRET}") as phone:
@@ -398,12 +399,12 @@ async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: 
 async def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"MODEL_PROVIDER=parrot\nAUTH_TOKENS={SECRET}\n")
     async with server(tmp_path, "--provider", "demo", MODEL_PROVIDER="cockatoo") as served:
-        assert "demo" in served.lines[1] and "(bearer token needed)" in served.lines[3]
+        assert "demo" in served.lines[2] and "(bearer token needed)" in served.lines[4]
 
 
 async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
     async with server(tmp_path, "--model", "claude-test", ANTHROPIC_API_KEY=SECRET) as served:
-        assert served.lines[1] == "  model     Claude (claude-test)"
+        assert served.lines[2] == "  model     Claude (claude-test)"
 
 
 # -- where sessions are kept
@@ -411,7 +412,7 @@ async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
 
 async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path: Path) -> None:
     async with server(tmp_path, DATA_DIR="kept") as served:
-        assert served.lines[2] == "  sessions  kept/conductor.db"
+        assert served.lines[3] == "  sessions  kept/conductor.db"
         async with Phone(served.url, session_id="s-1") as phone:
             await phone.ask("say hello")
         assert await served.end(signal.SIGTERM) == 0

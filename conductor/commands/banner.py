@@ -21,6 +21,7 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     """Write the lines. They hold no configured token, only that of ``--lan``, which is new for each run."""
     lines = [
         f"Conductor {__version__}",
+        *([f"  open      {page}"] if (page := _page(settings, port)) else []),
         f"  model     {_model(settings)}",
         f"  sessions  {describe_store(settings)}",
     ]
@@ -38,8 +39,16 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     else:
         url = lan.phone_url(host, port, lan_token)
         lines.append(f"  connect   {url}")
-        code = ["", lan.qr_code(url)]
+        # The page takes the token out of the fragment, which no browser sends to a server.
+        code = ["", lan.qr_code(f"{page}#token={lan_token}" if page else url)]
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
+
+
+def _page(settings: Settings, port: int) -> str | None:
+    if not settings.serves_page:
+        return None
+    host = _reachable(settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def _model(settings: Settings) -> str:

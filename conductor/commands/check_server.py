@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from conductor.app import check_exposure, file_roots, is_loopback
+from conductor.app import check_exposure, file_roots
 from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.env_file import misspelt
 from conductor.errors import SettingsError
 from conductor.prompts import load_system_prompt
 from conductor.server.access import why_not_bound
-from conductor.settings import Found, Settings, environment_names
+from conductor.settings import Found, Settings, environment_names, is_loopback
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.policies import lint, lint_allowed, load, policies_path

@@ -23,6 +23,7 @@ from conductor.rate_limit import Network
 from conductor.server import descriptors
 from conductor.server.access import Access, Authenticator, Refusal, not_bound
 from conductor.server.connection import Connection
+from conductor.server.page import HEADERS, Page
 from conductor.server.sessions import SessionRegistry
 from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
 from conductor.server.websocket import Handshakes, Socket
@@ -38,7 +39,7 @@ WRONG_TOKENS_PER_MINUTE = 10
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz``, ``/readyz`` and, with ``admin``, ``/admin/stats`` and ``/metrics``.
+    """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, its figures.
 
     ``worker`` is the number of this process if there are several; the figures are each worker's own.
     """
@@ -52,12 +53,14 @@ class Listener:
         proxies: Sequence[Network] = (),
         worker: int | None = None,
         store_available: Callable[[], bool] = lambda: True,
+        page: Page | None = None,
     ) -> None:
         self.registry = SessionRegistry(services)
         self.services = services
         self._access = Access(authenticator, origins, proxies, services.limits)
         self._admin = admin
         self._worker = worker
+        self._page = page
         self._store_available = store_available
         self._servers: list[Server] = []
         self._handshakes = Handshakes(
@@ -189,6 +192,11 @@ class Listener:
             if self._ready and self._store_available():
                 return _text(http.HTTPStatus.OK, f"ready{self._policies_note()}\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
+        if self._page is not None and (file := self._page.file(path)) is not None:
+            if request.method not in ("GET", "HEAD"):
+                return _text(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
+            headers = {"Content-Type": file.content_type, **HEADERS}
+            return _response(http.HTTPStatus.OK, file.body, headers, head=request.method == "HEAD")
         if path != PATH:
             return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = self._access.decide(request, peer)
@@ -234,16 +242,17 @@ class Listener:
 
 
 def _text(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:
-    body = text.encode()
-    headers = {
-        "Content-Type": "text/plain; charset=utf-8",
-        "Content-Length": str(len(body)),
-        "Cache-Control": "no-store",
-        "Connection": "close",
-    }
+    headers = {"Content-Type": "text/plain; charset=utf-8"}
     if status is http.HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(status.value, status.phrase, Headers({**headers, **(more or {})}), body)
+    return _response(status, text.encode(), {**headers, **(more or {})})
+
+
+def _response(
+    status: http.HTTPStatus, body: bytes, more: Mapping[str, str], *, head: bool = False
+) -> Response:
+    headers = {"Content-Length": str(len(body)), "Cache-Control": "no-store", "Connection": "close", **more}
+    return Response(status.value, status.phrase, Headers(headers), b"" if head else body)
 
 
 def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

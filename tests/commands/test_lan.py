@@ -171,16 +171,17 @@ async def test_a_server_for_the_phone_says_where_it_is_and_lets_only_the_phone_i
     async with process(tmp_path, "--lan", "--port", "0", "--provider", "demo") as started:
         assert started.stderr is not None
         lines: list[str] = []
-        while not (lines and lines[-1] == "" and len(lines) > 7):
+        while not (lines and lines[-1] == "" and len(lines) > 8):
             line = await asyncio.wait_for(started.stderr.readline(), START)
             assert line, f"it ended: {lines}"
             lines.append(line.decode().rstrip("\n"))
-        found = re.fullmatch(r"  connect   (ws://(.+):(\d+)/ws)\?token=([\w-]{32})", lines[3])
-        assert found, lines[3]
+        found = re.fullmatch(r"  connect   (ws://(.+):(\d+)/ws)\?token=([\w-]{32})", lines[4])
+        assert found, lines[4]
         url, host, port, token = found.groups()
         assert host == address
-        assert lines[4].endswith(f" talk --host {host} --port {port} --token={token}")
-        assert "\n".join(lines[6:-1]) + "\n" == lan.qr_code(f"{url}?token={token}")
+        assert lines[1] == f"  open      http://{host}:{port}/"
+        assert lines[5].endswith(f" talk --host {host} --port {port} --token={token}")
+        assert "\n".join(lines[7:-1]) + "\n" == lan.qr_code(f"http://{host}:{port}/#token={token}")
         with pytest.raises(Exception, match="401"):
             await Phone(url).open()
         async with Phone(f"{url}?token={token}") as phone:

@@ -1,0 +1,68 @@
+"""The page at ``/``: the package's files in ``web/``, with headers that let no other host in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from conductor import __version__
+
+FOLDER = Path(__file__).resolve().parent.parent / "web"
+# Nothing but this server's own files, no inline script or style, and no text that becomes markup.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class PageFile(NamedTuple):
+    """One file of the page."""
+
+    content_type: str
+    body: bytes
+
+
+class Page:
+    """The files by path, read once: no request reaches the disk.
+
+    Beside them ``/page.json`` tells the page whether the server wants a ``token``, and its ``version``.
+    """
+
+    def __init__(self, *, token_needed: bool, folder: Path = FOLDER) -> None:
+        self._files = {
+            f"/{path.name}": PageFile(_TYPES[path.suffix], path.read_bytes())
+            for path in folder.iterdir()
+            if path.suffix in _TYPES and path.is_file()
+        }
+        facts = json.dumps({"token": token_needed, "version": __version__})
+        self._files["/page.json"] = PageFile("application/json", facts.encode())
+        self._files["/"] = self._files.pop("/index.html")
+
+    def file(self, path: str) -> PageFile | None:
+        """Find the file of a request's path; None if there is none."""
+        return self._files.get(path)

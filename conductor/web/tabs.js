@@ -1,0 +1,26 @@
+// Tabs with the keys that screen readers announce: arrows, Home and End.
+export function tabs(list) {
+  const all = [...list.querySelectorAll('[role="tab"]')];
+
+  function select(chosen) {
+    for (const tab of all) {
+      tab.setAttribute("aria-selected", String(tab === chosen));
+      tab.tabIndex = tab === chosen ? 0 : -1;
+      document.getElementById(tab.getAttribute("aria-controls")).hidden = tab !== chosen;
+    }
+  }
+
+  list.addEventListener("click", (event) => {
+    const tab = event.target.closest('[role="tab"]');
+    if (tab) select(tab);
+  });
+  list.addEventListener("keydown", (event) => {
+    const at = all.indexOf(document.activeElement);
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    const tab = all[(next + all.length) % all.length];
+    select(tab);
+    tab.focus();
+  });
+}
