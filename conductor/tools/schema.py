@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
@@ -122,6 +122,14 @@ def pattern_kib(pattern: str) -> int:
         f"the pattern {pattern[:80]!r} is not accepted: it may have {MAX_PATTERN_CHARS} characters, no "
         "look-around, no back-reference and no large counted repeat (use maxLength)"
     )
+
+
+def linear_search(pattern: str) -> Callable[[str], bool]:
+    """Compile a pattern to a function that tells whether a text has a match. Raises `SchemaError`.
+
+    Linear in the text, and at most 10 µs a character.
+    """
+    return _validator({"pattern": pattern}, pattern_kib(pattern)).is_valid
 
 
 def _validator(schema: dict[str, Any], kib: int) -> jsonschema_rs.Draft202012Validator:

@@ -13,9 +13,11 @@ from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
 from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
+from conductor.tools.builtin.list_directory import ListDirectory
 from conductor.tools.builtin.read_file import ReadFile
 from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
 from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
+from conductor.tools.builtin.search_files import SearchFiles
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
 
 
@@ -52,7 +54,14 @@ def standard_tools(
     if not file_roots or not SUPPORTED:
         return tools
     files = Files(Roots(file_roots))
-    return (*tools, FileTree(files), ReadFile(files), CreateFile(files))
+    return (
+        *tools,
+        FileTree(files),
+        ListDirectory(files),
+        SearchFiles(files),
+        ReadFile(files),
+        CreateFile(files),
+    )
 
 
 def builtin_specs() -> tuple[ToolSpec, ...]:

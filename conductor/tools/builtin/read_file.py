@@ -112,7 +112,7 @@ class ReadFile:
         )
 
 
-def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag) -> bytes:
+def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Read a whole file, without a byte order mark. Raises `FileError`, `OSError` and `DirectoryMissing`."""
     if not place.parts:
         raise FileError("validation_failed", f"'{files.roots.shown(place)}' is a folder, not a file.")
@@ -121,17 +121,17 @@ def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag) -> bytes:
     try:
         size = os.fstat(file).st_size
         data = bytearray()
-        while size <= MAX_FILE_BYTES and (block := os.read(file, _BLOCK)):
+        while size <= max_bytes and (block := os.read(file, _BLOCK)):
             stop.check()
             data += block
             size = max(size, len(data))  # it may grow, and some files do not say how long they are
     finally:
         os.close(file)
-    if size > MAX_FILE_BYTES:
+    if size > max_bytes:
         shown = files.roots.shown(place)
         raise FileError(
             "validation_failed",
-            f"'{shown}' has {size:,} bytes or more; files up to {MAX_FILE_BYTES:,} are read.",
+            f"'{shown}' has {size:,} bytes or more; files up to {max_bytes:,} are read.",
         )
     return bytes(data.removeprefix(b"\xef\xbb\xbf"))
 

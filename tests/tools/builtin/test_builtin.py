@@ -35,7 +35,7 @@ def test_the_standard_tools_are_sound_and_safe() -> None:
 
 def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(tmp_path: Path) -> None:
     specs = {spec.name: spec for spec in BuiltinToolset(standard_tools(file_roots=[tmp_path])).specs()}
-    assert {"get_file_tree", "read_file", "create_file"} < set(specs)
+    assert {"get_file_tree", "list_directory", "search_files", "read_file", "create_file"} < set(specs)
     assert [specs[name].risk for name in ("get_file_tree", "read_file", "create_file")] == [
         "safe",
         "medium",

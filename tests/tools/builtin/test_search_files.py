@@ -1,0 +1,153 @@
+"""``search_files``: lines that match, within bounds, and nothing secret or outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin.sandbox import Files, Roots
+from conductor.tools.builtin.search_files import MAX_FILE_BYTES, MAX_LINE_CHARS, SearchFiles, SearchLimits
+from conductor.tools.schema import check_schema, linear_search
+from tests.cpu import least_cpu_s
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "src").mkdir(parents=True)
+    (folder / "readme.md").write_text("The heron\nfeeds at dawn.\n")
+    (folder / "src" / "main.py").write_text("def feed():\r\n    return 'Heron'\r\n")
+    return folder
+
+
+async def search(root: Path, query: str, limits: SearchLimits | None = None, **arguments: Any) -> ToolOutcome:
+    return await SearchFiles(Files(Roots([root])), limits).run({"query": query, **arguments}, CONTEXT)
+
+
+def found(outcome: ToolOutcome) -> list[tuple[str, int]]:
+    assert outcome.success, outcome.error_message
+    return [(match["path"], match["line"]) for match in outcome.data["matches"]]
+
+
+def test_its_schema_is_sound() -> None:
+    check_schema(SearchFiles.spec.input_schema)
+    assert (SearchFiles.spec.risk, SearchFiles.spec.effect) == ("medium", "read")
+
+
+async def test_lines_are_found_in_any_case_with_path_and_number(root: Path) -> None:
+    outcome = await search(root, "heron")
+    assert outcome.data == {
+        "matches": [
+            {"path": "readme.md", "line": 1, "text": "The heron"},
+            {"path": "src/main.py", "line": 2, "text": "    return 'Heron'"},
+        ],
+        "files_searched": 2,
+        "complete": True,
+    }
+    assert found(await search(root, "Heron", case_sensitive=True)) == [("src/main.py", 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"path": "src"}, ["src/main.py"]),
+        ({"path": "readme.md"}, ["readme.md"]),
+        ({"files": "*.py"}, ["src/main.py"]),
+        ({"files": "main.*"}, ["src/main.py"]),
+        ({"files": "*.rs"}, []),
+    ],
+)
+async def test_the_search_is_narrowed(root: Path, arguments: dict[str, Any], expected: list[str]) -> None:
+    assert [path for path, _ in found(await search(root, "heron", **arguments))] == expected
+
+
+async def test_a_pattern_is_searched_by_line(root: Path) -> None:
+    assert found(await search(root, r"^def \w+\(", regex=True)) == [("src/main.py", 1)]
+    assert found(await search(root, r"^DEF", regex=True)) == [("src/main.py", 1)]
+    assert found(await search(root, r"^DEF", regex=True, case_sensitive=True)) == []
+    assert found(await search(root, r"^def \w+\(")) == []
+
+
+@pytest.mark.parametrize("query", ["(", r"(a)\1", "(?=a)", "(?:ab){60000}c"])
+async def test_a_pattern_that_is_none_or_is_not_linear_is_refused(root: Path, query: str) -> None:
+    outcome = await search(root, query, regex=True)
+    assert outcome.error_type == "validation_failed"
+    assert "\n" not in (outcome.error_message or "")
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$b", "(?:ab){500}c", "(a|aa)+$"])
+def test_no_pattern_holds_the_interpreter(pattern: str) -> None:
+    find = linear_search(pattern)
+    line = "a" * MAX_LINE_CHARS
+    assert least_cpu_s(lambda: find(line), 0.05) < 0.05
+
+
+async def test_what_gitignore_names_and_git_itself_are_not_searched(root: Path) -> None:
+    (root / ".gitignore").write_text("build/\n*.log\n!keep.log\n")
+    for path in ("build/a", ".git/a", "a.log", "keep.log"):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text("needle")
+    assert found(await search(root, "needle")) == [("keep.log", 1)]
+
+
+async def test_nothing_secret_binary_large_or_linked_is_searched(root: Path) -> None:
+    (root / ".env").write_text("needle")
+    (root / "binary").write_bytes(b"needle\0")
+    (root / "large").write_bytes(b"needle" + b" " * MAX_FILE_BYTES)
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("needle")
+    (root / "link").symlink_to(outside)
+    os.link(outside / "x", root / "second")
+    outcome = await search(root, "needle")
+    assert found(outcome) == []
+    assert outcome.metadata.notes == (
+        "Not searched: 1 files that may hold secrets.",
+        "Not searched: 1 files that are too large.",
+        "Not searched: 1 files that cannot be read.",
+    )
+    assert found(await search(root, "needle", path=".env")) == []
+    assert (await search(root, "needle", path="link")).error_type == "permission_denied"
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [("missing", "not_found"), ("../root", "validation_failed"), ("/etc/passwd", "permission_denied")],
+)
+async def test_a_path_that_is_not_here_is_refused(root: Path, path: str, error: str) -> None:
+    assert (await search(root, "root", path=path)).error_type == error
+
+
+async def test_long_lines_are_cut_around_what_was_found(root: Path) -> None:
+    (root / "long").write_text("x" * 1000 + "needle" + "y" * 1000)
+    text = (await search(root, "needle")).data["matches"][0]["text"]
+    assert text == f"…{'x' * 60}needle{'y' * 134}…"
+
+
+@pytest.mark.parametrize(
+    ("limits", "note"),
+    [
+        (SearchLimits(matches=3), "There are more matches: only the first are listed."),
+        (SearchLimits(text_bytes=120), "There are more matches: only the first are listed."),
+        (SearchLimits(files=1), "Only 1 files were searched."),
+        (SearchLimits(read_bytes=10), "Only 1 files were searched."),
+        (SearchLimits(seconds=0), "The time for it was used up."),
+    ],
+)
+async def test_it_says_when_not_everything_was_searched(root: Path, limits: SearchLimits, note: str) -> None:
+    (root / "many").write_text("heron\n" * 1000)
+    outcome = await search(root, "heron", limits)
+    assert not outcome.data["complete"]
+    assert outcome.metadata.notes == (note,)
+
+
+async def test_the_most_matches_fit_in_one_observation(root: Path) -> None:
+    (root / "many").write_text("heron \x1b" * 30 + "\n" * 1000)
+    (root / "more").write_text(("heron " * 40 + "\n") * 1000)
+    assert len((await search(root, "heron")).content) < 16 * 1024
