@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import structlog
@@ -41,6 +42,7 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
+from conductor.tools.mcp.server import check_installed
 from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions
@@ -197,7 +199,8 @@ async def running(
         if mcp is not None:
             mcp.start(lambda: listener.reload(listener.services))
         try:
-            yield listener
+            async with _mcp_server(settings, listener):
+                yield listener
         finally:
             # The order of the start backwards: turns end while the model and the store are still there.
             await listener.stop()
@@ -208,6 +211,30 @@ async def running(
             await services.provider.aclose()
     finally:
         await store.aclose()
+
+
+@asynccontextmanager
+async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[None]:
+    if not settings.mcp_server:
+        yield
+        return
+    check_installed()
+    if settings.mcp_port is not None and settings.workers > 1:
+        raise SettingsError("MCP_PORT needs one process: unset WORKERS, or leave MCP_PORT out.")
+    # In a thread: the import takes a second.
+    module = await asyncio.to_thread(import_module, "conductor.server.mcp_endpoint")
+    endpoint = module.McpEndpoint(listener.registry, lambda: listener.services, listener.access)
+    listener.mcp = endpoint
+    try:
+        if settings.mcp_port is None:
+            yield
+        else:
+            async with endpoint.serving_http(settings.host, settings.mcp_port) as port:
+                log.info("MCP over HTTP", port=port)
+                yield
+    finally:
+        listener.mcp = None
+        endpoint.close()
 
 
 def _mcp_toolset(services: Services) -> McpToolset | None:

@@ -147,6 +147,8 @@ class Settings(BaseSettings):
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
     mcp_config_file: Path | None = None
+    mcp_server: bool = False
+    mcp_port: Annotated[int | None, Field(ge=0, le=65_535)] = None
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
     allowed_origins: _List = ()

@@ -46,6 +46,7 @@ EXCEPTIONS = {
 HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis")
 LAZY = {
     "models.http",
+    "server.mcp_endpoint",
     "stores.redis_batch",
     "stores.redis_client",
     "stores.redis_cluster",

@@ -37,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="for a URL")
     add.add_argument("--sse", action="store_true", help="the URL is of the older HTTP with SSE")
     add.add_argument("--trust", action="store_true", help="believe the annotations of its tools")
+    serve = actions.add_parser("serve", help="be an MCP server on standard input and output")
+    serve.add_argument("--url", help="the running server (default: as HOST and PORT say)")
+    serve.add_argument("--token", help="the client's token (default: the first of AUTH_TOKENS)")
+    serve.add_argument("--session", help="the id of the session whose tools are served (the newest)")
     remove = actions.add_parser("remove", help="remove a server from mcp.json")
     test = actions.add_parser("test", help="connect, list the tools, and call one that only reads")
     for action in (remove, test):
@@ -49,6 +53,10 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     settings, out = load_settings(), stdout or sys.stdout
     if options.action == "add":
         return _add(settings, options, out)
+    if options.action == "serve":
+        from conductor.commands.mcp_stdio import run as serve
+
+        return serve(settings, options)
     if options.action == "remove":
         return _remove(settings, options.name, out)
     servers = load_mcp_servers(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from conductor.conversation.snapshot import (
     epoch_ms,
     loop_time,
 )
+from conductor.messages import ToolCall, ToolResult
 
 # Protocol, "How the shipped client behaves".
 MAX_TRANSCRIPTS = 3
 MAX_NOTICES = 16
+# Calls that programs of the person may have waiting.
+MAX_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,23 @@ class ServerNotice:
     expires: float
 
 
+@dataclass(frozen=True, slots=True)
+class ToolRequest:
+    """A call that a program of the person wants, and the ``result`` that it waits for."""
+
+    call: ToolCall
+    result: asyncio.Future[ToolResult]
+
+
 class PendingInputs:
-    """Bounded queues of transcripts and notices. Transcripts go first."""
+    """Bounded queues: transcripts go first, then requests, which are not stored, then notices."""
 
     def __init__(self, max_transcripts: int, max_notices: int) -> None:
         self._max_transcripts = max_transcripts
         self._max_notices = max_notices
         self._transcripts: list[Transcript] = []
         self._notices: list[ServerNotice] = []
+        self.requests: list[ToolRequest] = []
 
     def add_transcript(self, transcript: Transcript) -> bool:
         """Queue a transcript; False if the queue is full."""

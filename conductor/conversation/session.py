@@ -36,11 +36,11 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
-from conductor.messages import AssistantMessage, Message
+from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, OutboundRecord, SessionState
 from conductor.tools.audit import SessionAudit
-from conductor.tools.base import SessionFields
+from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.declarations import Reading
 from conductor.tools.pending import PendingCalls
 
@@ -359,6 +359,17 @@ class Session:
         if self._reopening is not None and not self._reopening.done():
             await asyncio.wait([self._reopening])  # its ``idle`` precedes what this event starts
         return await self._inbound_handler.receive(inbound, transport)
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._profile.executor.specs
+
+    async def request(self, name: str, arguments: str) -> ToolResult:
+        """Make a call for a program of the person, after the running turn; ``arguments`` is JSON.
+
+        It passes the same rules and questions as a call of the model, and is part of the history.
+        """
+        return await self._turns.request(name, arguments)
 
     async def reopen_microphone(self) -> None:
         """Send ``idle`` if no turn will: the app stays in its transcribing state until then."""

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
-from conductor.conversation.context import TurnContext, speech_events
+from conductor.conversation.context import ENDED, TurnContext, speech_events
 from conductor.conversation.recovery import Recovered
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, ReplyBuffer, marked
@@ -44,7 +44,8 @@ _NO_ANSWER = "I have nothing to say to that."
 class Turn:
     """One turn: model rounds and tool calls until the model stops.
 
-    ``follows`` tells whether another turn starts at once: then no ``idle`` is sent between them.
+    ``follows`` tells whether another turn starts at once: then no ``idle`` is sent between them. A turn with
+    the cause ``request`` asks no model: it makes the call ``request``, and says nothing.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Turn:
         cause: str,
         follows: Callable[[], bool],
         recovered: Recovered | None = None,
+        request: ToolCall | None = None,
     ) -> None:
         self.state = TurnState(turn_id, cause, context.limits.turn_timeout)
         self.error: ErrorCode | None = None
         self._context = context
         self._follows = follows
         self._recovered = recovered
+        self._request = request
         self._reply = ReplyBuffer()
         self._round: ToolRound | None = None
         self._runner = ToolCallRunner(context, self.state)
@@ -110,6 +113,11 @@ class Turn:
         spent = False
         if self._recovered is not None:
             await self._recover(self._recovered)
+        if state.cause == "request":
+            if self._request is not None:
+                await self._run_calls(AssistantMessage(""), [self._request], whole=True)
+            await self._end_silently()
+            return
         while True:
             if state.refused_rounds >= _MAX_REFUSED_ROUNDS:
                 spent = True
@@ -149,6 +157,11 @@ class Turn:
         self.state.stats.trace.append("final")
         await self._say(message)
 
+    async def _end_silently(self) -> None:
+        context = self._context
+        idle = [] if self._follows() else [set_state(new_call_id(), "idle")]
+        await context.committer.commit([], idle, self.state.id, snapshots=ENDED, then=self.state.end)
+
     async def _say(self, message: AssistantMessage, prepared: ToolRound | None = None) -> None:
         # Without a tool round it is the turn's last message.
         context, state = self._context, self.state
@@ -182,7 +195,7 @@ class Turn:
         self._reply = ReplyBuffer()
         for may_retry in (True, False):
             reply, calls = ReplyBuffer(), list[ToolCall]()
-            request = self._request(tools_off)
+            request = self._model_request(tools_off)
             try:
                 finished = await self._read(request, reply, calls)
             except ModelError as error:
@@ -206,7 +219,7 @@ class Turn:
         self._context.count(request, finished)
         return reply, calls, finished
 
-    def _request(self, tools_off: bool) -> ModelRequest:
+    def _model_request(self, tools_off: bool) -> ModelRequest:
         context = self._context
         return ModelRequest(
             context.profile.system_prompt,

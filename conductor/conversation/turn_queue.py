@@ -9,8 +9,15 @@ import structlog
 
 from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.conversation.context import ENDED, TurnContext, speech_events
-from conductor.conversation.history import cut_point
-from conductor.conversation.pending_inputs import MAX_NOTICES, MAX_TRANSCRIPTS, PendingInputs, Transcript
+from conductor.conversation.history import cut_point, lost_result
+from conductor.conversation.pending_inputs import (
+    MAX_NOTICES,
+    MAX_REQUESTS,
+    MAX_TRANSCRIPTS,
+    PendingInputs,
+    ToolRequest,
+    Transcript,
+)
 from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
 from conductor.conversation.recovery import Recovered, unfinished
 from conductor.conversation.reminders import Reminders
@@ -30,10 +37,10 @@ from conductor.conversation.turn_state import EndReason
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdGenerator, new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append_message, set_state
-from conductor.messages import AssistantMessage, Note, UserMessage
+from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
-from conductor.tools.base import SessionFields
+from conductor.tools.base import SessionFields, failed
 from conductor.tools.redaction import truncate
 
 log = structlog.get_logger(__name__)
@@ -82,6 +89,7 @@ class TurnQueue:
         self._started: asyncio.Event | None = None
         self._refused = False
         self._closed = False
+        self._requested: ToolRequest | None = None
         self._no_notices_until = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._committer.register(WAITING, self.waiting.dump)
@@ -231,6 +239,27 @@ class TurnQueue:
             self._turn.state.stop("session_end")
         await asyncio.wait([self._runner], timeout=2 * self._limits.close_timeout)
 
+    async def request(self, name: str, arguments: str) -> ToolResult:
+        """Make a call for a program of the person, after the running turn; ``arguments`` is JSON.
+
+        Cancelling stops the call. It is refused if too many wait, or the server is about to stop.
+        """
+        call_id = new_call_id()
+        if self.draining or self._closed or len(self.waiting.requests) >= MAX_REQUESTS:
+            refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
+            return self._context.executor.to_result(call_id, refused)
+        result: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        request = ToolRequest(ToolCall(call_id, name, arguments), result)
+        self.waiting.requests.append(request)
+        self._go_on()
+        try:
+            return await result
+        finally:
+            if request in self.waiting.requests:
+                self.waiting.requests.remove(request)
+            elif self._turn is not None and self._requested is request:
+                self._turn.state.stop("interrupted")
+
     # -- one turn after the other
 
     async def _run_turns(self, turn: Turn | None) -> None:
@@ -255,6 +284,7 @@ class TurnQueue:
             log.exception("turns failed", session=session)
             self._fail("internal_error")
         finally:
+            self._answer_request()
             if not (self._closed and self._committer.durable):
                 self._set_turn(None)  # else `release` still writes its snapshot
             self._runner = None
@@ -268,7 +298,7 @@ class TurnQueue:
 
     def _go_on(self) -> None:
         idle = not (self.busy or self._closed or self._suspended or self._committer.lost)
-        if idle and self.waiting.transcripts:
+        if idle and (self.waiting.transcripts or self.waiting.requests):
             self._runner = self._tasks.spawn(self._run_turns(None))
 
     def _is_closed(self) -> bool:
@@ -295,6 +325,8 @@ class TurnQueue:
             self._refused = False
             await self._apologise(Turn(self._context, _new_turn_id(), "refused", self.follow), "rate_limited")
             return await self._next()
+        if self.waiting.requests:
+            return await self._begin_request()
         now = asyncio.get_running_loop().time()
         if not self._has_notices(now) or not self._may_deliver_notices():
             return None
@@ -342,12 +374,34 @@ class TurnQueue:
         await self._committer.commit(operations, events, turn.state.id, snapshots=snapshots, then=recorded)
         return turn
 
+    async def _begin_request(self) -> Turn:
+        self._requested = request = self.waiting.requests.pop(0)
+        turn = Turn(self._context, _new_turn_id(), "request", self.follow, request=request.call)
+        note = Note(f"A program of the user calls {request.call.name[:128]}. This is not the user speaking.")
+        await self._committer.commit(
+            [AppendLog(note)],
+            [],
+            turn.state.id,
+            snapshots={TURN: turn.state.dump},
+            then=lambda: self._set_turn(turn),
+        )
+        return turn
+
+    def _answer_request(self) -> None:
+        request, self._requested = self._requested, None
+        if request is None or request.result.done():
+            return
+        log = reversed(self._committer.state.log)
+        call_id = request.call.call_id
+        found = (one for one in log if isinstance(one, ToolResult) and one.call_id == call_id)
+        request.result.set_result(next(found, None) or lost_result(call_id))
+
     async def _run(self, turn: Turn) -> None:
         if self._cancels and self.waiting.transcripts:
             turn.state.stop("interrupted")
         started = asyncio.get_running_loop().time()
         reason = await turn.run()
-        if reason in ("failed", "timed_out"):
+        if reason in ("failed", "timed_out") and turn.state.cause != "request":
             code = turn.error or "internal_error"
             error = ErrorEvent(code, MESSAGES.get(code, MESSAGES["internal_error"]))
             # Within a turn only the subject's budget raises ``rate_limited``.
@@ -356,6 +410,7 @@ class TurnQueue:
             idle = set_state(new_call_id(), "idle")
             await self._committer.commit([], [idle], turn.state.id, snapshots=ENDED, then=turn.state.end)
         self._set_turn(None)
+        self._answer_request()
         if self._summarizer is not None:
             self._summarizer.start()
         self._log(turn, reason, asyncio.get_running_loop().time() - started)

@@ -7,7 +7,7 @@ import http
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -34,12 +34,24 @@ log = structlog.get_logger(__name__)
 PONG_TIMEOUT_S = 20.0
 # Seconds for turns that run at SIGTERM; orchestrators kill after 30.
 DRAIN_S = 25.0
+MCP_PATH = "/mcp"
+MCP_SUBPROTOCOL = "mcp"
 # Wrong ADMIN_TOKENs a minute from one address that are answered with 401.
 WRONG_TOKENS_PER_MINUTE = 10
 
 
+class McpServer(Protocol):
+    """What serves MCP over a WebSocket."""
+
+    async def serve_socket(self, socket: Socket, path: str) -> None:
+        """Serve the socket until it closes."""
+        ...
+
+
 class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, its figures.
+
+    While ``mcp`` is set, it serves WebSockets at ``/mcp``.
 
     ``worker`` is the number of this process if there are several; the figures are each worker's own.
     """
@@ -57,16 +69,18 @@ class Listener:
     ) -> None:
         self.registry = SessionRegistry(services)
         self.services = services
-        self._access = Access(authenticator, origins, proxies, services.limits)
+        self.access = Access(authenticator, origins, proxies, services.limits)
         self._admin = admin
         self._worker = worker
         self._page = page
         self._store_available = store_available
         self._servers: list[Server] = []
         self._handshakes = Handshakes(
-            services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self._access.refusals
+            services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self.access.refusals
         )
         self._connections: set[Connection] = set()
+        self.mcp: McpServer | None = None
+        self._mcp_sockets: set[Socket] = set()
         self._ready = False
 
     @property
@@ -99,7 +113,7 @@ class Listener:
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
                 Socket, limits=self.services.limits, handshakes=self._handshakes
             ),
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
             # Off: it takes memory and time for each connection (durability, "Who may connect", 3), and frames
             # are small.
@@ -126,6 +140,8 @@ class Listener:
         await self.registry.close()
         for connection in list(self._connections):
             connection.close(CloseCode.SERVICE_RESTART, "service restart")
+        for one in list(self._mcp_sockets):
+            one.transport.abort()  # nothing of it is lost: its calls have ended with the sessions
         try:
             async with asyncio.timeout(2 * self.services.limits.close_timeout):
                 await self._closed()
@@ -133,7 +149,7 @@ class Listener:
             for connection in list(self._connections):
                 connection.abort("did not close")
             await self._closed()
-        self._access.refusals.close()
+        self.access.refusals.close()
         await self.registry.close()  # again: a connection may have opened a session while it was closing
 
     async def _closed(self) -> None:
@@ -165,14 +181,27 @@ class Listener:
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
         self._handshakes.discard(socket)
+        path = socket.request.path if socket.request is not None else PATH
+        if self.mcp is not None and path.partition("?")[0] == MCP_PATH:
+            await self._handle_mcp(self.mcp, socket, path)
+            return
         connection = Connection(socket, self.registry, self.services)
         self._connections.add(connection)
-        self._access.enter(socket.client)
+        self.access.enter(socket.client)
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
-            self._access.leave(socket.client)
+            self.access.leave(socket.client)
+
+    async def _handle_mcp(self, mcp: McpServer, socket: Socket, path: str) -> None:
+        self._mcp_sockets.add(socket)
+        self.access.enter(socket.client)
+        try:
+            await mcp.serve_socket(socket, path)
+        finally:
+            self._mcp_sockets.discard(socket)
+            self.access.leave(socket.client)
 
     async def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith(PATH):
@@ -197,9 +226,9 @@ class Listener:
                 return _text(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET.\n", {"Allow": "GET, HEAD"})
             headers = {"Content-Type": file.content_type, **HEADERS}
             return _response(http.HTTPStatus.OK, file.body, headers, head=request.method == "HEAD")
-        if path != PATH:
+        if path != PATH and not (path == MCP_PATH and self.mcp is not None):
             return _text(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
-        decision = self._access.decide(request, peer)
+        decision = self.access.decide(request, peer)
         if isinstance(decision, Refusal):
             return _text(decision.status, f"{decision.text}\n")
         assert isinstance(socket, Socket)
@@ -209,13 +238,13 @@ class Listener:
     async def _answer_operator(self, admin: Admin, path: str, request: Request, peer: str) -> Answer:
         refusal = admin.refusal(request.headers)
         if refusal is not None:
-            return self._refused_admin(refusal, path, self._access.address(request, peer) or peer)
+            return self._refused_admin(refusal, path, self.access.address(request, peer) or peer)
         answer = admin.stats if path == STATS_PATH else admin.metrics
         # In a thread: with hundreds of tools in use it would hold the event loop for too long.
         return await asyncio.to_thread(answer, self._facts(), self.services.metrics)
 
     def _refused_admin(self, answer: Answer, path: str, address: str) -> Answer:
-        count = self._access.refusals.count(f"{path} {answer.status.value}", address)
+        count = self.access.refusals.count(f"{path} {answer.status.value}", address)
         if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
             headers = {"Retry-After": "60"}
             return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
@@ -256,4 +285,4 @@ def _response(
 
 
 def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    return Subprotocol(SUBPROTOCOL) if SUBPROTOCOL in offered else None
+    return next((one for one in offered if one in (SUBPROTOCOL, MCP_SUBPROTOCOL)), None)

@@ -105,6 +105,15 @@ class SessionRegistry:
         tasks = [place.session for place in self._places.values()]
         return [task.result() for task in tasks if task.done() and task.exception() is None]
 
+    def connected(self, subject: str, session_id: str | None = None) -> Session | None:
+        """Find the subject's newest session with a connected client, or the one of that id."""
+        for key, place in reversed(self._subjects.get(subject, {}).items()):
+            if session_id in (None, key.session_id) and place.session.done():
+                session = place.session.result() if place.session.exception() is None else None
+                if session is not None and session.transport is not None:
+                    return session
+        return None
+
     def reload(self, services: Services) -> None:
         """Use another system prompt and catalog from now on."""
         self._services = services

@@ -76,6 +76,10 @@ class ToolExecutor:
             spec.definition for spec, _ in self._tools.values()
         )
 
+    @property
+    def specs(self) -> list[ToolSpec]:
+        return [spec for spec, _ in self._tools.values()]
+
     def spec(self, name: str) -> ToolSpec | None:
         """Find a tool's definition by its name."""
         found = self._tools.get(name)

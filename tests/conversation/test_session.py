@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -96,6 +97,7 @@ class Chaos:
         "steps": 8,
         "wait": 6,
         "twice": 1,
+        "request": 1,
     }
 
     def __init__(self, rng: random.Random, one: Stage, store: SlowStore) -> None:
@@ -103,6 +105,7 @@ class Chaos:
         self.one = one
         self.store = store
         self.trail: list[str] = []
+        self.requests: list[asyncio.Future[ToolResult]] = []
 
     async def step(self) -> None:
         action = self.rng.choices(list(self.ACTIONS), list(self.ACTIONS.values()))[0]
@@ -123,6 +126,11 @@ class Chaos:
             app.connect(self.one.session)
         elif action == "twice":
             app.connect(self.one.session)  # a second line, while the first one is still there
+        elif action == "request":
+            name = self.rng.choice(("device.do", "local.wait", "nobody.home"))
+            self.requests.append(asyncio.ensure_future(self.one.session.request(name, "{}")))
+            if self.rng.random() < 0.3:
+                self.rng.choice(self.requests).cancel()
         elif action == "steps":
             await steps(self.rng.randint(1, 12))
         elif action == "wait":
@@ -147,6 +155,7 @@ class Chaos:
         assert sorted(opened) == sorted(results)
         finished = [o.call_id for c in self.store.commits for o in c if isinstance(o, FinishCall)]
         assert len(finished) == len(set(finished))
+        assert all(request.done() for request in self.requests)
 
 
 def random_device(rng: random.Random) -> Callable[[str, str], str | None | Awaitable[str | None]]:
