@@ -37,9 +37,10 @@ class Approval:
     """What a person is asked: whether this tool may run with these arguments.
 
     ``reasons`` say why consent is needed, ``prompt`` is the question in words, ``scopes`` are those that an
-    `allow` may have. Requests with the same ``batch_id`` belong to one reply of the model. ``refused`` is set
-    when the question is asked again: it says why the server refused the last edit. Texts come from a model
-    and from the server: a screen must escape control characters in them.
+    `allow` may have. ``preview`` says what the call would do, in lines, if the tool can say it. Requests with
+    the same ``batch_id`` belong to one reply of the model. ``refused`` is set when the question is asked
+    again: it says why the server refused the last edit. Texts come from a model and from the server: a screen
+    must escape control characters in them.
     """
 
     approval_id: str
@@ -53,6 +54,7 @@ class Approval:
     scopes: tuple[Scope, ...]
     expires_at: datetime | None
     refused: str | None = None
+    preview: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,7 @@ def _approval(request: ApprovalRequest) -> Approval:
         prompt=request.prompt,
         scopes=tuple(request.scopes),
         expires_at=expires_at,
+        preview=request.preview,
     )
 
 

@@ -22,7 +22,7 @@ from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.builtin import BuiltinToolset, standard_tools
 from conductor.tools.device import load_catalog
-from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.tools.mcp.server import McpConnection, check_installed
 from conductor.tools.mcp.toolset import call_tool
@@ -199,6 +199,8 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
                 out.write("Nothing was run.\n")
                 return 2
             prepared = prepared.ready
+        if isinstance(prepared, DryRun):
+            prepared = await executor.dry_run(prepared.ready)
         outcome = prepared
         if isinstance(prepared, PreparedCall):
             outcome = await executor.run(prepared, CallContext("cli", "call_cli"))

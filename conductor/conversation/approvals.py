@@ -134,6 +134,7 @@ class PendingApproval:
             self.text(),
             approval.scopes,
             approval.expires_at,
+            approval.preview,
         )
 
 
@@ -297,7 +298,8 @@ class Approvals:
             await asyncio.sleep(0)  # others run between two steps: 64 KiB of arguments take 30 ms in each
             shown = self._shown(one)
             await asyncio.sleep(0)
-            asking.append(self._make(one, shown, batch, batch_id, turn_id))
+            preview = await self.profile.executor.preview(one.ready) if by_card else ""
+            asking.append(self._make(one, shown, preview, batch, batch_id, turn_id))
         for question in asking:
             self.pending[question.approval.approval_id] = question
         try:
@@ -417,7 +419,13 @@ class Approvals:
         return dict(self.profile.executor.redacted(asked.ready.arguments))
 
     def _make(
-        self, asked: ApprovalNeeded, shown: dict[str, Any], batch: ApprovalBatch, batch_id: str, turn_id: str
+        self,
+        asked: ApprovalNeeded,
+        shown: dict[str, Any],
+        preview: str,
+        batch: ApprovalBatch,
+        batch_id: str,
+        turn_id: str,
     ) -> PendingApproval:
         spec, arguments = asked.ready.spec, asked.ready.arguments
         approval = Approval(
@@ -434,6 +442,7 @@ class Approvals:
             expires_ms=time.time_ns() // 1_000_000 + round(self.limits.approval_timeout * 1000),
             fingerprint=spec.fingerprint,
             cautions=asked.verdict.cautions,
+            preview=preview,
         )
         return self._question(asked, shown, approval, batch)
 

@@ -16,7 +16,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, CallRecord, FinishCall, ForgetCall, OpenCall, Operation
 from conductor.tools.base import ToolOutcome, failed
-from conductor.tools.executor import ApprovalNeeded, Permit, PreparedCall, ToolExecutor, with_timing
+from conductor.tools.executor import ApprovalNeeded, DryRun, Permit, PreparedCall, ToolExecutor, with_timing
 
 _CUT_OFF = (
     "The reply reached its length limit inside this call's arguments, so they were cut off. Nothing was run. "
@@ -98,7 +98,7 @@ async def prepare_round(
     for number, call in enumerate(calls):
         if number:
             await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
-        checked: PreparedCall | ApprovalNeeded | ToolOutcome
+        checked: PreparedCall | ApprovalNeeded | DryRun | ToolOutcome
         if not whole:
             checked = failed("parse_error", _CUT_OFF)
         elif number >= room:
@@ -107,6 +107,8 @@ async def prepare_round(
             )
         else:
             checked = executor.prepare(call, permit)
+        if isinstance(checked, DryRun):
+            checked = await executor.dry_run(checked.ready)
         if isinstance(checked, PreparedCall):
             prepared.ready.append(checked)
         elif isinstance(checked, ApprovalNeeded):

@@ -265,7 +265,7 @@ class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     ] = ""
 
 
-class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
+class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A call that runs only if the person says so."""
 
     TYPE: ClassVar[str] = "approval.request"
@@ -303,6 +303,9 @@ class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel"):
     expires_at: Annotated[
         str, Meta(description="Until when; as ``timestamp``.", examples=["2026-03-01T12:10:00.000Z"])
     ]
+    preview: Annotated[
+        str, Meta(description="What it would do, in lines; for a file that is replaced, a unified diff.")
+    ] = ""
 
 
 class ApprovalResolved(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

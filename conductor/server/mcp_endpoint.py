@@ -52,7 +52,7 @@ from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Socket
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
-from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
 
 log = structlog.get_logger(__name__)
@@ -227,6 +227,8 @@ class McpEndpoint:
         elif isinstance(prepared, PreparedCall):
             outcome = await executor.run(prepared, CallContext("mcp", call_id))
             audit.ended(prepared.spec, prepared.arguments, outcome)
+        elif isinstance(prepared, DryRun):
+            outcome = await executor.dry_run(prepared.ready)
         else:
             outcome = prepared
         return executor.to_result(call_id, outcome).content

@@ -97,6 +97,8 @@ class ApprovalPrompt:
         show(text[:MAX_SHOWN])
         if len(text) > MAX_SHOWN:
             show(f"  WARNING: {len(text) - MAX_SHOWN} more characters are not shown.")
+        for line in approval.preview.splitlines():
+            show(f"  | {visible(line)}")
         for reason in approval.reasons:
             show(f"  - {visible(reason)}")
         if approval.risk == "high":

@@ -23,6 +23,7 @@ class Approval(msgspec.Struct, frozen=True):
     ``digest`` binds a decision to the tool and its arguments. ``expires_ms`` is epoch milliseconds.
     ``presented``: its spoken prompt was heard to the end. ``presentations`` counts how often the prompt was
     spoken, ``unclear`` how often the answer was neither yes nor no. ``fingerprint`` is the tool's definition.
+    ``preview`` says what the call would change, if the tool can say it.
     """
 
     approval_id: str
@@ -41,6 +42,7 @@ class Approval(msgspec.Struct, frozen=True):
     unclear: int = 0
     fingerprint: str = ""
     cautions: tuple[Caution, ...] = ()
+    preview: str = ""
 
     @property
     def expires_at(self) -> str:

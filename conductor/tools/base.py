@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
@@ -50,6 +50,7 @@ class ToolSpec:
     ``open_world`` means that it reaches beyond this machine and the device: the web, a cloud. ``untrusted``
     means that third parties write what it returns, so that instructions may hide in it. ``title`` is the name
     for people, ``spoken`` says what a call does ("delete {count} photos from {album}").
+    ``sensitive`` says why a call with these arguments must ask, if it must; ``preview`` what it would do.
     """
 
     name: str
@@ -68,7 +69,7 @@ class ToolSpec:
     title: str | None = None
     spoken: str | None = None
     sensitive: Callable[[Mapping[str, Any]], str | None] | None = None
-    describe: Callable[[Mapping[str, Any]], str] | None = None
+    preview: Callable[[Mapping[str, Any]], Awaitable[str]] | None = None
 
     @cached_property
     def definition(self) -> ToolDefinition:

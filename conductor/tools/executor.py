@@ -51,6 +51,13 @@ class ApprovalNeeded:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A call that is only described."""
+
+    ready: PreparedCall
+
+
 class ToolExecutor:
     """The tools of one session, and the checks that every call passes."""
 
@@ -87,7 +94,7 @@ class ToolExecutor:
 
     def prepare(
         self, call: ToolCall, permit: Permit | None = None
-    ) -> PreparedCall | ApprovalNeeded | ToolOutcome:
+    ) -> PreparedCall | ApprovalNeeded | DryRun | ToolOutcome:
         """Find, validate and permit a call; an outcome means that it is not run.
 
         Without ``permit``, which knows the conversation, only the gate's rules decide.
@@ -112,7 +119,7 @@ class ToolExecutor:
             verdict = replace(verdict, effect="ask", reasons=(_REPAIRED,), warn=True)
         # After the rules: a call that they deny must not look allowed in a dry run.
         if self.gate.is_dry(spec):
-            return _dry_run(ready)
+            return DryRun(ready)
         return ApprovalNeeded(ready, verdict) if verdict.effect == "ask" else ready
 
     def edited(self, ready: PreparedCall, arguments: Mapping[str, Any]) -> PreparedCall | str:
@@ -148,6 +155,24 @@ class ToolExecutor:
     def redacted(self, value: Any) -> Any:
         """Redact a JSON value."""
         return self._redactor.value(value)
+
+    async def preview(self, ready: PreparedCall) -> str:
+        """Say what a call would do, redacted and truncated; empty if the tool cannot say it in time."""
+        if ready.spec.preview is None:
+            return ""
+        try:
+            async with asyncio.timeout(_PREVIEW_S):
+                return self._shown(await ready.spec.preview(ready.arguments))
+        except Exception:
+            log.exception("no preview", tool=ready.spec.name)
+            return ""
+
+    async def dry_run(self, ready: PreparedCall) -> ToolOutcome:
+        """Make the outcome of a call that is only described."""
+        data = {"dry_run": True, "would_call": ready.spec.name, "arguments": ready.arguments}
+        would = await self.preview(ready)
+        note = "Dry run: nothing was run. Tell the user what would have been done."
+        return succeeded({**data, "would": would} if would else data, notes=(*ready.notes, note))
 
     async def run(self, ready: PreparedCall, context: CallContext) -> ToolOutcome:
         """Run a prepared call within its time limit; every failure becomes an outcome."""
@@ -236,15 +261,10 @@ _UNKNOWN = (
 # Microseconds to check a restored call: those of a round are checked in one step of the loop.
 _AGAIN_WORK_US = 3_000
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
+# Seconds in which a tool says what a call would do: a disk may hang.
+_PREVIEW_S = 2.0
 _REPAIRED = "The model's call was not valid JSON and was mended, so it may be meant otherwise."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
-
-
-def _dry_run(ready: PreparedCall) -> ToolOutcome:
-    would = ready.spec.describe(ready.arguments) if ready.spec.describe is not None else None
-    data = {"dry_run": True, "would_call": ready.spec.name, "arguments": ready.arguments}
-    note = "Dry run: nothing was run. Tell the user what would have been done."
-    return succeeded({**data, "would": would} if would else data, notes=(*ready.notes, note))
 
 
 def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:

@@ -443,6 +443,19 @@ async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_d
         assert len(asked(phone)) == 2
 
 
+async def test_a_card_for_writing_a_file_shows_what_it_would_change(
+    claude: AnthropicService, tmp_path: Path, files: Path
+) -> None:
+    write = Call("write_file", {"path": "notes.txt", "content": "buy oats"})
+    claude.replies += [Reply(calls=(write,)), Reply(text="Written.")]
+    async with configured(claude, tmp_path, file_roots=str(files)) as server, server.phone() as phone:
+        await begin(phone, "approval")
+        request = await ask_deciding(phone, "oats it is")
+    assert "\n-buy milk\n+buy oats" in request["payload"]["preview"]
+    assert results_of(claude.requests[-1])[0]["data"]["replaced"] is True
+    assert (files / "notes.txt").read_text() == "buy oats"
+
+
 async def test_reading_a_file_asks_aloud_where_there_are_no_cards(
     claude: AnthropicService, tmp_path: Path, files: Path
 ) -> None:

@@ -110,7 +110,9 @@ async def decide(*lines: str, **fields: Any) -> tuple[list[Json], str]:
 
 
 async def test_a_question_shows_what_would_be_run_and_why() -> None:
-    _, shown = await decide("4", arguments={"path": "a\x1b[2J\u202eb", "lines": [1, "\n"]})
+    arguments = {"path": "a\x1b[2J\u202eb", "lines": [1, "\n"]}
+    _, shown = await decide("4", arguments=arguments, preview="-old\n+new\x1b")
+    assert "  | -old\n  | +new\\u001b\n" in shown
     assert "The assistant asks to run notes.delete (medium risk), with:\n" in shown
     assert '  {\n    "path": "a\\u001b[2J\\u202eb",\n' in shown
     assert '      "\\n"\n' in shown

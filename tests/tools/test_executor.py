@@ -16,6 +16,7 @@ from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.executor import (
     ApprovalNeeded,
+    DryRun,
     PreparedCall,
     ToolExecutor,
     cancelled_outcome,
@@ -231,25 +232,26 @@ def test_a_tool_that_is_left_out_is_neither_offered_nor_found() -> None:
         ({"risk": "safe", "effect": "irreversible"}, False),
     ],
 )
-def test_a_dry_run_says_what_would_be_done_and_asks_nobody(fields: dict[str, Any], is_run: bool) -> None:
-    def describe(arguments: Mapping[str, Any]) -> str:
+async def test_a_dry_run_says_what_would_be_done(fields: dict[str, Any], is_run: bool) -> None:
+    async def preview(arguments: Mapping[str, Any]) -> str:
         return f"add {arguments['text']}"
 
-    spec = replace(ADD, **({"approval": None, "describe": describe} | fields))
+    spec = replace(ADD, **({"approval": None, "preview": preview} | fields))
     executor = ToolExecutor([shelf(succeeded, spec)], LIMITS, Gate(options=GateOptions(dry_run=True)))
     prepared = executor.prepare(ToolCall("c-1", "add_task", NOTED))
     if is_run:
         assert isinstance(prepared, PreparedCall)
         return
-    assert isinstance(prepared, ToolOutcome) and prepared.success
-    assert prepared.data == {
+    assert isinstance(prepared, DryRun)
+    outcome = await executor.dry_run(prepared.ready)
+    assert outcome.data == {
         "dry_run": True,
         "would_call": "add_task",
         "arguments": {"text": "x", "n": 7},
         "would": "add x",
     }
-    assert len(prepared.metadata.notes) == 2 and "Nothing was run" not in prepared.metadata.notes[0]
-    assert "nothing was run" in prepared.metadata.notes[1]
+    assert len(outcome.metadata.notes) == 2 and "Nothing was run" not in outcome.metadata.notes[0]
+    assert "nothing was run" in outcome.metadata.notes[1]
 
 
 def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> None:
@@ -263,7 +265,7 @@ def test_a_tool_is_called_so_often_a_minute_and_not_more_and_others_go_on() -> N
         return [
             "ran" if isinstance(one, PreparedCall) else one.error_type
             for one in found
-            if not isinstance(one, ApprovalNeeded)
+            if not isinstance(one, ApprovalNeeded | DryRun)
         ]
 
     assert often("nap") == ["ran"] * 3 + ["rate_limited"] * 2

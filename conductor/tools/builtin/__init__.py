@@ -19,6 +19,7 @@ from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
 from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
 from conductor.tools.builtin.search_files import SearchFiles
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
+from conductor.tools.builtin.write_file import WriteFile
 
 
 class BuiltinTool(Protocol):
@@ -61,6 +62,7 @@ def standard_tools(
         SearchFiles(files),
         ReadFile(files),
         CreateFile(files),
+        WriteFile(files),
     )
 
 
@@ -89,5 +91,5 @@ class BuiltinToolset:
 
 
 def _with_says(tool: BuiltinTool) -> ToolSpec:
-    sensitive, describe = getattr(tool, "sensitive", None), getattr(tool, "describe", None)
-    return replace(tool.spec, sensitive=sensitive, describe=describe)
+    sensitive, preview = getattr(tool, "sensitive", None), getattr(tool, "preview", None)
+    return replace(tool.spec, sensitive=sensitive, preview=preview)

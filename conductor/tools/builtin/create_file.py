@@ -6,9 +6,10 @@ import ctypes
 import errno
 import os
 import secrets
+import stat
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from conductor.tools.builtin.sandbox import (
     FileError,
     Files,
     SandboxPath,
+    check_regular,
     printable,
     secret_kind,
 )
@@ -75,15 +77,15 @@ class CreateFile:
         """Say why this file needs consent even if creating was allowed (tools, "Built-ins")."""
         return self._files.sensitive(arguments)
 
-    def describe(self, arguments: Mapping[str, Any]) -> str:
-        """Say what a call would do, for a dry run, without looking at the disk."""
+    async def preview(self, arguments: Mapping[str, Any]) -> str:
+        """Say what a call would do, without looking at the disk."""
         content = str(arguments["content"])
         lines = content.splitlines()
         folders = ", with the folders that are missing" if arguments.get("parents") else ""
         head = [printable(line[:_PREVIEW_CHARS]) for line in lines[:_PREVIEW_LINES]]
         more = [f"… and {len(lines) - _PREVIEW_LINES} more lines"] if len(lines) > _PREVIEW_LINES else []
         opening = (
-            f"Would create {printable(str(arguments['path']))!r}{folders}: {_amount(content)}. "
+            f"Would create {printable(str(arguments['path']))!r}{folders}: {amount(content)}. "
             "Would fail if it exists already."
         )
         return "\n".join([opening, *(f"+ {line}" for line in head), *more])
@@ -92,13 +94,14 @@ class CreateFile:
         """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            return self._create(arguments, stop)
+            return self.create(arguments, stop)
 
         return await self._files.run(work)
 
-    def _create(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
+    def create(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
+        """Do what `run` does, in this thread. Raises `FileError`."""
         path, parents = arguments["path"], bool(arguments.get("parents"))
-        data = _encoded(arguments["content"])
+        data = encoded(arguments["content"])
         if path.endswith(("/", "/.")):
             raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
         try:
@@ -164,6 +167,31 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
     with suppress(FileNotFoundError):
         os.stat(name, dir_fd=folder, follow_symlinks=False)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with _temporary(folder, data, mode, stop) as temporary:
+        _publish(folder, temporary, name)
+
+
+def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
+    """Replace a file's content, all at once; its mode stays, and its owner where the system lets it.
+
+    Raises `OSError`, FileNotFoundError if there is no such file, and `FileError` if the call was cancelled;
+    then the file is as it was.
+    """
+    before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    check_regular(before)
+    if not before.st_mode & 0o222:  # a rename would not ask
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    with _temporary(folder, data, 0o600, stop, before) as temporary:
+        if not os.path.samestat(before, os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextmanager
+def _temporary(
+    folder: int, data: bytes, mode: int, stop: CancelFlag, like: os.stat_result | None = None
+) -> Iterator[str]:
+    # A file that is on the disk with all its content, for the block to give it its name.
     temporary = f".conductor-{secrets.token_hex(8)}.tmp"
     file = os.open(temporary, _NEW, mode, dir_fd=folder)
     try:
@@ -171,13 +199,17 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
             written = 0
             while written < len(data):
                 written += os.write(file, data[written:])
+            if like is not None:
+                with suppress(PermissionError):  # only root may give files away
+                    os.fchown(file, like.st_uid, like.st_gid)
+                os.fchmod(file, stat.S_IMODE(like.st_mode))
             # Before the name appears: a crash must not leave an empty file under it.
             os.fsync(file)
         finally:
             os.close(file)
         # The last moment: after the rename the file is there.
         stop.check()
-        _publish(folder, temporary, name)
+        yield temporary
     except BaseException:
         _quietly(os.unlink, temporary, folder)
         raise
@@ -230,7 +262,8 @@ def _sync(folder: int) -> None:
             os.close(opened)
 
 
-def _encoded(content: str) -> bytes:
+def encoded(content: str) -> bytes:
+    """Encode a file's content. Raises `FileError`."""
     try:
         data = content.encode()
     except UnicodeEncodeError:
@@ -240,6 +273,7 @@ def _encoded(content: str) -> bytes:
     return data
 
 
-def _amount(content: str) -> str:
+def amount(content: str) -> str:
+    """Say how long a text is."""
     lines = len(content.splitlines())
     return f"{lines:,} line{'' if lines == 1 else 's'}, {len(content.encode(errors='replace')):,} bytes"

@@ -123,16 +123,16 @@ def open_regular(folder: int, name: str) -> int:
     is looked at first, since opening a device can do something; what counts is what the open file is.
     """
     for _ in range(_TRIES):
-        _check(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
         file = os.open(name, _FILE, dir_fd=folder)
         try:
             found = os.fstat(file)
             if found.st_nlink:
-                _check(found)
+                check_regular(found)
                 # A second name that was dropped after opening does not show in the open file's count.
                 now = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if os.path.samestat(found, now):
-                    _check(now)
+                    check_regular(now)
                     kept, file = file, -1
                     return kept
         finally:
@@ -141,7 +141,8 @@ def open_regular(folder: int, name: str) -> int:
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-def _check(found: os.stat_result) -> None:
+def check_regular(found: os.stat_result) -> None:
+    """Raise the `OSError` that `open_regular` raises for what is no regular file with one name."""
     error = 0
     if stat.S_ISLNK(found.st_mode):
         error = errno.ELOOP

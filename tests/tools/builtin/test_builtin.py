@@ -33,7 +33,7 @@ def test_the_standard_tools_are_sound_and_safe() -> None:
         assert spec.description
 
 
-def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(tmp_path: Path) -> None:
+async def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(tmp_path: Path) -> None:
     specs = {spec.name: spec for spec in BuiltinToolset(standard_tools(file_roots=[tmp_path])).specs()}
     assert {"get_file_tree", "list_directory", "search_files", "read_file", "create_file"} < set(specs)
     assert [specs[name].risk for name in ("get_file_tree", "read_file", "create_file")] == [
@@ -41,10 +41,10 @@ def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(
         "medium",
         "high",
     ]
-    sensitive, describe = specs["read_file"].sensitive, specs["create_file"].describe
-    assert sensitive is not None and describe is not None
+    sensitive, preview = specs["read_file"].sensitive, specs["create_file"].preview
+    assert sensitive is not None and preview is not None
     assert sensitive({"path": ".env"}) and sensitive({"path": "notes.txt"}) is None
-    assert "notes.txt" in describe({"path": "notes.txt", "content": "x"})
+    assert "notes.txt" in await preview({"path": "notes.txt", "content": "x"})
 
 
 async def test_a_tool_is_run_by_its_name() -> None:

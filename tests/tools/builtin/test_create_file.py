@@ -290,16 +290,17 @@ async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, 
     assert not [name for name in everything(root) if name.endswith(".tmp")]
 
 
-def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
+async def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
     tool = CreateFile(Files(Roots([root])))
     content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
-    said = tool.describe({"path": "b/x.md", "content": content, "parents": True})
+    said = await tool.preview({"path": "b/x.md", "content": content, "parents": True})
     assert said == (
         "Would create 'b/x.md', with the folders that are missing: 7 lines, 22 bytes. "
         "Would fail if it exists already.\n"
         "+ one\n+ \\x1b[2Jtwo\n+ 3\n+ 4\n+ 5\n… and 2 more lines"
     )
-    assert tool.describe({"path": "x", "content": "1"}).startswith("Would create 'x': 1 line, 1 bytes.")
+    said = await tool.preview({"path": "x", "content": "1"})
+    assert said.startswith("Would create 'x': 1 line, 1 bytes.")
     assert everything(root) == ["a"]
 
 

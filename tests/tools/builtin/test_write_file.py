@@ -1,0 +1,173 @@
+"""``write_file``: all of the new text or the old one, the same mode, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, replace_file
+from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, Roots
+from conductor.tools.builtin.write_file import MAX_COMPARED_LINES, MAX_SHOWN_LINES, WriteFile
+from conductor.tools.schema import check_schema
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "old.md").write_text("one\ntwo\nthree\n")
+    return folder
+
+
+async def write(root: Path, path: str, content: str = "new\n", **arguments: Any) -> ToolOutcome:
+    return await WriteFile(Files(Roots([root]))).run({"path": path, "content": content, **arguments}, CONTEXT)
+
+
+async def preview(root: Path, path: str, content: str = "new\n") -> str:
+    return await WriteFile(Files(Roots([root]))).preview({"path": path, "content": content})
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(found.relative_to(folder)) for found in folder.rglob("*"))
+
+
+def test_its_schema_is_sound() -> None:
+    check_schema(WriteFile.spec.input_schema)
+    assert (WriteFile.spec.risk, WriteFile.spec.effect) == ("high", "write")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o664])
+async def test_a_file_is_replaced_and_keeps_its_mode(root: Path, mode: int) -> None:
+    (root / "a" / "old.md").chmod(mode)
+    outcome = await write(root, "a/old.md", "é\n")
+    assert outcome.data == {"path": "a/old.md", "size_bytes": 3, "replaced": True}
+    assert (root / "a" / "old.md").read_bytes() == b"\xc3\xa9\n"
+    assert stat.S_IMODE((root / "a" / "old.md").stat().st_mode) == mode
+    assert everything(root) == ["a", "a/old.md"]
+
+
+async def test_a_file_that_is_missing_is_created(root: Path) -> None:
+    outcome = await write(root, "a/new.md")
+    assert outcome.data == {"path": "a/new.md", "size_bytes": 4, "created_folders": 0, "replaced": False}
+    assert (await write(root, "b/new.md")).error_type == "not_found"
+    assert (await write(root, "b/new.md", parents=True)).data["created_folders"] == 1
+
+
+async def test_of_several_folders_the_one_that_has_the_file_is_meant(root: Path) -> None:
+    other = root.parent / "other"
+    other.mkdir()
+    tool = WriteFile(Files(Roots([other, root])))
+    (root / "x").write_text("old")
+    assert (await tool.run({"path": "x", "content": "new"}, CONTEXT)).data["path"] == "root/x"
+    assert everything(other) == [] and (root / "x").read_text() == "new"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder", "read-only"])
+async def test_what_is_no_plain_file_is_left_as_it_is(root: Path, kind: str) -> None:
+    there, target = root / "there", root.parent / "target"
+    target.write_text("before")
+    match kind:
+        case "link":
+            there.symlink_to(target)
+        case "dangling":
+            there.symlink_to(root.parent / "missing")
+        case "hard link":
+            os.link(target, there)
+        case "pipe":
+            os.mkfifo(there)
+        case "folder":
+            there.mkdir()
+        case _:
+            there.write_text("before")
+            there.chmod(0o444)
+    before = there.lstat()
+    outcome = await write(root, "there")
+    assert not outcome.success and outcome.error_type != "internal_error"
+    assert there.lstat() == before
+    assert target.read_text() == "before" and not (root.parent / "missing").exists()
+    assert not [name for name in everything(root) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("path", ["../target", "/etc/passwd", ".", "a/", "a/old.md/x", "linked/x"])
+async def test_nothing_is_written_elsewhere(root: Path, path: str) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (root / "linked").symlink_to(outside)
+    assert not (await write(root, path)).success
+    assert not (await write(root, path, parents=True)).success
+    assert everything(outside) == [] and (root / "a" / "old.md").read_text() == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("content", ["x" * (MAX_CONTENT_BYTES + 1), "\ud800"])
+async def test_content_that_is_too_long_or_no_text_changes_nothing(root: Path, content: str) -> None:
+    assert (await write(root, "a/old.md", content)).error_type == "validation_failed"
+    assert (root / "a" / "old.md").read_text() == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("failing", ["fsync", "rename", "cancel"])
+def test_a_write_that_fails_leaves_the_old_file(
+    root: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = CancelFlag()
+    if failing == "cancel":
+        stop.set()
+    else:
+
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise OSError(28, "full")
+
+        monkeypatch.setattr(os, failing, fail)
+    folder = os.open(root / "a", os.O_RDONLY)
+    try:
+        with pytest.raises((OSError, FileError)):
+            replace_file(folder, "old.md", b"new", stop)
+    finally:
+        os.close(folder)
+    assert everything(root) == ["a", "a/old.md"]
+    assert (root / "a" / "old.md").read_text() == "one\ntwo\nthree\n"
+
+
+async def test_a_preview_is_a_unified_diff(root: Path) -> None:
+    assert await preview(root, "a/old.md", "one\n2\x1b\nthree\n") == (
+        "Would replace 'a/old.md', 14 bytes, by 3 lines, 13 bytes.\n"
+        "--- a/old.md\n+++ a/old.md\n@@ -1,3 +1,3 @@\n one\n-two\n+2\\x1b\n three"
+    )
+    assert (await preview(root, "a/old.md", "one\ntwo\nthree\n")).endswith("The lines stay the same.")
+    assert (root / "a" / "old.md").read_text() == "one\ntwo\nthree\n"
+
+
+async def test_a_preview_of_a_new_file_shows_its_beginning(root: Path) -> None:
+    assert (await preview(root, "a/new.md")).startswith("Would create 'a/new.md': 1 line, 4 bytes.")
+
+
+async def test_a_preview_is_bounded(root: Path) -> None:
+    text = await preview(root, "a/old.md", "x" * 500 + "\n" + "y\n" * 300)
+    lines = text.splitlines()
+    assert len(lines) == MAX_SHOWN_LINES + 2 and lines[-1].startswith("… and ")
+    assert max(map(len, lines)) <= 120
+    text = await preview(root, "a/old.md", "y\n" * (MAX_COMPARED_LINES + 1))
+    assert text.endswith("The texts are too long to be compared.")
+    (root / "a" / "old.md").write_bytes(b"x" * (MAX_CONTENT_BYTES + 1))
+    assert "files up to" in await preview(root, "a/old.md")
+
+
+async def test_a_preview_shows_nothing_secret_and_nothing_elsewhere(root: Path) -> None:
+    (root / ".env").write_text("PASSWORD=heron\n")
+    text = await preview(root, ".env")
+    assert "heron" not in text and text.endswith("it may hold environment secrets.")
+    (root / "link").symlink_to("/etc/passwd")
+    assert "links are not followed" in await preview(root, "link")
+    assert "outside the folders" in await preview(root, "/etc/passwd")
+
+
+def test_secrets_ask_whatever_was_allowed(root: Path) -> None:
+    tool = WriteFile(Files(Roots([root])))
+    assert tool.sensitive({"path": ".git/hooks/pre-commit", "content": ""})
+    assert tool.sensitive({"path": "notes.md", "content": ""}) is None
