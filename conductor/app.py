@@ -39,7 +39,7 @@ from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import ToolSpec
-from conductor.tools.builtin import BuiltinToolset, standard_tools
+from conductor.tools.builtin import BuiltinTool, BuiltinToolset, standard_tools
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
 from conductor.tools.mcp.server import check_installed
@@ -74,7 +74,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         store=store,
         provider=provider or make_router(load_profiles(settings), settings, model_metrics),
         toolsets=[
-            BuiltinToolset(standard_tools(file_roots=roots)),
+            BuiltinToolset(builtin_tools(settings)),
             PythonToolset(python_tools(settings.tools_path)),
             McpToolset(servers, roots=roots, local_only=settings.local_only),
         ],
@@ -117,16 +117,29 @@ def file_roots(settings: Settings) -> list[Path]:
     Raises `SettingsError` for a path that is no directory, and for one that holds the server's own files: a
     file tool could read the tokens there, or write the rules.
     """
-    roots = [Path(os.path.expanduser(name)) for name in settings.file_roots]
-    for root in roots:
-        if not os.path.isdir(root):
-            raise SettingsError(f"FILE_ROOTS names {root}, which is no folder.")
-        for what, path in _own_files(settings):
-            if path is not None and _holds(root, path):
-                raise SettingsError(
-                    f"FILE_ROOTS names {root}, which holds {what} ({path}): name a folder that does not."
-                )
-    return roots
+    return [_tools_folder("FILE_ROOTS", Path(name), settings) for name in settings.file_roots]
+
+
+def builtin_tools(settings: Settings) -> tuple[BuiltinTool, ...]:
+    """Make the built-in tools that the settings offer. Raises `SettingsError`."""
+    return standard_tools(file_roots=file_roots(settings), notes_dir=notes_dir(settings))
+
+
+def notes_dir(settings: Settings) -> Path | None:
+    """Return the notes' folder. Raises `SettingsError`, as for `file_roots`."""
+    return None if settings.notes_dir is None else _tools_folder("NOTES_DIR", settings.notes_dir, settings)
+
+
+def _tools_folder(setting: str, named: Path, settings: Settings) -> Path:
+    folder = Path(os.path.expanduser(named))
+    if not os.path.isdir(folder):
+        raise SettingsError(f"{setting} names {folder}, which is no folder.")
+    for what, path in _own_files(settings):
+        if path is not None and _holds(folder, path):
+            raise SettingsError(
+                f"{setting} names {folder}, which holds {what} ({path}): name a folder that does not."
+            )
+    return folder
 
 
 def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:

@@ -22,6 +22,7 @@ from conductor.app import (
     check_exposure,
     file_roots,
     make_services,
+    notes_dir,
     reload,
     running,
     secrets,
@@ -156,6 +157,15 @@ def test_nor_one_that_a_setting_puts_there(here: Path, name: str, root: str, the
     link.symlink_to(own)
     assert str(link) in refused(here / root, **{name: link})
     make_services(settings(file_roots=("shared",), data_dir=here / "server"))
+
+
+def test_the_folder_of_notes_is_checked_in_the_same_way(here: Path) -> None:
+    assert notes_dir(settings()) is None
+    assert notes_dir(settings(notes_dir=here / "files")) == here / "files"
+    with pytest.raises(SettingsError, match="^NOTES_DIR names .*missing, which is no folder.$"):
+        notes_dir(settings(notes_dir=here / "missing"))
+    with pytest.raises(SettingsError, match=r"^NOTES_DIR names \., which holds its settings \(\.env\)"):
+        notes_dir(settings(notes_dir=Path(".")))
 
 
 def test_nor_a_link_to_one(here: Path) -> None:

@@ -124,6 +124,7 @@ async def check(
         ("DEVICE_TOOLS_FILE", {"device_tools_file"}, check_server.catalog_items(settings)),
         ("POLICIES_FILE", {"device_tools_file"}, check_server.policy_items(settings)),
         ("FILE_ROOTS", {"file_roots"}, check_server.roots_items(settings)),
+        ("NOTES_DIR", {"notes_dir"}, check_server.notes_items(settings)),
         ("TOOLS_PATH", {"tools_path"}, check_server.function_items(settings)),
         ("PORT", {"host", "port"}, check_server.address_items(settings)),
         ("AUTH_TOKENS", {"host", "auth_tokens"}, check_server.access_items(settings, insecure)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from conductor.app import check_exposure, file_roots
+from conductor.app import check_exposure, file_roots, notes_dir
 from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.env_file import misspelt
 from conductor.errors import SettingsError
@@ -97,6 +98,15 @@ async def roots_items(settings: Settings) -> AsyncIterator[Item]:
     """Check the folders of the file tools."""
     if settings.file_roots:
         yield ok("FILE_ROOTS", f"{', '.join(map(str, file_roots(settings)))}.")
+
+
+async def notes_items(settings: Settings) -> AsyncIterator[Item]:
+    """Check the notes' folder."""
+    folder = notes_dir(settings)
+    if folder is not None and os.access(folder, os.W_OK):
+        yield ok("NOTES_DIR", f"{folder}.")
+    elif folder is not None:
+        yield fail("NOTES_DIR", f"the server may not write to {folder}.")
 
 
 async def function_items(settings: Settings) -> AsyncIterator[Item]:

@@ -13,14 +13,14 @@ from typing import Any, TextIO
 
 import msgspec
 
-from conductor.app import file_roots, secrets
+from conductor.app import builtin_tools, secrets
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.messages import ToolCall
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
-from conductor.tools.builtin import BuiltinToolset, standard_tools
+from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
@@ -89,7 +89,7 @@ async def _toolsets(
 ) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
     # The server's toolsets, and what is wrong with MCP servers that do not answer.
     toolsets: list[Toolset] = [
-        BuiltinToolset(standard_tools(file_roots=file_roots(settings))),
+        BuiltinToolset(builtin_tools(settings)),
         PythonToolset(python_tools(settings.tools_path)),
     ]
     problems: list[str] = []

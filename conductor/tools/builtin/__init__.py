@@ -14,6 +14,7 @@ from conductor.tools.builtin.clock import CurrentTime, utc_now
 from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
 from conductor.tools.builtin.list_directory import ListDirectory
+from conductor.tools.builtin.notes import NotesCreate, NotesSearch
 from conductor.tools.builtin.read_file import ReadFile
 from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
 from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
@@ -36,13 +37,16 @@ class BuiltinTool(Protocol):
 
 
 def standard_tools(
-    now: Callable[[], datetime] = utc_now, file_roots: Sequence[Path] = ()
+    now: Callable[[], datetime] = utc_now,
+    file_roots: Sequence[Path] = (),
+    notes_dir: Path | None = None,
 ) -> tuple[BuiltinTool, ...]:
     """Make the standard tools; ``now`` gives the time with its offset.
 
-    The file tools need folders, ``file_roots``, and a system that can open files without following links.
+    The file tools need folders, ``file_roots``, the notes need ``notes_dir``, and both need a system that can
+    open files without following links.
     """
-    tools: tuple[BuiltinTool, ...] = (
+    tools: list[BuiltinTool] = [
         CurrentTime(now),
         Calculator(),
         AddTask(),
@@ -51,24 +55,20 @@ def standard_tools(
         ScheduleTask(now),
         ListScheduledTasks(),
         CancelScheduledTask(),
-    )
-    if not file_roots or not SUPPORTED:
-        return tools
-    files = Files(Roots(file_roots))
-    return (
-        *tools,
-        FileTree(files),
-        ListDirectory(files),
-        SearchFiles(files),
-        ReadFile(files),
-        CreateFile(files),
-        WriteFile(files),
-    )
+    ]
+    if file_roots and SUPPORTED:
+        files = Files(Roots(file_roots))
+        tools += (FileTree(files), ListDirectory(files), SearchFiles(files))
+        tools += (ReadFile(files), CreateFile(files), WriteFile(files))
+    if notes_dir is not None and SUPPORTED:
+        notes = Files(Roots([notes_dir]))
+        tools += (NotesCreate(notes, now), NotesSearch(notes))
+    return tuple(tools)
 
 
 def builtin_specs() -> tuple[ToolSpec, ...]:
     """List the definitions of all standard tools, also of those that the settings disable."""
-    return tuple(tool.spec for tool in standard_tools(file_roots=[Path("/")]))
+    return tuple(tool.spec for tool in standard_tools(file_roots=[Path("/")], notes_dir=Path("/")))
 
 
 class BuiltinToolset:

@@ -1,0 +1,138 @@
+"""``notes_create`` and ``notes_search``: a file for each note, found again by its words."""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import notes
+from conductor.tools.builtin.notes import EXCERPT_CHARS, NotesCreate, NotesSearch
+from conductor.tools.builtin.sandbox import Files, Roots
+from conductor.tools.schema import check_schema
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "notes"
+    made.mkdir()
+    return made
+
+
+async def create(folder: Path, title: str, text: str = "text", context: CallContext = CONTEXT) -> ToolOutcome:
+    tool = NotesCreate(Files(Roots([folder])), lambda: datetime(2026, 3, 1, 23, 30, tzinfo=UTC))
+    return await tool.run({"title": title, "text": text}, context)
+
+
+async def search(folder: Path, **arguments: Any) -> ToolOutcome:
+    return await NotesSearch(Files(Roots([folder]))).run(arguments, CONTEXT)
+
+
+def titles(outcome: ToolOutcome) -> list[str]:
+    return [note["title"] for note in outcome.data["notes"]]
+
+
+def test_their_schemas_are_sound() -> None:
+    for spec in (NotesCreate.spec, NotesSearch.spec):
+        check_schema(spec.input_schema)
+    assert (NotesCreate.spec.risk, NotesCreate.spec.effect) == ("medium", "write")
+    assert (NotesSearch.spec.risk, NotesSearch.spec.effect) == ("safe", "read")
+
+
+async def test_a_note_is_a_file_that_only_the_server_may_read(folder: Path) -> None:
+    outcome = await create(folder, " Heron\n food ", "Buy sprats.\n")
+    assert outcome.data == {"path": "2026-03-01-heron-food.md"}
+    file = folder / "2026-03-01-heron-food.md"
+    assert file.read_text() == "# Heron food\n\nBuy sprats.\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_its_day_is_the_users(folder: Path) -> None:
+    outcome = await create(folder, "x", context=CallContext("s", "c", time_zone="Europe/Berlin"))
+    assert outcome.data == {"path": "2026-03-02-x.md"}
+
+
+async def test_no_note_replaces_another(folder: Path) -> None:
+    paths = [(await create(folder, "Same", str(number))).data["path"] for number in range(3)]
+    assert paths == ["2026-03-01-same.md", "2026-03-01-same-2.md", "2026-03-01-same-3.md"]
+    assert [(folder / path).read_text()[-2] for path in paths] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("../../etc/passwd", "etc-passwd"),
+        ("ÜBER: Straße!", "über-strasse"),
+        ("…", "note"),
+        ("x" * 120, "x" * 60),
+        ("鷺" * 120, "鷺" * 60),
+    ],
+)
+async def test_a_title_becomes_a_plain_name(folder: Path, title: str, name: str) -> None:
+    assert (await create(folder, title)).data == {"path": f"2026-03-01-{name}.md"}
+
+
+async def test_notes_are_found_by_their_words_and_those_with_most_come_first(folder: Path) -> None:
+    await create(folder, "Dentist", "Appointment on Monday")
+    await create(folder, "Heron", "It likes Mondays by the pond.")
+    await create(folder, "Shopping", "Oats")
+    assert titles(await search(folder, query="MONDAY pond")) == ["Heron", "Dentist"]
+    assert titles(await search(folder, query="heron")) == ["Heron"]
+    outcome = await search(folder, query="crocodile")
+    assert outcome.data == {"notes": [], "found": 0, "complete": True}
+
+
+async def test_without_a_query_the_newest_come(folder: Path) -> None:
+    for number in range(7):
+        path = (await create(folder, f"n{number}")).data["path"]
+        os.utime(folder / path, (number, number))
+    outcome = await search(folder)
+    assert titles(outcome) == ["n6", "n5", "n4", "n3", "n2"] and outcome.data["found"] == 7
+    assert titles(await search(folder, limit=1)) == ["n6"]
+    assert outcome.data["notes"][0]["modified"] == "1970-01-01T00:00:06Z"
+
+
+async def test_notes_written_elsewhere_are_found_and_other_files_are_not(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "plain.txt").write_text("heron without a title")
+    (folder / "image.png").write_text("heron")
+    (folder / "link.md").symlink_to("/etc/hostname")
+    (folder / "large.md").write_text("heron" + " " * notes.MAX_NOTE_BYTES)
+    (note,) = (await search(folder, query="heron")).data["notes"]
+    assert (note["path"], note["title"]) == ("sub/plain.txt", "sub/plain.txt")
+    assert note["text"] == "heron without a title"
+
+
+async def test_a_long_note_is_shown_around_what_was_found(folder: Path) -> None:
+    await create(folder, "Long", "x " * 1000 + "heron" + " y" * 1000)
+    (note,) = (await search(folder, query="heron")).data["notes"]
+    assert "heron" in note["text"] and len(note["text"]) == EXCERPT_CHARS + 2
+
+
+async def test_the_most_that_is_found_fits_in_one_observation(folder: Path) -> None:
+    for number in range(25):
+        await create(folder, f"n{number}", "heron " * 500)
+    outcome = await search(folder, query="heron", limit=20)
+    assert len(outcome.data["notes"]) == 20 and len(outcome.content) < 16 * 1024
+
+
+async def test_it_says_when_not_all_notes_were_searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "MAX_NOTES", 1)
+    await create(folder, "a")
+    await create(folder, "b")
+    outcome = await search(folder)
+    assert not outcome.data["complete"] and outcome.metadata.notes == ("Only 1 notes were searched.",)
+
+
+async def test_a_folder_that_has_gone_is_an_outcome(folder: Path) -> None:
+    assert (await create(folder / "gone", "a")).error_type == "io_error"
+    assert (await search(folder / "gone")).error_type == "io_error"
