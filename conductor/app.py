@@ -39,8 +39,9 @@ from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import ToolSpec
-from conductor.tools.builtin import BuiltinTool, BuiltinToolset, standard_tools
+from conductor.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.device import known_tools, load_catalog
+from conductor.tools.http_tools import HttpToolset, http_tools_path, load_http_tools
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
 from conductor.tools.mcp.server import check_installed
 from conductor.tools.mcp.toolset import McpToolset
@@ -68,6 +69,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     store = HealthCheckedStore(make_store(settings))
     catalog = load_catalog(settings.device_tools_file)
     servers = mcp_servers(settings, catalog)
+    http = load_http_tools(settings, _own_names(settings))
     metrics = ToolMetrics()
     model_metrics = ModelMetrics(metrics.registry)
     return Services(
@@ -76,6 +78,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         toolsets=[
             BuiltinToolset(builtin_tools(settings)),
             PythonToolset(python_tools(settings.tools_path)),
+            HttpToolset(http.tools),
             McpToolset(servers, roots=roots, local_only=settings.local_only),
         ],
         catalog=catalog,
@@ -96,6 +99,11 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
     )
+
+
+def _own_names(settings: Settings) -> list[str]:
+    specs = (*builtin_specs(), *(one.spec for one in python_tools(settings.tools_path)))
+    return [spec.name for spec in specs]
 
 
 def mcp_servers(settings: Settings, catalog: Sequence[ToolSpec]) -> tuple[McpServerConfig, ...]:
@@ -151,6 +159,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the catalog of tools", settings.device_tools_file
     yield "the tools' code", settings.tools_path
     yield "the MCP servers", mcp_config_path(settings)
+    yield "the HTTP tools", http_tools_path(settings)
     # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
@@ -173,6 +182,7 @@ def secrets(settings: Settings) -> list[str]:
     known = [settings.anthropic_api_key, *keys, settings.admin_token]
     given = [secret.get_secret_value() for secret in known if secret is not None]
     taken = [secret for server in load_mcp_servers(settings) for secret in server.secrets]
+    taken += load_http_tools(settings).secrets
     return [*settings.auth_tokens, *given, *store_secrets(settings), *taken]
 
 
@@ -284,7 +294,7 @@ def check_exposure(settings: Settings, *, insecure: bool) -> None:
 
 
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
-    """Reload the prompt, the catalog, the rules, the models and the MCP servers.
+    """Reload the prompt, the catalog, the rules, the models, the HTTP tools and the MCP servers.
 
     On a mistake log it and change nothing.
     """
@@ -304,11 +314,13 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
             profiles = load_profiles(settings)
             check_local(profiles, settings)
             services.provider.reload(profiles)
+        http = HttpToolset(load_http_tools(settings, _own_names(settings)).tools)
+        toolsets = [http if isinstance(one, HttpToolset) else one for one in services.toolsets]
         redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
         mcp = _mcp_toolset(services)
         if mcp is not None:
             mcp.reload(servers)
-        listener.reload(replace(services, redactor=redactor))
+        listener.reload(replace(services, toolsets=toolsets, redactor=redactor))
     except SettingsError as error:
         log.error("not reloaded", why=str(error))
         return

@@ -146,6 +146,7 @@ class Settings(BaseSettings):
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
+    http_tools_file: Path | None = None
     mcp_config_file: Path | None = None
     mcp_server: bool = False
     mcp_port: Annotated[int | None, Field(ge=0, le=65_535)] = None

@@ -23,6 +23,7 @@ from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.http_tools import HttpToolset, load_http_tools
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.tools.mcp.server import McpConnection, check_installed
 from conductor.tools.mcp.toolset import call_tool
@@ -91,6 +92,7 @@ async def _toolsets(
     toolsets: list[Toolset] = [
         BuiltinToolset(builtin_tools(settings)),
         PythonToolset(python_tools(settings.tools_path)),
+        HttpToolset(load_http_tools(settings).tools),
     ]
     problems: list[str] = []
     async with AsyncExitStack() as stack:

@@ -1,0 +1,41 @@
+"""Which addresses a tool may connect to: public ones, and networks that the operator names."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Prefixes that lead to an IPv4 address in their last 32 bits: NAT64 (RFC 6052, 8215) and "compatible" ones.
+_EMBEDDING = [ipaddress.IPv6Network(one) for one in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
+# The cloud's metadata services, where they have an address that counts as public.
+_METADATA = [ipaddress.ip_network(one) for one in ("168.63.129.16/32", "100.100.100.200/32")]
+
+
+def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
+    """Tell whether an IP address is public, as are all that it leads to, or in a network that is allowed."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if any(ip in network for network in allowed if network.version == ip.version):
+        return True
+    return all(_is_public(one) for one in (ip, *_embedded(ip)))
+
+
+def _is_public(ip: Address) -> bool:
+    blocked = any(ip in network for network in _METADATA if network.version == ip.version)
+    site_local = getattr(ip, "is_site_local", False)
+    return ip.is_global and not (ip.is_multicast or site_local or blocked)
+
+
+def _embedded(ip: Address) -> Iterator[Address]:
+    if not isinstance(ip, ipaddress.IPv6Address):
+        return
+    if ip.sixtofour is not None:
+        yield ip.sixtofour
+    if ip.teredo is not None:
+        yield from ip.teredo
+    if any(ip in prefix for prefix in _EMBEDDING):
+        yield ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)

@@ -1,0 +1,337 @@
+"""Tools that are HTTP requests, as the operator's ``tools.toml`` describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from conductor.errors import SettingsError
+from conductor.settings import Settings, environment_value
+from conductor.tools.addresses import Network
+from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.schema import SchemaError, check_schema
+
+HTTP_TOOLS_NAME = "tools.toml"
+MAX_FILE_BYTES = 1024 * 1024
+# Bytes of an answer that are read, and characters of one that says what went wrong.
+MAX_ANSWER_BYTES = 1_048_576
+_MAX_PROBLEM = 500
+
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class HttpToolConfig(BaseModel):
+    """One tool.
+
+    ``url`` may hold arguments as ``{name}``, in its path and in values of its query. Those that neither it
+    nor ``body`` names go to the query, or into a JSON body where the method has one. ``body`` is a JSON
+    template: ``"{name}"`` is the argument itself, and in longer text its text. ``response`` is a path into a
+    JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the call's id. ``allow`` are networks
+    that it may reach though they are not public. ``headers`` take ``${NAME}`` from the environment.
+    """
+
+    model_config = _STRICT
+
+    name: str
+    description: Annotated[str, Field(min_length=1, max_length=4_096)]
+    url: str
+    method: Method = "GET"
+    input_schema: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    headers: Mapping[str, str] = {}
+    body: Any = None
+    response: str = ""
+    risk: Risk | None = None
+    effect: Effect | None = None
+    timeout: Annotated[float, Field(gt=0, le=600)] = 20.0
+    idempotency_header: str | None = None
+    allow: tuple[Network, ...] = ()
+    untrusted: bool = True
+    title: str | None = None
+    spoken: str | None = None
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _networks(cls, value: Any) -> Any:
+        return tuple(ipaddress.ip_network(one) for one in value) if isinstance(value, list) else value
+
+    @property
+    def reads(self) -> bool:
+        """Whether a call changes nothing, by its method."""
+        return self.method in ("GET", "HEAD")
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool's definition; unless it is said otherwise, GET and HEAD read, at medium risk."""
+        return ToolSpec(
+            self.name,
+            self.description,
+            self.input_schema,
+            source="http",
+            risk=self.risk or ("medium" if self.reads else "high"),
+            effect=self.effect or ("read" if self.reads else "write"),
+            timeout_s=self.timeout + 1.0,  # its own limit comes first
+            open_world=True,
+            untrusted=self.untrusted,
+            title=self.title,
+            spoken=self.spoken,
+        )
+
+
+def http_tools_path(settings: Settings) -> Path:
+    """Return the path of the tools: HTTP_TOOLS_FILE, or ``tools.toml`` in the working directory."""
+    return settings.http_tools_file or Path(HTTP_TOOLS_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTools:
+    """The tools of a file, and the ``secrets`` that came from the environment."""
+
+    tools: tuple[HttpToolConfig, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+
+def load_http_tools(settings: Settings, taken: Sequence[str] = ()) -> HttpTools:
+    """Read the tools; none if there is no file. ``taken`` are names of other tools.
+
+    Raises `SettingsError`: one sentence, which names the file, the tool and the mistake.
+    """
+    path = http_tools_path(settings)
+    if settings.http_tools_file is None and not path.exists():
+        return HttpTools()
+    document = _read(path)
+    for key in document.keys() - {"tool", "openapi"}:
+        raise SettingsError(f'{path}: there is no "{key}", only [[tool]] and [[openapi]].')
+    secrets: list[str] = []
+    entries = [*_tables(path, document, "tool"), *_imported(path, _tables(path, document, "openapi"))]
+    tools = [_tool(path, number, values, secrets) for number, values in enumerate(entries, 1)]
+    names = set(taken)
+    for tool in tools:
+        if tool.name in names:
+            raise SettingsError(f"{path}: there is another tool {tool.name} already.")
+        names.add(tool.name)
+    return HttpTools(tuple(tools), tuple(secrets))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}.") from None
+
+
+def _tables(path: Path, document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    tables = document.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise SettingsError(f"{path}: {name} must be a list of tables, [[{name}]].")
+    return tables
+
+
+def _imported(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if not entries:
+        return []
+    from conductor.tools.openapi import import_operations
+
+    return [tool for entry in entries for tool in import_operations(path, entry)]
+
+
+def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]) -> HttpToolConfig:
+    name = values.get("name")
+    where = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
+    try:
+        tool = HttpToolConfig.model_validate(values)
+        check_schema(tool.input_schema)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, message = ".".join(str(part) for part in first["loc"]), first["msg"].rstrip(".")
+        raise SettingsError(f"{where}: {field} is not valid: {message[:1].lower()}{message[1:]}.") from None
+    except SchemaError as error:
+        raise SettingsError(f"{where}: input_schema is not valid: {error}.") from None
+    if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):
+        raise SettingsError(f"{where} needs another name: letters, digits, dots, hyphens and underscores.")
+    _check_url(where, tool)
+    headers = {name: _with_environment(where, text, secrets) for name, text in tool.headers.items()}
+    return tool.model_copy(update={"headers": headers})
+
+
+def _check_url(where: str, tool: HttpToolConfig) -> None:
+    try:
+        parts = urlsplit(tool.url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.username is not None:
+        raise SettingsError(f"{where}: url must begin with https:// or http:// and a host, and no user name.")
+    if _PLACE.search(parts.netloc) or parts.fragment:
+        raise SettingsError(f"{where}: url may hold arguments in its path and its query only.")
+    known = tool.input_schema.get("properties", {})
+    for name in (*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))):
+        if name not in known:
+            raise SettingsError(f'{where}: input_schema has no "{name}", which url or body uses.')
+
+
+def _with_environment(where: str, text: str, secrets: list[str]) -> str:
+    def value(found: re.Match[str]) -> str:
+        taken = environment_value(found[1])
+        if taken is None:
+            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
+        secrets.append(taken)
+        return taken
+
+    return _VARIABLE.sub(value, text)
+
+
+# -- a call
+
+
+class ArgumentError(ValueError):
+    """An argument that does not fit into a URL; the message is for the model."""
+
+
+def make_url(template: str, arguments: Mapping[str, Any], rest: Mapping[str, Any]) -> str:
+    """Fill a URL's places, and add ``rest`` to its query. Raises `ArgumentError`.
+
+    A value is one segment of the path, or one value of the query, whatever characters it has. A value of the
+    query that is left out takes its name along.
+    """
+    base, _, query = template.partition("?")
+    start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)
+    segments = [_segment(one, arguments) for one in base[start:].split("/")]
+    pairs: list[tuple[str, str]] = []
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        names = _PLACE.findall(value)
+        if all(arguments.get(one) is not None for one in names):
+            pairs += [(name, one) for one in _values(value, names, arguments)]
+    pairs += [(name, one) for name, value in rest.items() for one in _texts(value)]
+    return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _segment(template: str, arguments: Mapping[str, Any]) -> str:
+    def filled(found: re.Match[str]) -> str:
+        value = arguments.get(found[1])
+        if value is None or isinstance(value, list | dict) or value == "":
+            raise ArgumentError(f"{found[1]} must be a text or a number, and not be left out.")
+        return quote(_text(value), safe="")
+
+    segment = _PLACE.sub(filled, template)
+    if segment in (".", "..") and template != segment:
+        raise ArgumentError("An argument must not be a dot or two.")
+    return segment
+
+
+def _values(template: str, names: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+    if len(names) == 1 and template == f"{{{names[0]}}}":
+        return _texts(arguments[names[0]])  # a list is several values
+    return [_PLACE.sub(lambda found: _text(arguments[found[1]]), template)]
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(one) for one in value] if isinstance(value, list) else [_text(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
+    """Fill a JSON template; members whose argument is left out are left out."""
+    if isinstance(template, str):
+        whole = _PLACE.fullmatch(template)
+        if whole is not None:
+            return arguments.get(whole[1])
+        return _PLACE.sub(lambda found: _text(arguments.get(found[1], "")), template)
+    if isinstance(template, list):
+        return [make_body(one, arguments) for one in template]
+    if isinstance(template, dict):
+        made = {name: make_body(one, arguments) for name, one in template.items()}
+        return {name: value for name, value in made.items() if value is not None}
+    return template
+
+
+class HttpToolset:
+    """A `Toolset` of HTTP tools."""
+
+    def __init__(self, tools: Sequence[HttpToolConfig]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._specs = tuple(tool.spec for tool in tools)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """List the tools, in the order of the file."""
+        return self._specs
+
+    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+        """Make the request; an answer with an error's status is a failure."""
+        tool = self._tools[name]
+        # In a thread, once: the import takes 0.2 s.
+        web = await asyncio.to_thread(_web_client)
+        used = {*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))}
+        rest = {name: value for name, value in arguments.items() if name not in used and value is not None}
+        in_query = tool.method in ("GET", "HEAD", "DELETE")
+        headers = dict(tool.headers)
+        if tool.idempotency_header is not None:
+            headers[tool.idempotency_header] = context.call_id
+        body = None
+        if tool.body is not None or (rest and not in_query):
+            made = make_body(tool.body, arguments) if tool.body is not None else {}
+            body = json.dumps({**made, **rest} if isinstance(made, dict) and not in_query else made).encode()
+            headers.setdefault("Content-Type", "application/json")
+        try:
+            url = make_url(tool.url, arguments, rest if in_query else {})
+            response = await web.fetch(
+                tool.method,
+                url,
+                headers=headers,
+                body=body,
+                timeout_s=tool.timeout,
+                max_bytes=MAX_ANSWER_BYTES,
+                allowed=tool.allow,
+            )
+        except ArgumentError as error:
+            return failed("validation_failed", f"{error} Nothing was run.")
+        except web.WebError as error:
+            if error.sent and tool.spec.effect != "read":
+                return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
+            return failed("io_error", str(error))
+        return _outcome(response, tool.response)
+
+
+def _web_client() -> Any:
+    from conductor.tools import web_client
+
+    return web_client
+
+
+def _outcome(response: Any, path: str) -> ToolOutcome:
+    data: Any = response.text
+    if "json" in response.content_type and not response.cut:
+        try:
+            data = json.loads(data)
+        except (ValueError, RecursionError):
+            return failed("parse_error", "The service's answer is not valid JSON.")
+    if response.status >= 400:
+        said = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        return failed("io_error", f"The service answered {response.status}: {said[:_MAX_PROBLEM]}")
+    for step in filter(None, path.split(".")):
+        try:
+            data = data[int(step)] if isinstance(data, list) else data[step]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return failed("parse_error", f"The service's answer has no {path}.")
+    notes = ("The answer is cut; there is more.",) if response.cut else ()
+    return succeeded(data, notes=notes)

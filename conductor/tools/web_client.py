@@ -1,0 +1,180 @@
+"""HTTP requests of tools, which reach permitted addresses only.
+
+Importing this module imports aiohttp.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import httpx2
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from conductor.tools.addresses import Network, may_connect
+
+# Redirects that are followed.
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Bytes that are read of a body at once.
+_CHUNK = 16_384
+
+
+class WebError(Exception):
+    """A request that failed; the message is for the model. ``sent``: the service may have acted upon it."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True)
+class WebResponse:
+    """A response. ``url`` is that after redirects; ``cut``: the body is longer."""
+
+    status: int
+    url: str
+    content_type: str
+    charset: str
+    body: bytes
+    cut: bool
+
+    @property
+    def text(self) -> str:
+        """The body as text; what is not in the charset is replaced."""
+        try:
+            return self.body.decode(self.charset, "replace")
+        except LookupError:
+            return self.body.decode("utf-8", "replace")
+
+
+async def fetch(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    timeout_s: float = 20.0,
+    max_bytes: int = 1_048_576,
+    same_host: bool = True,
+    allowed: Sequence[Network] = (),
+    resolver: AbstractResolver | None = None,
+) -> WebResponse:
+    """Make a request and follow its redirects, with ``same_host`` to the same origin only.
+
+    The address is checked when a connection is opened, so a name cannot change in between. No proxy is used,
+    no cookie kept. Raises `WebError`.
+    """
+
+    def permitted(info: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not may_connect(str(address[0]), allowed):
+            raise _ForbiddenError("its address is not public")
+        return socket.socket(family, kind, protocol)
+
+    connector = aiohttp.TCPConnector(
+        ssl=_certificates(),
+        resolver=resolver,
+        use_dns_cache=False,
+        socket_factory=permitted,
+        force_close=True,
+    )
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+    ) as session:
+        first = url
+        for _ in range(MAX_REDIRECTS + 1):
+            check_url(url)
+            if same_host and _origin(url) != _origin(first):
+                raise WebError(f"It redirects to another host, {urlsplit(url).hostname}.", sent=True)
+            response = await _one(session, method, url, headers or {}, body, max_bytes)
+            if isinstance(response, WebResponse):
+                return response
+            url = urljoin(url, response.location)
+            if response.status == 303 or (response.status in (301, 302) and method == "POST"):
+                method, body = "GET", None
+    raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", sent=True)
+
+
+def check_url(url: str) -> None:
+    """Raise `WebError` for a URL that is not http or https, or holds credentials."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise WebError("The address must begin with https:// or http:// and a host.", sent=False)
+    if parts.username is not None or parts.password is not None:
+        raise WebError("The address holds a user name or a password.", sent=False)
+
+
+class _ForbiddenError(OSError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    status: int
+    location: str
+
+
+async def _one(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    max_bytes: int,
+) -> WebResponse | _Redirect:
+    try:
+        async with session.request(
+            method,
+            URL(url),
+            headers={"Accept-Encoding": "identity", **headers},
+            data=body,
+            allow_redirects=False,
+        ) as response:
+            location = response.headers.get("Location")
+            if response.status in _REDIRECTS and location is not None:
+                return _Redirect(response.status, location)
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise WebError("Its answer is compressed, though that was not asked for.", sent=True)
+            read = bytearray()
+            while len(read) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
+                read += chunk
+            charset = response.charset or "utf-8"
+            kept = bytes(read[:max_bytes])
+            return WebResponse(
+                response.status, url, response.content_type, charset, kept, cut=len(read) > max_bytes
+            )
+    except aiohttp.ClientConnectorError as error:
+        forbidden = isinstance(error.os_error, _ForbiddenError)
+        why = "its address is not public" if forbidden else "no connection"
+        raise WebError(f"{urlsplit(url).hostname} cannot be reached: {why}.", sent=False) from None
+    except _ForbiddenError:
+        message = f"{urlsplit(url).hostname} cannot be reached: its address is not public."
+        raise WebError(message, sent=False) from None
+    except TimeoutError:
+        raise WebError("It did not answer in time.", sent=True) from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        sent = not isinstance(error, aiohttp.InvalidURL)
+        raise WebError(f"The request failed: {type(error).__name__}.", sent=sent) from None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    # The certificates that the operating system trusts; making it takes 20 ms.
+    return httpx2.create_ssl_context(trust_env=False)

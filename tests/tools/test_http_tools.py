@@ -1,0 +1,208 @@
+"""Tools that are HTTP requests: what is sent, what comes of the answer, and mistakes in the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conductor.app import make_services, secrets
+from conductor.errors import SettingsError
+from conductor.messages import ToolCall
+from conductor.models.scripted import ScriptedProvider
+from conductor.settings import Limits, load_settings
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.http_tools import ArgumentError, HttpToolset, load_http_tools, make_body, make_url
+from conductor.tools.permissions import Gate, GateOptions
+from conductor.tools.rules import Rule
+from tests.tools.web_site import site
+
+SCHEMA = """
+[tool.input_schema]
+type = "object"
+additionalProperties = false
+required = ["city"]
+properties.city.type = "string"
+properties.units.type = "string"
+properties.days.type = "integer"
+properties.tags.type = "array"
+properties.tags.items.type = "string"
+"""
+
+
+def write(folder: Path, text: str) -> Any:
+    path = folder / "tools.toml"
+    path.write_text(text)
+    return load_settings(None, http_tools_file=path)
+
+
+def tool(
+    name: str = "weather", url: str = "http://h.example/{city}", more: str = "", schema: str = SCHEMA
+) -> str:
+    entry = f'[[tool]]\nname = "{name}"\ndescription = "Weather."\nurl = "{url}"\n'
+    return f'{entry}allow = ["127.0.0.0/8"]\n{more}{schema}'
+
+
+async def call(settings: Any, name: str, **arguments: Any) -> ToolOutcome:
+    toolset = HttpToolset(load_http_tools(settings).tools)
+    gate = Gate([Rule("allow", "*")], GateOptions())
+    executor = ToolExecutor([toolset], Limits(), gate)
+    ready = executor.prepare(ToolCall("call_1", name, json.dumps(arguments)))
+    assert isinstance(ready, PreparedCall), ready
+    return await executor.run(ready, CallContext("s", "call_1"))
+
+
+# -- requests
+
+
+async def test_a_reading_tool_sends_its_arguments_in_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEATHER_KEY", "key-123456")
+    more = 'headers = {Authorization = "Bearer ${WEATHER_KEY}"}\nresponse = "days.0.sky"\n'
+    async with site(lambda request: {"days": [{"sky": "blue"}]}) as here:
+        settings = write(tmp_path, tool(url=here.url("/v1/{city}/now?u={units}"), more=more))
+        outcome = await call(settings, "weather", city="Köln/../x?y#z", days=2, tags=["a", "b&c"])
+        assert outcome.data == "blue"
+        ((method, path, headers, body),) = here.asked
+        assert (method, body) == ("GET", "")
+        assert path == "/v1/K%C3%B6ln%2F..%2Fx%3Fy%23z/now?days=2&tags=a&tags=b%26c"
+        assert headers["Authorization"] == "Bearer key-123456"
+        assert "key-123456" in secrets(settings)
+
+
+async def test_a_writing_tool_sends_the_rest_as_json(tmp_path: Path) -> None:
+    more = 'method = "POST"\nidempotency_header = "Idempotency-Key"\n'
+    async with site() as here:
+        settings = write(tmp_path, tool(url=here.url("/{city}"), more=more))
+        outcome = await call(settings, "weather", city="Rome", days=2)
+        assert outcome.success
+        ((method, path, headers, body),) = here.asked
+        assert (method, path, json.loads(body)) == ("POST", "/Rome", {"days": 2})
+        assert headers["Idempotency-Key"] == "call_1"
+        assert headers["Content-Type"] == "application/json"
+
+
+async def test_a_template_makes_the_body(tmp_path: Path) -> None:
+    body = '{text = "In {city}: {days}", n = "{days}", unit = "{units}", fixed = [1, "{tags}"]}'
+    more = f'method = "PUT"\nbody = {body}\n'
+    async with site() as here:
+        settings = write(tmp_path, tool(url=here.url("/"), more=more))
+        await call(settings, "weather", city="Rome", days=2, tags=["a"])
+        assert json.loads(here.asked[0][3]) == {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]}
+
+
+def test_bodies_and_urls_by_themselves() -> None:
+    assert make_url("https://h/a?x={x}&y=1", {}, {}) == "https://h/a?y=1"
+    assert make_url("https://h?x={x}-{y}", {"x": 1, "y": True}, {}) == "https://h?x=1-true"
+    assert make_url("https://h/{a}{b}", {"a": "x", "b": 2}, {"c": None or "d"}) == "https://h/x2?c=d"
+    assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}
+    for bad in ({}, {"a": ""}, {"a": ["x"]}, {"a": ".."}, {"a": "."}):
+        with pytest.raises(ArgumentError):
+            make_url("https://h/x/{a}/y", bad, {})
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "path", "says"),
+    [
+        (200, '{"a": {"b": [1, 2]}}', "application/json", "a.b.1", "2"),
+        (200, "plain", "text/plain", "", "plain"),
+        (404, "no such city", "text/plain", "", "answered 404: no such city"),
+        (500, '{"error": "x"}', "application/json", "", '{"error": "x"}'),
+        (200, "{broken", "application/json", "", "not valid JSON"),
+        (200, '{"a": 1}', "application/json", "a.b", "has no a.b"),
+        (200, "[1]", "application/json", "7", "has no 7"),
+    ],
+)
+async def test_answers(tmp_path: Path, status: int, text: str, kind: str, path: str, says: str) -> None:
+    def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=text, content_type=kind)
+
+    async with site(answer) as here:
+        settings = write(tmp_path, tool(url=here.url("/{city}"), more=f'response = "{path}"\n'))
+        outcome = await call(settings, "weather", city="x")
+        assert says in str(outcome.data if outcome.success else outcome.error_message)
+
+
+async def test_what_was_sent_and_not_answered_is_unknown_if_it_changes_something(tmp_path: Path) -> None:
+    async def hang_up(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with site(hang_up) as here:
+        both = tool("look", here.url("/{city}")) + tool("book", here.url("/{city}"), 'method = "POST"\n')
+        settings = write(tmp_path, both)
+        assert (await call(settings, "look", city="x")).error_type == "io_error"
+        assert (await call(settings, "book", city="x")).error_type == "unknown"
+    assert (await call(settings, "book", city="x")).error_type == "io_error"  # nobody is there
+
+
+async def test_an_address_that_is_not_allowed_is_not_reached(tmp_path: Path) -> None:
+    async with site() as here:
+        text = tool(url=here.url("/{city}")).replace('allow = ["127.0.0.0/8"]\n', "")
+        outcome = await call(write(tmp_path, text), "weather", city="x")
+        assert outcome.error_type == "io_error" and "not public" in (outcome.error_message or "")
+        assert here.asked == []
+
+
+def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
+    text = (
+        tool("look")
+        + tool("book", more='method = "POST"\n')
+        + tool("safe", more='risk = "safe"\nuntrusted = false\n')
+    )
+    specs = {spec.name: spec for spec in HttpToolset(load_http_tools(write(tmp_path, text)).tools).specs()}
+    assert (specs["look"].risk, specs["look"].effect, specs["look"].untrusted) == ("medium", "read", True)
+    assert (specs["book"].risk, specs["book"].effect) == ("high", "write")
+    assert (specs["safe"].risk, specs["safe"].untrusted) == ("safe", False)
+    assert all(spec.open_world and spec.source == "http" for spec in specs.values())
+    local = Gate((), GateOptions(local_only=True))
+    assert not any(local.offers(spec) for spec in specs.values())
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tool = 1", "must be a list of tables"),
+        ("[[tols]]", 'there is no "tols"'),
+        ("= 1", "is not valid TOML"),
+        ('[[tool]]\nname = "x"', 'tool "x": description is not valid: field required'),
+        (tool(url="ftp://h/"), "url must begin with"),
+        (tool(url="https://{city}.example/"), "path and its query only"),
+        (tool(url="https://u:p@h/"), "no user name"),
+        (tool(url="https://h/{town}"), 'has no "town"'),
+        (tool(more='headers = {A = "${NOT_SET_ANYWHERE}"}\n'), "NOT_SET_ANYWHERE is not set"),
+        (tool("tts.speak"), "needs another name"),
+        (tool("calculator"), "another tool calculator"),
+        (tool() + tool(), "another tool weather"),
+        (tool(more='method = "FETCH"\n'), "method is not valid"),
+        (
+            tool(schema='[tool.input_schema]\ntype = "object"\nproperties.city.type = "text"'),
+            "input_schema is not valid",
+        ),
+        (tool(more="colour = 1\n"), "colour is not valid: extra inputs"),
+        (tool().replace("127.0.0.0/8", "home"), "allow"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make_services(write(tmp_path, text), ScriptedProvider([]))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert "tools.toml" in str(caught.value)
+
+
+def test_without_a_file_there_are_none_and_a_named_one_must_be_there(tmp_path: Path) -> None:
+    assert load_http_tools(load_settings(None)).tools == ()
+    with pytest.raises(SettingsError, match="no such file"):
+        load_http_tools(load_settings(None, http_tools_file=tmp_path / "none.toml"))

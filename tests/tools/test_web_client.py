@@ -1,0 +1,181 @@
+"""Requests of tools: nothing reaches an address that is not public; sizes and times are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conductor.tools.web_client import WebError, fetch
+from tests.tools.web_site import Names, site
+
+
+def moved(location: str, status: int = 302) -> web.Response:
+    return web.Response(status=status, headers={"Location": location})
+
+
+HERE = [ipaddress.ip_network("127.0.0.0/8")]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/",
+        "http://127.1:{port}/",
+        "http://0:{port}/",
+        "http://0.0.0.0:{port}/",
+        "http://2130706433:{port}/",
+        "http://0x7f000001:{port}/",
+        "http://0x7f.0.0.1:{port}/",
+        "http://0177.0.0.1:{port}/",
+        "http://017700000001:{port}/",
+        "http://127.000.000.001:{port}/",
+        "http://localhost:{port}/",
+        "http://LOCALHOST:{port}/",
+        "http://localhost.:{port}/",
+        "http://[::1]:{port}/",
+        "http://[::]:{port}/",
+        "http://[::ffff:127.0.0.1]:{port}/",
+        "http://[::ffff:7f00:1]:{port}/",
+        "http://[0:0:0:0:0:ffff:127.0.0.1]:{port}/",
+        "http://[::127.0.0.1]:{port}/",
+        "http://[64:ff9b::7f00:1]:{port}/",
+        "http://[2002:7f00:1::]:{port}/",
+        "http://[fe80::1]:{port}/",
+        "http://10.0.0.1:{port}/",
+        "http://192.168.0.1:{port}/",
+        "http://172.16.0.1:{port}/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://100.64.0.1/",
+        "http://224.0.0.1/",
+        "http://255.255.255.255/",
+        "http://user@127.0.0.1:{port}/",
+        "http://user:password@example.com/",
+        "http://example.com:pw@127.0.0.1:{port}/",
+        "http://127.0.0.1:{port}\\@example.com/",
+        "http://\uff11\uff12\uff17.\uff10.\uff10.\uff11:{port}/",
+        "http://\u2460\u2461\u2466.0.0.1:{port}/",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/",
+        "gopher://127.0.0.1:{port}/_GET",
+        "//127.0.0.1:{port}/",
+        "http:///path",
+        "http://127.0.0.1:0/",
+        "javascript:alert(1)",
+        "",
+    ],
+)
+async def test_nothing_reaches_an_address_that_is_not_public(url: str) -> None:
+    async with site() as here, asyncio.timeout(20):
+        with pytest.raises(WebError) as caught:
+            await fetch("GET", url.replace("{port}", str(here.port)), timeout_s=5.0)
+        assert here.asked == []
+        assert not caught.value.sent
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+async def test_a_name_that_leads_home_is_refused_when_it_is_connected_to(same_host: bool) -> None:
+    names = Names(evil_example=["127.0.0.1"], six_example=["::ffff:127.0.0.1"])
+    async with site() as here:
+        for name in ("evil.example", "six.example"):
+            with pytest.raises(WebError, match="not public"):
+                await fetch("GET", here.url(host=name), same_host=same_host, resolver=names)
+        assert here.asked == []
+
+
+async def test_a_name_that_is_bound_anew_is_looked_at_again() -> None:
+    # The first lookup is fine, the second one, for the redirect, is not.
+    names = Names(rebind_example=["127.0.0.1", "169.254.169.254"])
+    async with site(lambda request: moved("/again")) as here:
+        with pytest.raises(WebError, match="not public"):
+            await fetch("GET", here.url(host="rebind.example"), resolver=names, allowed=HERE)
+        assert len(here.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://169.254.169.254/",
+        "http://other.example/",
+        "https://127.0.0.1/",
+        "//other.example/",
+        "file:///x",
+    ],
+)
+async def test_a_redirect_to_another_place_is_not_followed(location: str) -> None:
+    names = Names(other_example=["127.0.0.1"])
+    async with site(lambda request: moved(location)) as here:
+        with pytest.raises(WebError):
+            await fetch("GET", here.url(), allowed=HERE, resolver=names)
+        assert len(here.asked) == 1
+
+
+async def test_a_redirect_to_a_forbidden_address_is_refused_even_where_hosts_may_change() -> None:
+    def answer(request: web.Request) -> Any:
+        return moved("http://[::1]:1/", 307)
+
+    async with site(answer) as here:
+        with pytest.raises(WebError, match="not public"):
+            await fetch("GET", here.url(), allowed=HERE, same_host=False)
+
+
+async def test_redirects_end() -> None:
+    async with site(lambda request: moved("/again")) as here:
+        with pytest.raises(WebError, match="more than 5 times"):
+            await fetch("GET", here.url(), allowed=HERE)
+        assert len(here.asked) == 6
+
+
+async def test_a_form_that_was_sent_is_not_sent_again_after_a_redirect() -> None:
+    def answer(request: web.Request) -> Any:
+        return moved("/done", 303) if request.path == "/" else {"done": True}
+
+    async with site(answer) as here:
+        await fetch("POST", here.url(), body=b"{}", allowed=HERE)
+        assert [(method, body) for method, _, _, body in here.asked] == [("POST", "{}"), ("GET", "")]
+
+
+async def test_a_long_answer_is_cut_and_a_slow_one_given_up() -> None:
+    async def slow(request: web.Request) -> Any:
+        if request.path == "/slow":
+            await asyncio.Event().wait()
+        return web.Response(body=b"x" * 100_000)
+
+    async with site(slow) as here:
+        response = await fetch("GET", here.url(), max_bytes=1_000, allowed=HERE)
+        assert (len(response.body), response.cut) == (1_000, True)
+        with pytest.raises(WebError, match="in time") as caught:
+            await fetch("GET", here.url("/slow"), timeout_s=0.1, allowed=HERE)
+        assert caught.value.sent
+
+
+async def test_an_answer_that_is_compressed_unasked_is_refused() -> None:
+    def bomb(request: web.Request) -> Any:
+        return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+
+    async with site(bomb) as here:
+        with pytest.raises(WebError, match="compressed"):
+            await fetch("GET", here.url(), allowed=HERE)
+
+
+async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site() as proxy, site() as here:
+        monkeypatch.setenv("http_proxy", proxy.url())
+        monkeypatch.setenv("HTTP_PROXY", proxy.url())
+        await fetch("GET", here.url(), allowed=HERE)
+        assert (len(here.asked), proxy.asked) == (1, [])
+
+
+async def test_a_server_that_hangs_up_may_have_acted() -> None:
+    async def hang_up(request: web.Request) -> Any:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with site(hang_up) as here:
+        with pytest.raises(WebError) as caught:
+            await fetch("POST", here.url(), body=b"{}", allowed=HERE)
+        assert caught.value.sent

@@ -1,0 +1,68 @@
+"""A small web site on loopback, and names that resolve to where a test wants."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+
+@dataclass
+class Site:
+    """What it was asked (method, path with query, headers, body), and its port."""
+
+    port: int = 0
+    asked: list[tuple[str, str, dict[str, str], str]] = field(default_factory=list)
+
+    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+
+@asynccontextmanager
+async def site(answer: Callable[[web.Request], Any] = lambda request: {"ok": True}) -> AsyncIterator[Site]:
+    """Serve JSON, or the responses that ``answer`` makes."""
+    made = Site()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        made.asked.append((request.method, request.path_qs, dict(request.headers), await request.text()))
+        answered = answer(request)
+        if hasattr(answered, "__await__"):
+            answered = await answered
+        if isinstance(answered, web.StreamResponse):
+            return answered
+        return web.Response(text=json.dumps(answered), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        made.port = int(runner.addresses[0][1])
+        yield made
+    finally:
+        await runner.cleanup()
+
+
+class Names(AbstractResolver):
+    """Resolves each name to its next address, and keeps to the last one."""
+
+    def __init__(self, **addresses: list[str]) -> None:
+        self.addresses = {name.replace("_", "."): list(given) for name, given in addresses.items()}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        given = self.addresses[host]
+        address = given.pop(0) if len(given) > 1 else given[0]
+        kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=0)]
+
+    async def close(self) -> None:
+        """Nothing is open."""
