@@ -130,7 +130,12 @@ def file_roots(settings: Settings) -> list[Path]:
 
 def builtin_tools(settings: Settings) -> tuple[BuiltinTool, ...]:
     """Make the built-in tools that the settings offer. Raises `SettingsError`."""
-    return standard_tools(file_roots=file_roots(settings), notes_dir=notes_dir(settings))
+    return standard_tools(
+        file_roots=file_roots(settings),
+        notes_dir=notes_dir(settings),
+        web_fetch=settings.web_fetch,
+        web_search=settings.web_search,
+    )
 
 
 def notes_dir(settings: Settings) -> Path | None:

@@ -146,6 +146,8 @@ class Settings(BaseSettings):
     speak_errors: bool = True
     system_prompt_file: Path | None = None
     device_tools_file: Path | None = None
+    web_fetch: bool = False
+    web_search: str | None = None
     http_tools_file: Path | None = None
     mcp_config_file: Path | None = None
     mcp_server: bool = False
@@ -229,6 +231,13 @@ class Settings(BaseSettings):
                     "each must be an origin such as https://app.example.com: scheme and host in small "
                     "letters, a port where it is not the usual one, and nothing after that"
                 )
+        return value
+
+    @field_validator("web_search")
+    @classmethod
+    def _engine(cls, value: str | None) -> str | None:
+        if value not in (None, "ddgs") and not value.startswith(("http://", "https://")):
+            raise ValueError("use the address of a SearXNG server, or ddgs")
         return value
 
     @field_validator("session_store_url")

@@ -126,6 +126,7 @@ async def check(
         ("FILE_ROOTS", {"file_roots"}, check_server.roots_items(settings)),
         ("NOTES_DIR", {"notes_dir"}, check_server.notes_items(settings)),
         ("TOOLS_PATH", {"tools_path"}, check_server.function_items(settings)),
+        ("HTTP_TOOLS_FILE", {"http_tools_file"}, check_server.http_items(settings)),
         ("PORT", {"host", "port"}, check_server.address_items(settings)),
         ("AUTH_TOKENS", {"host", "auth_tokens"}, check_server.access_items(settings, insecure)),
         ("sessions", STORE_SETTINGS, store_items(settings)),

@@ -19,6 +19,7 @@ from conductor.server.access import why_not_bound
 from conductor.settings import Found, Settings, environment_names, is_loopback
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
+from conductor.tools.http_tools import load_http_tools
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
 from conductor.tools.python_tools import python_tools
 
@@ -115,6 +116,13 @@ async def function_items(settings: Settings) -> AsyncIterator[Item]:
     if tools or settings.tools_path is not None:
         names = ", ".join(one.spec.name for one in tools) or "no function is marked with @tool"
         yield ok("TOOLS_PATH", f"{names}.")
+
+
+async def http_items(settings: Settings) -> AsyncIterator[Item]:
+    """Read the HTTP tools."""
+    tools = load_http_tools(settings).tools
+    if tools:
+        yield ok("HTTP_TOOLS_FILE", f"{', '.join(tool.name for tool in tools)}.")
 
 
 async def address_items(settings: Settings) -> AsyncIterator[Item]:

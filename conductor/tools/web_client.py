@@ -5,6 +5,7 @@ Importing this module imports aiohttp.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from yarl import URL
 
 from conductor.tools.addresses import Network, may_connect
 
+# For services that the operator names.
+EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 # Redirects that are followed.
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

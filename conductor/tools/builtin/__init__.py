@@ -20,6 +20,7 @@ from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots
 from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
 from conductor.tools.builtin.search_files import SearchFiles
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
+from conductor.tools.builtin.web import DDGS, WebFetch, WebSearch, check_installed
 from conductor.tools.builtin.write_file import WriteFile
 
 
@@ -40,11 +41,13 @@ def standard_tools(
     now: Callable[[], datetime] = utc_now,
     file_roots: Sequence[Path] = (),
     notes_dir: Path | None = None,
+    web_fetch: bool = False,
+    web_search: str | None = None,
 ) -> tuple[BuiltinTool, ...]:
     """Make the standard tools; ``now`` gives the time with its offset.
 
     The file tools need folders, ``file_roots``, the notes need ``notes_dir``, and both need a system that can
-    open files without following links.
+    open files without following links. ``web_search`` is the search engine.
     """
     tools: list[BuiltinTool] = [
         CurrentTime(now),
@@ -63,12 +66,20 @@ def standard_tools(
     if notes_dir is not None and SUPPORTED:
         notes = Files(Roots([notes_dir]))
         tools += (NotesCreate(notes, now), NotesSearch(notes))
+    if web_fetch:
+        check_installed("WEB_FETCH", "trafilatura")
+        tools.append(WebFetch())
+    if web_search is not None:
+        if web_search == DDGS:
+            check_installed("WEB_SEARCH", DDGS)
+        tools.append(WebSearch(web_search))
     return tuple(tools)
 
 
 def builtin_specs() -> tuple[ToolSpec, ...]:
     """List the definitions of all standard tools, also of those that the settings disable."""
-    return tuple(tool.spec for tool in standard_tools(file_roots=[Path("/")], notes_dir=Path("/")))
+    made = standard_tools(file_roots=[Path("/")], notes_dir=Path("/"))
+    return (*(tool.spec for tool in made), WebFetch.spec, WebSearch.spec)
 
 
 class BuiltinToolset:

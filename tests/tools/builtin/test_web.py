@@ -1,0 +1,112 @@
+"""Web pages and search results: readable and bounded; SearXNG is a stand-in that speaks its JSON."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from conductor.errors import SettingsError
+from conductor.settings import load_settings
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import standard_tools
+from conductor.tools.builtin.web import MAX_TEXT_CHARS, WebFetch, WebSearch
+from tests.tools.web_site import site
+
+HERE = (ipaddress.ip_network("127.0.0.0/8"),)
+CONTEXT = CallContext("s", "c")
+PAGE = f"""<html><head><title>Herons</title><script>alert("gotcha")</script></head><body>
+<nav><a href="/">Home</a> <a href="/shop">Shop</a></nav>
+<article><h1>Herons</h1><p>{"Herons stand still and eat fish. " * 20}</p></article>
+<footer>Cookies and other things</footer></body></html>"""
+
+
+async def fetch(url: str, **more: Any) -> ToolOutcome:
+    return await WebFetch(HERE).run({"url": url, **more}, CONTEXT)
+
+
+async def test_a_page_is_read_without_what_surrounds_its_text() -> None:
+    async with site(lambda request: web.Response(text=PAGE, content_type="text/html")) as here:
+        data = (await fetch(here.url("/herons"))).data
+    assert data["title"] == "Herons" and data["url"] == here.url("/herons")
+    assert "Herons stand still" in data["text"]
+    assert "gotcha" not in data["text"] and "Shop" not in data["text"]
+    assert data["truncated"] is False
+
+
+async def test_a_long_text_comes_in_parts() -> None:
+    text = "".join(f"{number} " for number in range(5_000))
+    async with site(lambda request: web.Response(text=text)) as here:
+        part = (await fetch(here.url())).data
+        read = str(part["text"])
+        assert part["next_offset"] == MAX_TEXT_CHARS
+        while "next_offset" in part:
+            part = (await fetch(here.url(), offset=part["next_offset"])).data
+            read += part["text"]
+    assert read == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (web.Response(status=404, text="gone"), "answered 404"),
+        (web.Response(body=b"\x89PNG", content_type="image/png"), "no page of text"),
+    ],
+)
+async def test_what_is_no_page_is_said(answer: web.Response, says: str) -> None:
+    async with site(lambda request: answer) as here:
+        outcome = await fetch(here.url())
+    assert not outcome.success and says in (outcome.error_message or "")
+
+
+async def test_a_page_at_home_is_not_read() -> None:
+    async with site() as here:
+        outcome = await WebFetch().run({"url": here.url()}, CONTEXT)
+        assert "not public" in (outcome.error_message or "") and here.asked == []
+
+
+@pytest.mark.parametrize("html", ["", "<", "<html>" * 2_000, "\x00\x01", "<p>" * 20_000])
+async def test_a_broken_page_is_empty_and_no_error(html: str) -> None:
+    async with site(lambda request: web.Response(text=html, content_type="text/html")) as here:
+        outcome = await fetch(here.url())
+    assert outcome.success and len(outcome.data["text"]) < 10_000
+
+
+async def test_a_search_gives_numbered_results() -> None:
+    found = [{"title": f"T{n}", "url": f"https://e.example/{n}", "content": "c" * 1_000} for n in range(20)]
+    async with site(lambda request: {"query": "x", "results": found}) as here:
+        outcome = await WebSearch(here.url("/")).run({"query": "grey herons & co"}, CONTEXT)
+        assert here.asked[0][1] == "/search?q=grey+herons+%26+co&format=json"
+    results = outcome.data["results"]
+    assert [one["number"] for one in results] == list(range(1, 9))
+    assert results[0]["url"] == "https://e.example/0" and len(results[0]["text"]) == 400
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (web.Response(status=403), "add json to its search.formats"),
+        (web.Response(status=500), "no results that can be read"),
+        (web.Response(text="<html>"), "no results that can be read"),
+        (web.json_response({"results": 7}), "no results that can be read"),
+        (web.json_response(["x"]), "no results that can be read"),
+    ],
+)
+async def test_a_search_that_fails_says_why(answer: web.Response, says: str) -> None:
+    async with site(lambda request: answer) as here:
+        outcome = await WebSearch(here.url("/")).run({"query": "x"}, CONTEXT)
+    assert outcome.error_type == "io_error" and says in (outcome.error_message or "")
+
+
+def test_both_are_offered_where_they_are_set_and_reach_the_world() -> None:
+    names = {tool.spec.name for tool in standard_tools()}
+    assert not {"web_fetch", "web_search"} & names
+    specs = {
+        tool.spec.name: tool.spec for tool in standard_tools(web_fetch=True, web_search="https://s.example")
+    }
+    for name in ("web_fetch", "web_search"):
+        assert specs[name].untrusted and specs[name].open_world and specs[name].risk == "medium"
+    with pytest.raises(SettingsError, match="WEB_SEARCH"):
+        load_settings(None, web_search="google")
