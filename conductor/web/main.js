@@ -1,4 +1,147 @@
-// Starts the page: the parts are made once, and a session is opened.
+// Starts the page: makes its parts once, opens a session by the library, and passes on what comes.
+import { approvals } from "./approvals.js";
+import { connect } from "./client.js";
+import { composer } from "./composer.js";
+import { conversation } from "./conversation.js";
+import { byId } from "./dom.js";
+import { installFaults } from "./faults.js";
+import { isEcho, microphone } from "./microphone.js";
+import { answer, ownTools } from "./own_tools.js";
+import { stateLine } from "./state.js";
+import { keep, recall } from "./store.js";
 import { tabs } from "./tabs.js";
+import { timeline } from "./timeline.js";
+import { token } from "./token.js";
+import { toolList } from "./tools.js";
+import { voice } from "./voice.js";
+import { waterfall } from "./waterfall.js";
+
+const log = conversation();
+const events = timeline();
+const turn = waterfall();
+const speech = voice();
+const state = stateLine();
+const words = composer(say);
+const cards = approvals({
+  decide: (request, decision, options) => client.decide(request.approvalId, decision, options),
+  schemaOf: (name) => ownTools.find(name)?.declaration.inputSchema,
+  changed: state.asking,
+});
+const tools = toolList({ changed: reopen, tryOut: words.put });
+microphone({ started: speech.on, partial: hear, final: heard, ended: () => state.hearing(false) });
+
+let client;
+let known; // the token
+
+function say(text) {
+  if (state.running) stop();
+  log.said(text);
+  state.show("thinking");
+  client.say(text);
+}
+
+/** Barge in: the speech ends before the server hears of it, which is told how much was heard. */
+function stop() {
+  const spokenText = speech.heard;
+  speech.stop();
+  client.interrupt({ spokenText });
+  log.stop();
+  state.show("idle");
+}
+
+function hear(text) {
+  if (speech.speaking && isEcho(text, speech.text)) return;
+  if (speech.speaking) stop();
+  state.hearing(true);
+  client.hearing(text);
+  log.hearing(text);
+}
+
+function heard(text) {
+  if (speech.speaking && isEcho(text, speech.text)) return;
+  state.hearing(false);
+  log.heard();
+  say(text);
+}
+
+function showConnection(name) {
+  const pill = byId("connection");
+  pill.dataset.connection = name;
+  pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name] ?? name;
+}
+
+const SHOWN = {
+  "tool.call": ({ name, arguments: given }) => {
+    if (name !== "convo.appendMessage") return;
+    const { role, text } = JSON.parse(given);
+    log.message(role, text);
+  },
+  "tool.activity": ({ status, display, name }) => status === "finished" && log.toolLine(display || name),
+  "approval.resolved": ({ approvalId, outcome, message }) => {
+    if (outcome !== "refused") cards.close(approvalId);
+    if (message) log.notice(message);
+  },
+  error: ({ code, message }) => log.notice(`${message} (${code})`),
+};
+
+function onEvent(event, direction) {
+  const frame = { at: Date.now(), direction, event };
+  events.add(frame);
+  turn.add(frame);
+  if (direction === "out") return;
+  tools.learn(event);
+  SHOWN[event.type]?.(event.payload);
+}
+
+function onState(name) {
+  if (name === "thinking" || name === "idle") log.turnChanged();
+  state.show(name);
+}
+
+function open() {
+  let sessionId = recall("session");
+  if (!sessionId) {
+    sessionId = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+    keep("session", sessionId);
+  }
+  byId("session").textContent = sessionId;
+  showConnection("connecting");
+  const declared = ownTools.all().map((tool) => tool.declaration);
+  client = connect({
+    url: `${location.protocol.replace("http", "ws")}//${location.host}/ws`,
+    token: known,
+    sessionId,
+    tools: declared,
+    handlers: Object.fromEntries(declared.map(({ name }) => [name, () => answer(name)])),
+    onPartial: log.partial,
+    onFinal: log.partial,
+    onState,
+    onApproval: cards.show,
+    onEvent,
+    onConnection: showConnection,
+    speak: speech.speak,
+  });
+}
+
+function reopen() {
+  client.close();
+  cards.clear();
+  open();
+}
+
+byId("stop").addEventListener("click", stop);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && state.running && !byId("token-dialog").open) stop();
+});
+byId("new-session").addEventListener("click", () => {
+  keep("session", undefined);
+  speech.stop();
+  for (const part of [log, events, turn, tools]) part.clear();
+  state.show("idle");
+  reopen();
+});
 
 tabs(document.querySelector('[role="tablist"]'));
+installFaults();
+known = await token();
+open();

@@ -1,0 +1,36 @@
+// Where one types: Enter says it, Shift+Enter is a new line, and suggestions for a first time.
+import { byId, el } from "./dom.js";
+
+const SUGGESTIONS = [
+  "What is 17% of 2340, and what time is it in Tokyo?",
+  'call lamp.switch with {"room":"hall","on":true}',
+  'call note.delete with {"title":"Milk"}',
+  "count to 200",
+];
+
+export function composer(say) {
+  const words = byId("words");
+  const form = byId("composer");
+
+  function submit(event) {
+    event.preventDefault();
+    const text = words.value.trim();
+    if (!text) return;
+    words.value = "";
+    say(text);
+  }
+
+  form.addEventListener("submit", submit);
+  words.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  });
+  byId("suggestions").append(
+    ...SUGGESTIONS.map((text) => el("li", {}, el("button", { type: "button", text, onclick: () => (words.focus(), say(text)) }))),
+  );
+  return {
+    put(text) {
+      words.value = text;
+      words.focus();
+    },
+  };
+}

@@ -1,0 +1,159 @@
+"""A headless Chromium that Playwright drives, and the page of a server in it.
+
+Both may be missing on a machine: then the tests are skipped and say so. ``.ci/run`` installs them and sets
+``CI_REQUIRE_BROWSER=1``, with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from conductor.app import make_services
+from conductor.models.demo import DemoProvider
+from conductor.server.access import Authenticator
+from conductor.server.listener import Listener
+from conductor.server.page import Page
+from conductor.settings import load_settings
+
+AXE = Path(__file__).resolve().parents[2] / "build" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
+WAIT_MS = 15_000
+SIZE = {"width": 1280, "height": 800}
+
+
+def missing(what: str) -> NoReturn:
+    """Skip, or fail where the browser is required."""
+    reason = f"{what} is not on this machine; .ci/run installs it"
+    if os.environ.get("CI_REQUIRE_BROWSER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Any]:
+    """Run the browser."""
+    try:
+        from playwright.async_api import async_playwright
+    except ImportError:
+        missing("Playwright")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        missing("chromium")
+    # As root it refuses to run with its sandbox.
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=options)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def serving(token: str | None = None) -> AsyncIterator[str]:
+    """Run a server with the demo model and the page; gives the page's address."""
+    tokens = (token,) if token else ()
+    services = make_services(
+        load_settings(None, session_rate_limit_per_min=1_000), DemoProvider(pace_s=0.005)
+    )
+    listener = Listener(services, Authenticator(tokens), page=Page(token_needed=bool(tokens)))
+    await listener.start("127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.port}/"
+    finally:
+        await listener.stop(drain_s=0)
+
+
+class PageUser:
+    """One who uses the page; ``problems`` are the page's errors, refused content among them."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self.hosts: set[str] = set()
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._take_line)
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def _take_line(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
+
+    async def open(self, address: str) -> None:
+        await self.page.goto(address)
+        await self.connected()
+
+    async def connected(self) -> None:
+        await self.page.wait_for_selector('#connection[data-connection="open"]')
+
+    async def say(self, text: str) -> None:
+        await self.page.fill("#words", text)
+        await self.page.press("#words", "Enter")
+
+    async def answer(self, text: str) -> None:
+        """Wait for an answer that holds the text, and for the end of the turn."""
+        await self.page.locator(".message.assistant:not(.partial)", has_text=text).last.wait_for()
+        await self.state("idle")
+
+    async def ask(self, text: str, answer: str) -> None:
+        await self.say(text)
+        await self.answer(answer)
+
+    async def state(self, name: str) -> None:
+        await self.page.wait_for_selector(f'#state[data-state="{name}"]')
+
+    async def tab(self, name: str) -> None:
+        await self.page.click(f"#tab-{name}")
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Export the timeline; each has ``at``, ``direction`` and ``event``."""
+        await self.tab("timeline")
+        async with self.page.expect_download() as download:
+            await self.page.click("#export")
+        return _read_lines(await (await download.value).path())
+
+    async def sent(self, kind: str) -> list[dict[str, Any]]:
+        """List the payloads of what the page sent of a type."""
+        found = (one for one in await self.events() if one["direction"] == "out")
+        return [one["event"]["payload"] for one in found if one["event"]["type"] == kind]
+
+    async def received(self, kind: str) -> list[dict[str, Any]]:
+        """List the payloads of what came of a type."""
+        found = (one for one in await self.events() if one["direction"] == "in")
+        return [one["event"]["payload"] for one in found if one["event"]["type"] == kind]
+
+    async def axe(self, *rules: str) -> list[str]:
+        """Look for barriers, by default of any kind; gives a line for each."""
+        if not AXE.exists():
+            missing("Node's package axe-core")
+        await self.page.evaluate(f"window.axe ?? (() => {{{AXE.read_text(encoding='utf-8')}}})()")
+        options = {"runOnly": rules} if rules else {}
+        found = await self.page.evaluate("(options) => axe.run(options)", options)
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes']]}"
+            for one in found["violations"]
+        ]
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@asynccontextmanager
+async def visiting(browser: Any, **options: Any) -> AsyncIterator[PageUser]:
+    """Open a tab with nothing kept from others; afterwards it must have had no problem."""
+    context = await browser.new_context(viewport=SIZE, **options)
+    try:
+        user = PageUser(await context.new_page())
+        yield user
+        assert user.problems == []
+    finally:
+        await context.close()

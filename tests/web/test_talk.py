@@ -1,0 +1,225 @@
+"""The page in a browser: a conversation, cards, interruptions, and connections that end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.web.browser import PageUser, serving, visiting
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LAMP = 'call lamp.switch with {"room":"hall","on":true}'
+NOTE = 'call note.delete with {"title":"Milk"}'
+TOKEN = "a-token-for-the-page"
+
+# The speech services of a browser: a test says what is heard, and the voice ends when it is told to.
+MEDIA = """
+window.recognitions = [];
+class Recognition extends EventTarget {
+  start() { recognitions.push(this); }
+  stop() { this.dispatchEvent(new Event("end")); }
+  abort() { this.stop(); }
+  hear(transcript, isFinal) {
+    const results = [Object.assign([{ transcript }], { isFinal })];
+    this.dispatchEvent(Object.assign(new Event("result"), { resultIndex: 0, results }));
+  }
+}
+window.SpeechRecognition = window.webkitSpeechRecognition = Recognition;
+window.spoken = [];
+Object.defineProperty(window, "speechSynthesis", { value: {
+  speak(utterance) {
+    spoken.push(utterance.text);
+    utterance.dispatchEvent(Object.assign(new Event("boundary"), { charIndex: 9 }));
+    this.current = utterance;
+  },
+  cancel() { this.current?.dispatchEvent(new Event("end")); },
+  getVoices() { return []; },
+} });
+window.SpeechSynthesisUtterance = class extends EventTarget {
+  constructor(text) { super(); this.text = text; }
+};
+"""
+
+
+async def test_a_first_visit_shows_what_to_do_and_asks_no_other_host(user: PageUser) -> None:
+    assert await user.page.title() == "Conductor"
+    assert await user.page.inner_text("#connection") == "Connected"
+    await user.page.locator("#suggestions button").first.click()
+    await user.answer("17% of 2340 is 397.8.")
+    assert not await user.page.is_visible("#welcome")
+    assert len(user.hosts) == 1
+
+
+async def test_a_turn_by_typing_shows_the_words_the_tools_and_the_answer(user: PageUser) -> None:
+    await user.ask("what is 17% of 2340?", "397.8")
+    assert await user.page.locator(".message").all_inner_texts() == [
+        "what is 17% of 2340?",
+        "17% of 2340 is 397.8.",
+    ]
+    assert "calculator: done" in await user.page.inner_text(".tool-line")
+    await user.tab("turn")
+    bars = await user.page.locator("#waterfall .name").all_inner_texts()
+    assert bars[0] == "All of it" and {"Taken by the server", "calculator", "Reply is written"} <= set(bars)
+    await user.tab("tools")
+    assert "calculator" in await user.page.inner_text("#tool-list")
+
+
+async def test_a_card_is_edited_and_allowed(user: PageUser) -> None:
+    await user.say(LAMP)
+    card = user.page.locator(".card")
+    await card.wait_for()
+    await user.state("asking")
+    text = await card.inner_text()
+    for part in ("lamp.switch", "Medium risk", "hall", "true", "It changes something.", "left"):
+        assert part in text
+    await card.get_by_role("button", name="Edit").click()
+    await card.get_by_label("room *").select_option("office")
+    await card.get_by_label("on *").uncheck()
+    await card.get_by_role("button", name="Run with these").click()
+    await user.answer("Lamp switch answered")
+    assert await card.count() == 0
+    calls = [call for call in await user.received("tool.call") if call["name"] == "lamp.switch"]
+    assert [json.loads(call["arguments"]) for call in calls] == [{"room": "office", "on": False}]
+
+
+async def test_a_call_allowed_for_the_session_is_not_asked_about_again(user: PageUser) -> None:
+    await user.say(LAMP)
+    await user.page.get_by_role("button", name="For this session").click()
+    await user.answer("Lamp switch answered")
+    await user.say(LAMP)
+    await user.page.locator(".message.assistant", has_text="Lamp switch answered").nth(1).wait_for()
+    assert len(await user.received("approval.request")) == 1
+
+
+async def test_a_call_of_high_risk_is_denied_with_words(user: PageUser) -> None:
+    await user.say(NOTE)
+    card = user.page.locator(".card.high")
+    await card.get_by_text("High risk").wait_for()
+    assert "It cannot be undone." in await card.inner_text()
+    await card.get_by_role("button", name="Deny").click()
+    await user.page.keyboard.type("I still need it")
+    await user.page.keyboard.press("Enter")
+    await user.answer("I left it")
+    assert await card.count() == 0
+    response = (await user.sent("approval.response"))[0]
+    assert (response["decision"], response["message"]) == ("deny", "I still need it")
+    assert [call for call in await user.received("tool.call") if call["name"] == "note.delete"] == []
+
+
+async def test_escape_stops_a_reply_that_is_being_written(user: PageUser) -> None:
+    await user.say("count to 1000")
+    await user.page.locator(".message.partial", has_text="12").wait_for()
+    await user.page.keyboard.press("Escape")
+    await user.state("idle")
+    assert await user.page.locator(".message.cut").count() == 1
+    assert len(await user.sent("audio.output.interrupted")) == 1
+    await user.ask("say hello", "hello")
+
+
+@pytest.mark.parametrize("fault", ["#fault-cut", "#fault-reload"])
+async def test_a_tool_under_way_survives_a_fault_and_runs_once(user: PageUser, fault: str) -> None:
+    await declare(user, "door.open", '{"door":"open"}', delay=1_500)
+    await user.say("call door.open")
+    await user.page.locator("#events .type", has_text="tool.activity").first.wait_for()
+    await user.tab("faults")
+    await user.page.click(fault)
+    await user.page.locator(".message.assistant", has_text="Door open answered: door is open.").wait_for()
+    await user.state("idle")
+    if fault == "#fault-cut":
+        calls = [call for call in await user.received("tool.call") if call["name"] == "door.open"]
+        assert len({call["callId"] for call in calls}) == 1
+        assert (await user.received("session.started"))[-1]["resumed"] is True
+
+
+async def declare(user: PageUser, name: str, result: str, delay: int) -> None:
+    await user.tab("tools")
+    await user.page.click("#declare > summary")
+    await user.page.get_by_label("Name", exact=True).fill(name)
+    await user.page.get_by_label("Schema of its arguments").fill('{"type":"object"}')
+    await user.page.locator("select[name=risk]").select_option("read")
+    await user.page.get_by_label("Its answer, each time").fill(result)
+    await user.page.get_by_label("It takes, in milliseconds").fill(str(delay))
+    await user.page.get_by_role("button", name="Declare").click()
+    tool = user.page.locator(".tool summary", has_text=name)
+    await tool.get_by_text("read-only · offered to the model").wait_for()
+    await user.tab("timeline")
+
+
+async def test_results_that_are_held_back_arrive_when_they_are_let_go(user: PageUser) -> None:
+    await declare(user, "door.open", '{"door":"open"}', delay=0)
+    await user.tab("faults")
+    await user.page.click("#fault-refuse")
+    await user.say("call door.open")
+    await user.tab("timeline")
+    await user.page.locator("#events .summary", has_text="door.open").first.wait_for()
+    await user.state("thinking")
+    await user.tab("faults")
+    await user.page.click("#fault-refuse")
+    await user.answer("door is open")
+
+
+async def test_a_reload_keeps_the_session_and_what_was_said(user: PageUser) -> None:
+    await user.ask("say hello", "hello")
+    session = await user.page.inner_text("#session")
+    await user.page.reload()
+    await user.connected()
+    assert await user.page.inner_text("#session") == session
+    assert await user.page.locator(".message").all_inner_texts() == ["say hello", "hello"]
+    await user.ask("what did I just say?", "You said: say hello")
+    await user.page.click("#new-session")
+    await user.connected()
+    assert await user.page.inner_text("#session") != session
+    assert await user.page.locator(".message").count() == 0
+
+
+async def test_the_token_is_asked_for_once_and_kept_in_the_tab(browser: Any) -> None:
+    async with serving(TOKEN) as address, visiting(browser) as user:
+        await user.page.goto(address)
+        await user.page.get_by_label("Token", exact=True).fill("wrong")
+        await user.page.keyboard.press("Enter")
+        await user.page.get_by_text("The server does not know this token.").wait_for()
+        await user.page.get_by_label("Token", exact=True).fill(TOKEN)
+        await user.page.keyboard.press("Enter")
+        await user.connected()
+        await user.page.reload()
+        await user.connected()
+        assert TOKEN not in user.page.url
+        assert await user.page.evaluate("JSON.stringify(localStorage)") == "{}"
+        user.problems.clear()  # the browser's line about the status 401
+    async with serving(TOKEN) as address, visiting(browser) as user:
+        await user.open(f"{address}#token={TOKEN}")
+        assert user.page.url == address
+        user.problems.clear()
+
+
+async def test_what_is_heard_is_said_and_interrupts_the_voice(browser: Any, address: str) -> None:
+    async with visiting(browser) as user:
+        await user.page.add_init_script(MEDIA)
+        await user.open(address)
+        await user.page.check("#hands-free")
+        await user.page.evaluate("recognitions[0].hear('say good', false)")
+        await user.state("listening")
+        assert await user.page.inner_text(".message.user.partial") == "say good"
+        await user.page.evaluate("recognitions[0].hear('say good morning to all of you', true)")
+        await user.state("speaking")
+        assert await user.page.evaluate("spoken") == ["good morning to all of you"]
+        # Its own voice comes back by the microphone, and does not count.
+        await user.page.evaluate("recognitions[0].hear('good morning', false)")
+        await user.state("speaking")
+        await user.page.evaluate("recognitions[0].hear('stop please', false)")
+        await user.state("listening")
+        assert (await user.sent("audio.output.interrupted"))[0]["spokenText"] == "good morn"
+        await user.page.evaluate("recognitions[0].hear('say bye', true)")
+        await user.state("speaking")
+        await user.page.evaluate("speechSynthesis.cancel()")
+        await user.answer("bye")
+        await user.page.uncheck("#hands-free")
+        await user.page.focus("#microphone")
+        await user.page.keyboard.down("Space")
+        await user.page.evaluate("recognitions.at(-1).hear('say held', true)")
+        await user.page.keyboard.up("Space")
+        await user.state("speaking")
+        assert await user.page.evaluate("spoken.at(-1)") == "held"
