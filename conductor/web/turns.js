@@ -34,10 +34,15 @@ export function turns(changed) {
     open.delete(key);
   }
 
+  /** A turn that the server starts by itself is not announced: its first event begins it. */
+  function beginIfEnded(at) {
+    if (!turn || turn.ended) begin(at, "The server's own turn");
+  }
+
   function state(name, at) {
     end("accepted", at);
     if (name === "thinking") {
-      if (!turn || turn.ended) begin(at, "The server's own turn");
+      beginIfEnded(at);
       start("first", "First words", "wait", at);
     }
     if (name === "idle" && turn) {
@@ -54,6 +59,7 @@ export function turns(changed) {
       return start(callId, "Speech", "spoken", at);
     }
     if (name?.startsWith("convo.")) return undefined;
+    beginIfEnded(at);
     end("first", at);
     return start(callId, name, "tool", at);
   }
@@ -61,6 +67,7 @@ export function turns(changed) {
   const incoming = {
     "tool.call": (payload, at) => call(payload, at),
     "assistant.speech.partial": (_, at) => {
+      beginIfEnded(at);
       end("first", at);
       start("writing", "Reply is written", "text", at);
     },
@@ -93,6 +100,7 @@ export function turns(changed) {
       start(id, "Recorded", "commit", at);
     }
     if (type === "tool.result") end(payload.callId, at);
+    if (type === "audio.output.interrupted") for (const key of [...open.keys()]) end(key, at);
   }
 
   function add({ at, direction, event }) {
