@@ -79,7 +79,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
             BuiltinToolset(builtin_tools(settings)),
             PythonToolset(python_tools(settings.tools_path)),
             HttpToolset(http.tools),
-            McpToolset(servers, roots=roots, local_only=settings.local_only),
+            McpToolset(servers, roots=roots, local_only=settings.local_only, logs=mcp_logs(settings)),
         ],
         catalog=catalog,
         system_prompt=load_system_prompt(settings.system_prompt_file),
@@ -99,6 +99,11 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
     )
+
+
+def mcp_logs(settings: Settings) -> Path | None:
+    """Return the folder of what MCP servers say on standard error; None without DATA_DIR."""
+    return None if settings.data_dir is None else settings.data_dir / "mcp"
 
 
 def _own_names(settings: Settings) -> list[str]:

@@ -51,6 +51,7 @@ LAZY = {
     "stores.redis_client",
     "stores.redis_cluster",
     "stores.redis_nodes",
+    "tools.mcp.websocket",
     "tools.web_client",
 }
 """Modules that import a heavy SDK at their top. Only each other may import them at the top."""

@@ -127,6 +127,7 @@ async def check(
         ("NOTES_DIR", {"notes_dir"}, check_server.notes_items(settings)),
         ("TOOLS_PATH", {"tools_path"}, check_server.function_items(settings)),
         ("HTTP_TOOLS_FILE", {"http_tools_file"}, check_server.http_items(settings)),
+        ("MCP_CONFIG_FILE", {"mcp_config_file"}, check_server.mcp_items(settings)),
         ("PORT", {"host", "port"}, check_server.address_items(settings)),
         ("AUTH_TOKENS", {"host", "auth_tokens"}, check_server.access_items(settings, insecure)),
         ("sessions", STORE_SETTINGS, store_items(settings)),

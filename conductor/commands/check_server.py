@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ from conductor.settings import Found, Settings, environment_names, is_loopback
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.http_tools import load_http_tools
+from conductor.tools.mcp.config import load_mcp_servers
+from conductor.tools.mcp.server import check_installed
 from conductor.tools.policies import lint, lint_allowed, load, policies_path
 from conductor.tools.python_tools import python_tools
 
@@ -123,6 +126,18 @@ async def http_items(settings: Settings) -> AsyncIterator[Item]:
     tools = load_http_tools(settings).tools
     if tools:
         yield ok("HTTP_TOOLS_FILE", f"{', '.join(tool.name for tool in tools)}.")
+
+
+async def mcp_items(settings: Settings) -> AsyncIterator[Item]:
+    """Read the MCP servers, and look for their programs; none is started."""
+    servers = load_mcp_servers(settings)
+    if servers:
+        check_installed()
+    for server in servers:
+        if server.enabled and server.command is not None and shutil.which(server.command) is None:
+            yield fail("MCP_CONFIG_FILE", f"{server.name}: there is no program {server.command}.")
+        elif server.enabled:
+            yield ok("MCP_CONFIG_FILE", f"{server.name}: {server.url or server.command}.")
 
 
 async def address_items(settings: Settings) -> AsyncIterator[Item]:

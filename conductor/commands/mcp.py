@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from conductor.app import mcp_logs
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
@@ -22,6 +23,8 @@ from conductor.tools.mcp.toolset import call_tool
 
 # Seconds for the one call of a trial.
 CALL_S = 30.0
+# Lines of a log that are shown.
+SHOWN_LINES = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--session", help="the id of the session whose tools are served (the newest)")
     remove = actions.add_parser("remove", help="remove a server from mcp.json")
     test = actions.add_parser("test", help="connect, list the tools, and call one that only reads")
-    for action in (remove, test):
+    logs = actions.add_parser("logs", help="show what a server said on standard error; needs DATA_DIR")
+    for action in (remove, test, logs):
         action.add_argument("name", help="which server")
 
 
@@ -67,6 +71,8 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     found = next((server for server in servers if server.name == options.name), None)
     if found is None:
         raise SettingsError(_unknown(options.name, [server.name for server in servers]))
+    if options.action == "logs":
+        return _logs(settings, found.name, out)
     check_installed()
     return asyncio.run(test(found, out, local_only=settings.local_only))
 
@@ -143,6 +149,18 @@ def _write(settings: Settings, document: dict[str, Any]) -> None:
         raise SettingsError(str(error).replace(str(new), str(path))) from None
     finally:
         new.unlink(missing_ok=True)
+
+
+def _logs(settings: Settings, name: str, out: TextIO) -> int:
+    folder = mcp_logs(settings)
+    if folder is None:
+        raise SettingsError("What servers say is kept in DATA_DIR, which is not set.")
+    try:
+        lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    out.writelines(f"{line}\n" for line in lines[-SHOWN_LINES:])
+    return 0
 
 
 # -- test

@@ -10,12 +10,11 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
-import anyio
 import msgspec
 import structlog
 import uvicorn
@@ -24,7 +23,6 @@ from mcp.server.lowlevel import NotificationOptions
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from mcp.shared.subscriptions import ToolsListChanged
 from mcp.types import (
     INVALID_PARAMS,
@@ -35,10 +33,8 @@ from mcp.types import (
     TextContent,
     Tool,
     ToolAnnotations,
-    jsonrpc_message_adapter,
 )
 from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request
 
 from conductor import __version__
@@ -53,6 +49,7 @@ from conductor.server.websocket import Socket
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.mcp.websocket import socket_streams
 from conductor.tools.permissions import Gate
 
 log = structlog.get_logger(__name__)
@@ -116,7 +113,7 @@ class McpEndpoint:
         server = self._server(lambda _: caller, lambda _: socket)
         options = server.create_initialization_options(NotificationOptions(tools_changed=True))
         try:
-            async with _streams(socket) as (read, write):
+            async with socket_streams(socket) as (read, write):
                 await server.run(read, write, options)
         finally:
             self._connections.pop(socket, None)
@@ -293,37 +290,6 @@ def _result(content: str) -> CallToolResult:
 
 def _session_id(query: str) -> str | None:
     return next(iter(parse_qs(query).get("session", ())), None)
-
-
-@asynccontextmanager
-async def _streams(websocket: Socket) -> AsyncIterator[tuple[Any, Any]]:
-    # The two streams that a server runs on, of one WebSocket.
-    to_server, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, from_server = anyio.create_memory_object_stream[SessionMessage](0)
-
-    async def receive() -> None:
-        async with to_server:
-            with suppress(ConnectionClosed):
-                while True:
-                    text = await websocket.recv(decode=False)
-                    try:
-                        message = jsonrpc_message_adapter.validate_json(text, by_name=False)
-                    except ValueError as error:
-                        await to_server.send(error)
-                    else:
-                        await to_server.send(SessionMessage(message))
-
-    async def send() -> None:
-        async with from_server:
-            with suppress(ConnectionClosed):
-                async for one in from_server:
-                    await websocket.send(one.message.model_dump_json(by_alias=True, exclude_unset=True))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(receive)
-        tasks.start_soon(send)
-        yield read, write
-        tasks.cancel_scope.cancel()
 
 
 def _http_session(context: _Context) -> object:

@@ -149,7 +149,8 @@ class SessionFields(Protocol):
 class CallContext:
     """What a tool may know about its session.
 
-    ``fields`` is what it may store there, ``person`` what it may store across the person's sessions.
+    ``fields`` is what it may store there, ``person`` what it may store across the person's sessions. A tool
+    calls ``alive`` to say that it makes progress: its time limit begins again.
     """
 
     session_id: str
@@ -158,6 +159,7 @@ class CallContext:
     locale: str | None = None
     fields: SessionFields | None = None
     person: SessionFields | None = None
+    alive: Callable[[], None] = lambda: None
 
 
 class Toolset(Protocol):

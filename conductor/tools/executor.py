@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -180,7 +181,9 @@ class ToolExecutor:
         try:
             # A device's limit starts when the call is first in the `SerialCallQueue`, which keeps it.
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as timer:
+                if limit is not None:
+                    context = replace(context, alive=partial(_extend, timer, limit))
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
         except TimeoutError:
             outcome = self.timed_out(ready.spec.effect, 0.0)
@@ -265,6 +268,11 @@ _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run
 _PREVIEW_S = 2.0
 _REPAIRED = "The model's call was not valid JSON and was mended, so it may be meant otherwise."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
+
+
+def _extend(timer: asyncio.Timeout, seconds: float) -> None:
+    if not timer.expired():
+        timer.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:

@@ -68,7 +68,7 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
             call = "s.grow"
             await phone.ask("grow")
             call = ""
-            while "s.grown_14" not in offered(provider.requests[-1]):
+            while "s.grown_16" not in offered(provider.requests[-1]):
                 await phone.ask("hi")
             reload(write(path), services, listener)
             await phone.ask("hi")

@@ -29,8 +29,10 @@ from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.mcp_endpoint import McpEndpoint
 from conductor.settings import load_settings
+from conductor.tools.mcp.config import McpServerConfig
 from tests.end_to_end.phone import Phone
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, of_type
+from tests.tools.mcp.test_toolset import use
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 30.0
@@ -254,3 +256,11 @@ async def test_a_port_that_is_taken_is_one_sentence() -> None:
         with pytest.raises(SettingsError, match="MCP_PORT"):
             async with endpoint.serving_http("127.0.0.1", server.http):
                 pass
+
+
+async def test_conductor_uses_another_conductor_over_a_websocket() -> None:
+    async with running() as server, server.phone(tools={"look": lambda a: "seen"}) as phone:
+        await begin(phone, tools=[LOOK])
+        config = McpServerConfig(name="s", type="ws", url=f"ws://127.0.0.1:{server.listener.port}/mcp")
+        async with use(config, ready="s.look") as used:
+            assert (await used.call("s.look", path="here")).data == "seen"

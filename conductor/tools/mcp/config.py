@@ -30,14 +30,14 @@ class McpServerConfig(BaseModel):
 
     ``trust`` believes what the server says of its tools (``annotations``). ``tools`` are the globs of those
     offered, without the server's name; none means all. ``risk`` replaces the risk of single tools.
-    ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. ``secrets`` are the values that
-    came from the environment.
+    ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
+    session has a server of its own. ``secrets`` are the values that came from the environment.
     """
 
     model_config = _STRICT
 
     name: str
-    type: Literal["stdio", "http", "sse"]
+    type: Literal["stdio", "http", "sse", "ws"]
     command: Annotated[str | None, Field(min_length=1)] = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
@@ -49,6 +49,7 @@ class McpServerConfig(BaseModel):
     risk: Mapping[str, Risk] = {}
     timeout: Annotated[float | None, Field(gt=0, le=3_600)] = None
     enabled: bool = True
+    scope: Literal["server", "session"] = "server"
     secrets: Annotated[tuple[str, ...], Field(repr=False)] = ()
 
 
@@ -105,7 +106,8 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
     for key in values.keys() - (McpServerConfig.model_fields.keys() - {"name", "secrets"}):
         known = ", ".join(key for key in McpServerConfig.model_fields if key not in ("name", "secrets"))
         raise SettingsError(f'{where}: there is no "{key}"; there are: {known}.')
-    kind = values.get("type", "http" if "url" in values else "stdio")
+    by_url = "ws" if str(values.get("url")).startswith(("ws:", "wss:")) else "http"
+    kind = values.get("type", by_url if "url" in values else "stdio")
     values = {**values, "name": name, "type": _TYPES.get(kind, kind) if isinstance(kind, str) else kind}
     try:
         config = McpServerConfig.model_validate(values)
@@ -133,11 +135,12 @@ def _check_place(where: str, config: McpServerConfig) -> None:
         return
     try:
         url = urlsplit(config.url)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        schemes = ("ws", "wss") if config.type == "ws" else ("http", "https")
+        good = url.scheme in schemes and bool(url.hostname) and url.port != 0
     except ValueError:  # an invalid port or IPv6 address
         good = False
     if not good:
-        raise SettingsError(f"{where}: url must begin with https:// or http:// and a host.")
+        raise SettingsError(f"{where}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
     if url.username is not None or url.password is not None:
         raise SettingsError(f"{where}: url must hold no user name and no password; use headers.")
 

@@ -10,11 +10,13 @@ import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
+from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec
@@ -48,6 +50,9 @@ MAX_PAGES = 50
 # Tools that are looked at, of which `MAX_TOOLS` may be offered.
 MAX_LISTED = 1_000
 _PROBLEM_CHARS = 300
+# Bytes of a message over a WebSocket, and of a log of what a program says.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_LOG_BYTES = 1024 * 1024
 
 
 def check_installed() -> None:
@@ -74,6 +79,7 @@ class McpConnection:
         local_only: bool = False,
         retry_s: float = RETRY_S,
         relist_pause_s: float = RELIST_PAUSE_S,
+        logs: Path | None = None,
     ) -> None:
         self.config = config
         self.specs: tuple[ToolSpec, ...] = ()
@@ -84,6 +90,8 @@ class McpConnection:
         self._local_only = local_only
         self._retry_s = retry_s
         self._relist_pause_s = relist_pause_s
+        self._log_file = None if logs is None else logs / f"{config.name}.log"
+        self._answered = asyncio.Event()
         self._redactor = Redactor(config.secrets)
         self._client: Client | None = None
         self._wake = asyncio.Event()
@@ -99,6 +107,10 @@ class McpConnection:
     def client(self) -> Client | None:
         """The connected client; None if a call cannot be sent."""
         return None if self._is_lost else self._client
+
+    async def answered(self) -> None:
+        """Wait until the server is connected, or could not be."""
+        await self._answered.wait()
 
     def check(self) -> None:
         """List the tools again soon, which shows whether the server is still there."""
@@ -165,10 +177,12 @@ class McpConnection:
                 )
                 await self._list(client)
             self._client = client
+            self._answered.set()
             try:
                 yield client
             finally:
                 self._client = None
+                self._answered.clear()
 
     async def _serve(self) -> None:
         async with self.connected() as client:
@@ -233,6 +247,8 @@ class McpConnection:
     def _set(self, state: McpState, problem: str, specs: tuple[ToolSpec, ...]) -> None:
         changed = state != self.state or specs != self.specs
         self.state, self.problem, self.specs = state, problem, specs
+        if state == "down":
+            self._answered.set()
         if changed:
             self._on_change()
 
@@ -250,7 +266,8 @@ class McpConnection:
 
     @asynccontextmanager
     async def _transport(self) -> AsyncGenerator[TransportStreams, None]:
-        streams = {"stdio": self._stdio, "http": self._http, "sse": self._sse}[self.config.type]
+        kinds = {"stdio": self._stdio, "http": self._http, "sse": self._sse, "ws": self._websocket}
+        streams = kinds[self.config.type]
         async with streams() as (read, write):
             yield _Inbound(read, self), write
 
@@ -286,6 +303,8 @@ class McpConnection:
                 if said:
                     self._said = said
                     log.debug("mcp stderr", server=self.config.name, line=said)
+                    if self._log_file is not None:
+                        append_line(self._log_file, said)
 
     @asynccontextmanager
     async def _http(self) -> AsyncGenerator[TransportStreams, None]:
@@ -298,7 +317,7 @@ class McpConnection:
                 timeout=httpx2.Timeout(30, read=300),
                 trust_env=not self._local_only,
             ) as http_client,
-            streamable_http_client(self._url(), http_client=http_client) as streams,
+            streamable_http_client(await self._url(), http_client=http_client) as streams,
         ):
             yield streams
 
@@ -306,12 +325,30 @@ class McpConnection:
     async def _sse(self) -> AsyncGenerator[TransportStreams, None]:
         from mcp.client.sse import sse_client
 
-        async with sse_client(self._url(), headers=dict(self.config.headers)) as streams:
+        async with sse_client(await self._url(), headers=dict(self.config.headers)) as streams:
             yield streams
 
-    def _url(self) -> str:
+    @asynccontextmanager
+    async def _websocket(self) -> AsyncGenerator[TransportStreams, None]:
+        from websockets.asyncio.client import connect
+
+        from conductor.tools.mcp.websocket import socket_streams
+
+        async with (
+            connect(
+                await self._url(),
+                additional_headers=dict(self.config.headers),
+                subprotocols=[Subprotocol("mcp")],
+                max_size=MAX_MESSAGE_BYTES,
+                proxy=None if self._local_only else True,
+            ) as socket,
+            socket_streams(socket) as streams,
+        ):
+            yield streams
+
+    async def _url(self) -> str:
         assert self.config.url is not None
-        if self._local_only and not _is_local(urlsplit(self.config.url).hostname or ""):
+        if self._local_only and not await _is_local(urlsplit(self.config.url).hostname or ""):
             raise OSError("LOCAL_ONLY is set, and its address is not of the local network")
         return self.config.url
 
@@ -331,6 +368,7 @@ class McpConnection:
     def note_end(self) -> None:
         """Note that the server has closed the connection."""
         self._is_lost = True
+        self._answered.clear()
         self._wake.set()
 
     def take_output_schemas(self, result: Mapping[str, Any]) -> None:
@@ -343,6 +381,19 @@ class McpConnection:
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
                 self._outputs[tool["name"]] = tool.pop("outputSchema", None)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line with its time to a log, which begins anew when it is long; errors are ignored."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = "a" if not path.exists() or path.stat().st_size < MAX_LOG_BYTES else "w"
+        with open(path, mode, encoding="utf-8", opener=_private) as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Inbound:
@@ -386,10 +437,9 @@ class _Inbound:
         return item
 
 
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
+async def _is_local(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
         return False
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_private for one in found)

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 # Seconds for servers to end by themselves; then they are killed.
 CLOSE_S = 6.0
 _ERROR_CHARS = 2_000
+# Servers that are one session's alone, and seconds without a call until one ends.
+MAX_SESSION_SERVERS = 100
+SESSION_IDLE_S = 600.0
 
 
 class McpToolset:
     """The tools of all servers that are connected, named ``server.tool``.
 
+    ``logs`` is the folder that gets what the programs say on standard error.
     Raises `SettingsError` if the package ``mcp`` is needed and not there.
     """
 
@@ -37,13 +41,16 @@ class McpToolset:
         roots: Sequence[Path] = (),
         local_only: bool = False,
         retry_s: float = RETRY_S,
+        logs: Path | None = None,
     ) -> None:
         self._roots = roots
+        self._logs = logs
         self._local_only = local_only
         self._retry_s = retry_s
         self._on_change: Callable[[], None] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._connections: dict[str, McpConnection] = {}
+        self._sessions: dict[tuple[str, str], _SessionServer] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._configs: dict[str, McpServerConfig] = {}
         self.reload(configs)
@@ -72,17 +79,25 @@ class McpToolset:
             if self._configs.get(name) != connection.config:
                 del self._connections[name]
                 self._stop(connection)
+                for key in [key for key in self._sessions if key[0] == name]:
+                    self._end_session(key)
         for name, config in self._configs.items():
             if name not in self._connections:
-                self._connections[name] = McpConnection(
-                    config,
-                    self._changed,
-                    roots=self._roots,
-                    local_only=self._local_only,
-                    retry_s=self._retry_s,
-                )
+                self._connections[name] = self._connection(config, self._changed)
                 self._connections[name].start()
         self._changed()
+
+    def _connection(
+        self, config: McpServerConfig, on_change: Callable[[], None] = lambda: None
+    ) -> McpConnection:
+        return McpConnection(
+            config,
+            on_change,
+            roots=self._roots,
+            local_only=self._local_only,
+            retry_s=self._retry_s,
+            logs=self._logs,
+        )
 
     def _stop(self, connection: McpConnection) -> None:
         task = connection.stop()
@@ -103,6 +118,8 @@ class McpToolset:
         for connection in self._connections.values():
             self._stop(connection)
         self._connections.clear()
+        for key in list(self._sessions):
+            self._end_session(key)
         if self._ending:
             await asyncio.wait(self._ending, timeout=CLOSE_S)
 
@@ -113,11 +130,53 @@ class McpToolset:
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Run a tool at its server. Cancelling this cancels the call there too."""
         connection = self._connections.get(name.partition(".")[0])
-        return _not_connected(name) if connection is None else await call_tool(connection, name, arguments)
+        if connection is None:
+            return _not_connected(name)
+        if connection.config.scope == "session":
+            connection = await self._own(connection.config, context.session_id)
+        return await call_tool(connection, name, arguments, context.alive)
+
+    async def _own(self, config: McpServerConfig, session_id: str) -> McpConnection:
+        # The shared connection only lists the tools.
+        key = (config.name, session_id)
+        own = self._sessions.get(key)
+        if own is None:
+            if len(self._sessions) >= MAX_SESSION_SERVERS:
+                self._end_session(next(iter(self._sessions)))
+            own = self._sessions[key] = _SessionServer(self._connection(config))
+        own.idle.cancel()
+        own.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
+        self._sessions[key] = self._sessions.pop(key)  # the one that was used last is ended last
+        await own.connection.answered()
+        return own.connection
+
+    def _end_session(self, key: tuple[str, str]) -> None:
+        own = self._sessions.pop(key, None)
+        if own is not None:
+            own.idle.cancel()
+            self._stop(own.connection)
 
 
-async def call_tool(connection: McpConnection, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-    """Run a tool of one server; ``name`` begins with the server's."""
+class _SessionServer:
+    """A server that is one session's alone, and the timer that ends it."""
+
+    def __init__(self, connection: McpConnection) -> None:
+        self.connection = connection
+        self.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, lambda: None)
+        connection.start()
+
+
+async def call_tool(
+    connection: McpConnection,
+    name: str,
+    arguments: Mapping[str, Any],
+    alive: Callable[[], None] = lambda: None,
+) -> ToolOutcome:
+    """Run a tool of one server; ``name`` begins with the server's. ``alive`` is called at each progress."""
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        alive()
+
     server, _, tool = name.partition(".")
     spec = next((one for one in connection.specs if one.name == name), None)
     client = connection.client
@@ -127,7 +186,7 @@ async def call_tool(connection: McpConnection, name: str, arguments: Mapping[str
     from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 
     try:
-        result = await client.call_tool(tool, dict(arguments))
+        result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
     except MCPError as error:
         connection.check()
         # A gateway in front of a server answers with an internal error for one that it has lost.

@@ -65,7 +65,7 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
         ({"type": "http"}, '"url" is missing'),
         ({"command": "x", "url": "http://a"}, '"command" does not go with "url"'),
         ({"command": "x", "type": "stdio", "headers": {"a": "b"}}, '"headers" does not go with "command"'),
-        ({"url": "ws://a"}, "url must begin with https:// or http:// and a host"),
+        ({"url": "ftp://a"}, "url must begin with https:// or http:// and a host"),
         ({"url": "http://u:p@a/"}, "url must hold no user name and no password"),
         ({"command": "x", "env": {"A": "${NO_SUCH_NAME}"}}, "the variable NO_SUCH_NAME is not set"),
         ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: input should be"),

@@ -24,6 +24,7 @@ from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.mcp.server import McpConnection
 from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.permissions import Gate, grant
+from conductor.tools.redaction import Redactor
 from tests.stand_ins.mcp_server import TOOLS, stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -167,6 +168,16 @@ def at(name: str, url: str, **values: Any) -> McpServerConfig:
     return McpServerConfig(name=name, type="http", url=url, trust=True, **values)
 
 
+async def test_what_a_result_says_is_data_and_holds_no_key() -> None:
+    async with use(program()) as used:
+        executor = ToolExecutor([used.toolset], Limits(), redactor=Redactor(("given-secret",)))
+        ready = executor.prepare(ToolCall("call", "s.secret", "{}"))
+        assert isinstance(ready, PreparedCall)
+        result = executor.to_result("call", await executor.run(ready, CONTEXT), untrusted=True)
+        assert "[REDACTED:" in result.content and "sk-ant-" not in result.content
+        assert result.untrusted
+
+
 async def test_names_shadow_nothing() -> None:
     async with served() as url, use(at("calculator", url), at("s", url)) as used:
         await used.until(lambda names: {"s.echo", "calculator.echo"} <= names)
@@ -240,3 +251,57 @@ def test_without_the_package_the_mistake_is_said(monkeypatch: pytest.MonkeyPatch
     McpToolset([program(enabled=False)])
     with pytest.raises(SettingsError, match="pip install 'conductor-voice\\[mcp\\]'"):
         McpToolset([program()])
+
+
+async def test_progress_renews_the_time_limit() -> None:
+    async with use(program(timeout=0.35)) as used:
+        executor = ToolExecutor([used.toolset], Limits())
+        ready = executor.prepare(ToolCall("call", "s.progress", "{}"))
+        assert isinstance(ready, PreparedCall)
+        outcome = await executor.run(ready, CONTEXT)  # takes 0.6 s
+        assert (outcome.success, outcome.data) == (True, "done")
+
+
+async def test_a_session_may_have_a_server_of_its_own() -> None:
+    async with use(program(scope="session")) as used:
+
+        async def pid(session: str) -> str:
+            return str((await used.toolset.call("s.pid", {}, CallContext(session, "call"))).data)
+
+        mine, theirs = await asyncio.gather(pid("mine"), pid("theirs"))
+        assert mine != theirs
+        assert await pid("mine") == mine
+        os.kill(int(mine), 9)
+        again = "None"
+        async with asyncio.timeout(WAIT):
+            while again in (mine, "None"):  # a call waits for the server, if its loss is known
+                again = await pid("mine")
+                await asyncio.sleep(0)
+        assert await pid("theirs") == theirs
+    for one in (mine, theirs, again):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(one), 0)
+
+
+async def test_what_a_program_says_on_standard_error_is_kept(tmp_path: Path) -> None:
+    config = McpServerConfig(
+        name="s", type="stdio", command="sh", args=("-c", "echo broken \x1b[2Jthing >&2; exit 1")
+    )
+    connection = McpConnection(config, logs=tmp_path / "mcp", retry_s=100.0)
+    connection.start()
+    await connection.answered()
+    task = connection.stop()
+    assert task is not None
+    await asyncio.wait([task])
+    path = tmp_path / "mcp" / "s.log"
+    assert path.read_text().endswith("Z broken thing\n") and path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_name_that_leads_into_the_world_is_refused_under_local_only() -> None:
+    for url, local in (("http://1.1.1.1/mcp", False), ("http://localhost:1/mcp", True)):
+        config = McpServerConfig(name="s", type="http", url=url)
+        connection = McpConnection(config, local_only=True)
+        with pytest.raises(Exception) as caught:
+            async with connection.connected():
+                pass
+        assert ("LOCAL_ONLY" in connection.describe(caught.value)) is not local
