@@ -1,17 +1,19 @@
-// A client of the public protocol: one session, over as many sockets as it takes.
+// A client of the public protocol: one session, over as many sockets and reloads as it takes.
 const CAPABILITIES = ["resume", "tools", "cancel", "late", "approval", "activity", "diagnostics"];
 const REMEMBERED = 2_000; // ids of events that were handled
+const KEPT = 200; // of them over a reload
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 10_000;
 const TAKEN_OVER = 4409; // another connection serves the session: coming back would be a duel
 const PASSING = new Set(["assistant.speech.partial", "session.ping", "session.started", "event.ack"]);
+const BROKEN_OFF = "The page was closed while this ran: it may have happened.";
 
 const timeZone = () => Intl.DateTimeFormat().resolvedOptions().timeZone;
 const isUiCall = (name) => name.startsWith("convo.") || name.startsWith("tts.");
 
 /**
  * Connect, and stay so until `close()`. Calls are handled one at a time; what the server has not recorded is
- * sent again, with its original id, after a lost connection.
+ * sent again, with its original id, after a lost connection. With `memory` ({load, save}) a reload is one.
  */
 export function connect(options) {
   const client = new Client(options);
@@ -28,13 +30,23 @@ class Client {
   #count = 0;
   #lastEventId = null;
   #handled = new Set();
-  #unrecorded = new Map(); // what the server has not acknowledged, by id
-  #calls = new Map(); // callId -> the result, or null while there is none
+  #unrecorded = new Map(); // events that the server has not acknowledged, by id
+  #calls = new Map(); // callId -> {call, begun, outcome: {result, error}, eventId}
   #queue = Promise.resolve();
   #digests = new Map();
 
   constructor(options) {
     this.#options = options;
+    const { lastEventId = null, handled = [], unrecorded = [], calls = [] } = options.memory?.load() ?? {};
+    this.#lastEventId = lastEventId;
+    this.#handled = new Set(handled);
+    this.#unrecorded = new Map(unrecorded);
+    this.#calls = new Map(calls);
+    for (const [callId, one] of this.#calls) {
+      if (one.outcome) continue;
+      if (!one.begun) this.#enqueue(one.call);
+      else this.#finish(callId, { result: null, error: BROKEN_OFF });
+    }
   }
 
   open() {
@@ -51,11 +63,11 @@ class Client {
   }
 
   hearing(text) {
-    this.#send("user.audio.transcript.partial", { text }, { once: true });
+    this.#write(this.#event("user.audio.transcript.partial", { text }));
   }
 
   interrupt({ spokenText, playedMs, reason = "user_speech" } = {}) {
-    this.#send("audio.output.interrupted", { reason, spokenText, playedMs }, { once: true });
+    this.#write(this.#event("audio.output.interrupted", { reason, spokenText, playedMs }));
   }
 
   decide(approvalId, decision, { scope, arguments: editedArguments, words: message } = {}) {
@@ -70,12 +82,11 @@ class Client {
 
   #start() {
     const { sessionId, tools } = this.#options;
-    const done = [...this.#calls].filter(([, result]) => result && this.#unrecorded.has(result.eventId)).slice(-256);
-    const pending = [...this.#calls].filter(([, result]) => !result).map(([callId]) => callId);
+    const open = [...this.#calls].filter(([, { outcome, eventId }]) => !outcome || this.#unrecorded.has(eventId));
     const resume = this.#lastEventId && {
       lastEventId: this.#lastEventId,
-      done: done.map(([callId, { result, error }]) => ({ callId, result, error })),
-      pending,
+      done: open.flatMap(([callId, { outcome }]) => (outcome ? [{ callId, ...outcome }] : [])).slice(-256),
+      pending: open.flatMap(([callId, { outcome }]) => (outcome ? [] : [callId])).slice(-256),
     };
     const start = { sessionId, timeZone: timeZone(), locale: navigator.language, capabilities: CAPABILITIES, tools };
     this.#write(this.#event("session.start", { ...start, resume: resume || undefined }));
@@ -94,35 +105,49 @@ class Client {
     return { id, type, timestamp: new Date().toISOString(), sessionId, protocolVersion: 1, payload };
   }
 
-  #send(type, payload, { once = false } = {}) {
+  #send(type, payload) {
     const event = this.#event(type, payload);
-    if (!once) this.#unrecorded.set(event.id, event);
+    this.#unrecorded.set(event.id, event);
+    this.#save();
     this.#write(event);
     return event.id;
   }
 
   #write(event) {
-    if (this.#socket.readyState !== WebSocket.OPEN) return;
+    if (this.#socket?.readyState !== WebSocket.OPEN) return;
     this.#socket.send(JSON.stringify(event));
     this.#options.onEvent?.(event, "out");
+  }
+
+  #save() {
+    if (this.#closed) return;
+    this.#options.memory?.save({
+      lastEventId: this.#lastEventId,
+      handled: [...this.#handled].slice(-KEPT),
+      unrecorded: [...this.#unrecorded],
+      calls: [...this.#calls].slice(-KEPT),
+    });
   }
 
   #take(event) {
     this.#options.onEvent?.(event, "in");
     if (this.#handled.has(event.id)) return;
-    this.#handled.add(event.id);
-    if (this.#handled.size > REMEMBERED) this.#handled.delete(this.#handled.values().next().value);
-    if (!PASSING.has(event.type)) this.#lastEventId = event.id;
+    if (!PASSING.has(event.type)) {
+      this.#handled.add(event.id);
+      if (this.#handled.size > REMEMBERED) this.#handled.delete(this.#handled.values().next().value);
+      this.#lastEventId = event.id;
+    }
     this.#react[event.type]?.(event.payload);
+    if (event.type !== "assistant.speech.partial") this.#save();
   }
 
   #react = {
-    "session.started": ({ resend = [], drop = [] }) => {
+    "session.started": ({ resend, drop }) => {
       this.#pause = FIRST_PAUSE_MS;
       this.#options.onConnection?.("open");
       for (const callId of drop ?? []) this.#calls.delete(callId);
       for (const event of this.#unrecorded.values()) this.#write(event);
-      for (const callId of resend ?? []) if (this.#calls.get(callId)) this.#report(callId);
+      for (const callId of resend ?? []) this.#report(callId);
     },
     "event.ack": ({ eventIds }) => eventIds.forEach((id) => this.#unrecorded.delete(id)),
     "assistant.speech.partial": ({ text }) => this.#options.onPartial?.(text),
@@ -134,50 +159,51 @@ class Client {
     },
     "tool.call": (call) => {
       if (this.#calls.has(call.callId)) return;
-      if (!isUiCall(call.name)) this.#calls.set(call.callId, null);
-      this.#queue = this.#queue.then(() => this.#handle(call));
+      if (!isUiCall(call.name)) this.#calls.set(call.callId, { call, begun: false });
+      this.#enqueue(call);
     },
     "tool.cancel": ({ callId }) => {
       // A call that has begun gives its result; one that still waits does nothing.
-      if (this.#calls.get(callId) !== null || callId === this.#running) return;
+      if (this.#calls.get(callId)?.begun !== false) return;
       this.#calls.delete(callId);
       this.#send("tool.cancelled", { callId, effect: "none" });
     },
   };
 
-  #running = null;
-
-  async #handle({ callId, name, arguments: given }) {
-    if (isUiCall(name)) {
-      await this.#draw(name, JSON.parse(given));
-      this.#send("tool.result", { callId, result: '{"ok":true}', error: null });
-      return;
-    }
-    if (!this.#calls.has(callId)) return;
-    this.#running = callId;
-    this.#calls.set(callId, await this.#run(name, given));
-    this.#running = null;
-    this.#report(callId);
+  #enqueue(call) {
+    this.#queue = this.#queue.then(() => (isUiCall(call.name) ? this.#draw(call) : this.#run(call)));
   }
 
-  async #draw(name, { state, text }) {
+  async #draw({ callId, name, arguments: given }) {
+    const { state, text } = JSON.parse(given);
     if (name === "convo.setState") this.#options.onState?.(state);
     if (name === "tts.speak") await this.#options.speak?.(text);
+    this.#send("tool.result", { callId, result: '{"ok":true}', error: null });
   }
 
-  async #run(name, given) {
+  async #run({ callId, name, arguments: given }) {
+    const known = this.#calls.get(callId);
+    if (!known) return; // cancelled, or no longer wanted
+    known.begun = true;
+    this.#save();
     try {
       const handler = this.#options.handlers?.[name];
       if (!handler) throw new Error(`This client has no tool ${name}.`);
       const result = await handler(JSON.parse(given));
-      return { result: typeof result === "string" ? result : JSON.stringify(result ?? null), error: null };
+      this.#finish(callId, { result: typeof result === "string" ? result : JSON.stringify(result ?? null), error: null });
     } catch (error) {
-      return { result: null, error: String(error?.message ?? error) };
+      this.#finish(callId, { result: null, error: String(error?.message ?? error) });
     }
   }
 
+  #finish(callId, outcome) {
+    if (this.#closed || !this.#calls.has(callId)) return;
+    this.#calls.get(callId).outcome = outcome;
+    this.#report(callId);
+  }
+
   #report(callId) {
-    const { result, error } = this.#calls.get(callId);
-    this.#calls.get(callId).eventId = this.#send("tool.result", { callId, result, error });
+    const known = this.#calls.get(callId);
+    if (known?.outcome) known.eventId = this.#send("tool.result", { callId, ...known.outcome });
   }
 }

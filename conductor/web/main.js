@@ -76,6 +76,8 @@ const SHOWN = {
     const { role, text } = JSON.parse(given);
     log.message(role, text);
   },
+  // Where no turn is running an idle follows.
+  "session.started": ({ resumed }) => resumed && state.resumed(),
   "tool.activity": ({ status, display, name }) => status === "finished" && log.toolLine(display || name),
   "approval.resolved": ({ approvalId, outcome, message }) => {
     if (outcome !== "refused") cards.close(approvalId);
@@ -119,6 +121,7 @@ function open() {
     onApproval: cards.show,
     onEvent,
     onConnection: showConnection,
+    memory: { load: () => recall("client"), save: (known) => keep("client", known) },
     speak: speech.speak,
   });
 }
@@ -134,7 +137,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.running && !byId("token-dialog").open) stop();
 });
 byId("new-session").addEventListener("click", () => {
+  client.close();
   keep("session", undefined);
+  keep("client", undefined);
   speech.stop();
   for (const part of [log, events, turn, tools]) part.clear();
   state.show("idle");

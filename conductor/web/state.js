@@ -10,9 +10,9 @@ export function stateLine() {
   let hearing = false;
 
   function draw() {
-    const idle = questions ? "asking" : "idle";
+    const undecided = questions && current !== "speaking";
     // A person who speaks is listened to, whatever the server said before it heard of it.
-    const shown = hearing ? "listening" : current === "idle" ? idle : current;
+    const shown = hearing ? "listening" : undecided ? "asking" : current;
     byId("state").dataset.state = shown;
     byId("state-text").textContent = WORDS[shown] ?? shown;
     byId("stop").disabled = !RUNNING.has(current);
@@ -21,6 +21,11 @@ export function stateLine() {
   return {
     show(name) {
       current = name;
+      draw();
+    },
+    resumed() {
+      if (current !== "idle") return;
+      current = "thinking";
       draw();
     },
     hearing(now) {
