@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -40,6 +41,7 @@ from conductor.stores.registry import make_store, store_secrets
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
+from conductor.tools.builtin.knowledge_index import KnowledgeIndex
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.http_tools import HttpToolset, http_tools_path, load_http_tools
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path
@@ -54,6 +56,10 @@ from conductor.tools.rules import Rule
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
+# The name of the knowledge base's index in DATA_DIR.
+KNOWLEDGE_FILE = "knowledge.db"
 # Thresholds of the three gc generations, in new objects and in collections of the generation below. A turn's
 # objects are mostly freed by reference counts, so the collector may run seldom.
 GC_THRESHOLDS = (10_000, 20, 50)
@@ -138,9 +144,22 @@ def builtin_tools(settings: Settings) -> tuple[BuiltinTool, ...]:
     return standard_tools(
         file_roots=file_roots(settings),
         notes_dir=notes_dir(settings),
+        knowledge=knowledge_index(settings),
         web_fetch=settings.web_fetch,
         web_search=settings.web_search,
     )
+
+
+def knowledge_index(settings: Settings) -> KnowledgeIndex | None:
+    """Make the index of the knowledge base. Raises `SettingsError`."""
+    if settings.knowledge_dir is None:
+        return None
+    folder = Path(os.path.expanduser(settings.knowledge_dir))
+    if not os.path.isdir(folder):
+        raise SettingsError(f"KNOWLEDGE_DIR names {folder}, which is no folder.")
+    if settings.data_dir is None:
+        raise SettingsError("KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index is kept.")
+    return KnowledgeIndex(folder, Path(os.path.expanduser(settings.data_dir)) / KNOWLEDGE_FILE)
 
 
 def notes_dir(settings: Settings) -> Path | None:
@@ -228,7 +247,9 @@ async def running(
         await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
         # Listen first: importing a model's library may take seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
-        mcp = _mcp_toolset(services)
+        builtin, mcp = _toolset(services, BuiltinToolset), _toolset(services, McpToolset)
+        if builtin is not None:
+            builtin.start()
         if mcp is not None:
             mcp.start(lambda: listener.reload(listener.services))
         try:
@@ -239,6 +260,8 @@ async def running(
             await listener.stop()
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
+            if builtin is not None:
+                await builtin.aclose()
             if mcp is not None:
                 await mcp.aclose()
             await services.provider.aclose()
@@ -270,8 +293,8 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
         endpoint.close()
 
 
-def _mcp_toolset(services: Services) -> McpToolset | None:
-    return next((toolset for toolset in services.toolsets if isinstance(toolset, McpToolset)), None)
+def _toolset(services: Services, kind: type[T]) -> T | None:
+    return next((toolset for toolset in services.toolsets if isinstance(toolset, kind)), None)
 
 
 async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> None:
@@ -327,7 +350,7 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
         http = HttpToolset(load_http_tools(settings, _own_names(settings)).tools)
         toolsets = [http if isinstance(one, HttpToolset) else one for one in services.toolsets]
         redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
-        mcp = _mcp_toolset(services)
+        mcp = _toolset(services, McpToolset)
         if mcp is not None:
             mcp.reload(servers)
         listener.reload(replace(services, toolsets=toolsets, redactor=redactor))

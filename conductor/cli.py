@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, models, mcp, check, policy, sessions, stats and protocol."""
+"""The command line: serve (the default), talk, and the commands of `conductor.commands`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _COMMANDS = {
     "models": "list the models, try out what one can do, and measure it",
     "tools": "list the tools, disable and enable them, and call one",
     "mcp": "list, add and remove MCP servers, and try one out",
+    "knowledge": "index the documents of the knowledge base",
     "check": "try the settings and all that is needed, and end",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, export and delete what the session store keeps",

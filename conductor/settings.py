@@ -168,6 +168,7 @@ class Settings(BaseSettings):
     redact_paths: bool = False
     file_roots: _List = ()
     notes_dir: Path | None = None
+    knowledge_dir: Path | None = None
     tools_path: Path | None = None
     audit_log: Path | None = None
     admin_token: SecretStr | None = None

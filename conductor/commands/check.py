@@ -125,6 +125,7 @@ async def check(
         ("POLICIES_FILE", {"device_tools_file"}, check_server.policy_items(settings)),
         ("FILE_ROOTS", {"file_roots"}, check_server.roots_items(settings)),
         ("NOTES_DIR", {"notes_dir"}, check_server.notes_items(settings)),
+        ("KNOWLEDGE_DIR", {"knowledge_dir", "data_dir"}, check_server.knowledge_items(settings)),
         ("TOOLS_PATH", {"tools_path"}, check_server.function_items(settings)),
         ("HTTP_TOOLS_FILE", {"http_tools_file"}, check_server.http_items(settings)),
         ("MCP_CONFIG_FILE", {"mcp_config_file"}, check_server.mcp_items(settings)),

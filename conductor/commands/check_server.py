@@ -9,9 +9,10 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-from conductor.app import check_exposure, file_roots, notes_dir
+from conductor.app import check_exposure, file_roots, knowledge_index, notes_dir
 from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.env_file import misspelt
 from conductor.errors import SettingsError
@@ -111,6 +112,14 @@ async def notes_items(settings: Settings) -> AsyncIterator[Item]:
         yield ok("NOTES_DIR", f"{folder}.")
     elif folder is not None:
         yield fail("NOTES_DIR", f"the server may not write to {folder}.")
+
+
+async def knowledge_items(settings: Settings) -> AsyncIterator[Item]:
+    """Check the knowledge base's folder."""
+    if knowledge_index(settings) is not None:
+        yield ok("KNOWLEDGE_DIR", f"{settings.knowledge_dir}.")
+        if find_spec("pypdf") is None:
+            yield warn("KNOWLEDGE_DIR", "PDF files are left out: they need the package pypdf.")
 
 
 async def function_items(settings: Settings) -> AsyncIterator[Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,6 +14,8 @@ from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
 from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
+from conductor.tools.builtin.knowledge_base import KnowledgeBase
+from conductor.tools.builtin.knowledge_index import KnowledgeIndex
 from conductor.tools.builtin.list_directory import ListDirectory
 from conductor.tools.builtin.notes import NotesCreate, NotesSearch
 from conductor.tools.builtin.read_file import ReadFile
@@ -41,13 +44,14 @@ def standard_tools(
     now: Callable[[], datetime] = utc_now,
     file_roots: Sequence[Path] = (),
     notes_dir: Path | None = None,
+    knowledge: KnowledgeIndex | None = None,
     web_fetch: bool = False,
     web_search: str | None = None,
 ) -> tuple[BuiltinTool, ...]:
     """Make the standard tools; ``now`` gives the time with its offset.
 
-    The file tools need folders, ``file_roots``, the notes need ``notes_dir``, and both need a system that can
-    open files without following links. ``web_search`` is the search engine.
+    The file tools need folders, ``file_roots``, the notes need ``notes_dir``, the knowledge base its index,
+    and all of them a system that can open files without following links. ``web_search`` is the search engine.
     """
     tools: list[BuiltinTool] = [
         CurrentTime(now),
@@ -66,6 +70,8 @@ def standard_tools(
     if notes_dir is not None and SUPPORTED:
         notes = Files(Roots([notes_dir]))
         tools += (NotesCreate(notes, now), NotesSearch(notes))
+    if knowledge is not None and SUPPORTED:
+        tools.append(KnowledgeBase(knowledge))
     if web_fetch:
         check_installed("WEB_FETCH", "trafilatura")
         tools.append(WebFetch())
@@ -78,7 +84,9 @@ def standard_tools(
 
 def builtin_specs() -> tuple[ToolSpec, ...]:
     """List the definitions of all standard tools, also of those that the settings disable."""
-    made = standard_tools(file_roots=[Path("/")], notes_dir=Path("/"))
+    top = Path("/")
+    index = KnowledgeIndex(top, top / "unused")
+    made = standard_tools(file_roots=[top], notes_dir=top, knowledge=index)
     return (*(tool.spec for tool in made), WebFetch.spec, WebSearch.spec)
 
 
@@ -88,6 +96,18 @@ class BuiltinToolset:
     def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
         self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
         self._specs = tuple(_with_says(tool) for tool in self._tools.values())
+        self._watching: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start what the tools do beside calls: an index is kept up to date."""
+        watches = [getattr(tool, "watch", None) for tool in self._tools.values()]
+        self._watching = [asyncio.create_task(watch()) for watch in watches if watch is not None]
+
+    async def aclose(self) -> None:
+        """Stop that."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools, in the order of the registry."""

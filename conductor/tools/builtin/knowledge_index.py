@@ -1,0 +1,386 @@
+"""The index of ``query_knowledge_base``: passages of a folder's documents in SQLite's full-text search.
+
+The file can be deleted at any time: it is made again from the documents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from conductor.tools.builtin.knowledge_text import DocumentError, Passage, passages, suffixes
+from conductor.tools.builtin.read_file import read_bytes
+from conductor.tools.builtin.sandbox import (
+    CancelFlag,
+    DirectoryMissing,
+    FileError,
+    Files,
+    Roots,
+    SandboxPath,
+    printable,
+)
+from conductor.tools.builtin.walk import Walk
+
+log = structlog.get_logger(__name__)
+
+# Bytes of a document, and names that are looked at.
+MAX_DOCUMENT_BYTES = 20 * 1024 * 1024
+MAX_SCANNED = 2_000_000
+# Words of a query, and passages that are ranked for it, since ranking one takes 2 µs.
+MAX_WORDS = 24
+MAX_RANKED = 3000
+# Seconds of one query, and its steps in SQLite between two looks at the clock.
+QUERY_S = 2.0
+_STEPS = 10_000
+# Seconds between two looks at the folder, at least and as a multiple of the time that one takes.
+LOOK_S = 1.0
+_LOOK_SHARE = 10
+# Seconds of one transaction, so that a query sees what is done, and another process waits no longer.
+_COMMIT_S = 0.5
+_LOCK_S = 5.0
+# Changed documents from which on the index is put together again, which makes queries faster.
+_MANY = 500
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE file(
+    id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size INTEGER NOT NULL, changed INTEGER NOT NULL,
+    digest BLOB NOT NULL, problem TEXT);
+CREATE TABLE passage(
+    id INTEGER PRIMARY KEY, file_id INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    page INTEGER NOT NULL);
+CREATE INDEX passage_of_file ON passage(file_id);
+CREATE VIRTUAL TABLE words USING fts5(title, text, tokenize='porter unicode61 remove_diacritics 2');
+"""
+# A title's word counts more than one of the text.
+_SEARCH = """
+SELECT file.path, passage.first, passage.last, passage.page, snippet(words, 1, '', '', '…', 64)
+FROM words JOIN passage ON passage.id = words.rowid JOIN file ON file.id = passage.file_id
+WHERE words MATCH ?
+"""
+_RANKED = f"{_SEARCH} AND rank MATCH 'bm25(3.0, 1.0)' ORDER BY rank LIMIT ?"
+_COUNT = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
+_STORE = """
+INSERT INTO file(path, size, changed, digest, problem) VALUES(?, ?, ?, ?, ?)
+ON CONFLICT(path) DO UPDATE SET size = excluded.size, changed = excluded.changed, digest = excluded.digest,
+    problem = excluded.problem
+RETURNING id
+"""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many of how many changed documents are indexed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that was found. ``page`` is 0 for a document without pages."""
+
+    path: str
+    first_line: int
+    last_line: int
+    page: int
+    text: str
+
+
+@dataclass(slots=True)
+class Update:
+    """What an update did; ``problems`` are documents that cannot be read (path -> why)."""
+
+    documents: int = 0
+    indexed: int = 0
+    removed: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+    complete: bool = True
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    id: int
+    size: int
+    changed: int
+    digest: bytes
+    problem: str | None
+
+
+class IndexBusy(Exception):
+    """Another process updates the index."""
+
+
+class KnowledgeIndex:
+    """The documents beneath ``folder``, indexed in the file ``database``."""
+
+    def __init__(self, folder: Path, database: Path) -> None:
+        self.files = Files(Roots([folder]))
+        self.pending = 0
+        """How many documents are still to be indexed by the update that runs here."""
+        self._top = SandboxPath(self.files.roots.all[0], ())
+        self._database = database
+        self._readers = threading.local()
+
+    # -- update
+
+    def update(self, stop: CancelFlag, progress: Progress = lambda done, total: None) -> Update:
+        """Index what has changed since the last update.
+
+        Raises `IndexBusy`, `OSError`, `sqlite3.Error`, and `FileError` if ``stop`` was set or the folder is
+        missing; what was indexed until then stays.
+        """
+        began = time.monotonic()
+        done = Update()
+        self._database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked(), closing(self._open()) as connection:
+            known = _known(connection)
+            changed, seen, done.complete = self._scan(known, stop)
+            self.pending = len(changed)
+            try:
+                self._index(connection, changed, known, done, stop, progress)
+            finally:
+                self.pending = 0
+            # What lies in a folder that cannot be read now has not gone.
+            gone = [known[path].id for path in known.keys() - seen] if done.complete else []
+            with connection:
+                for file_id in gone:
+                    _forget(connection, file_id)
+                    connection.execute("DELETE FROM file WHERE id = ?", (file_id,))
+            done.removed = len(gone)
+            if done.indexed + done.removed >= _MANY:
+                connection.execute("INSERT INTO words(words) VALUES('optimize')")
+            rows = connection.execute("SELECT path, problem FROM file").fetchall()
+        done.documents = len(rows)
+        done.problems = {path: problem for path, problem in rows if problem}
+        done.took_s = time.monotonic() - began
+        return done
+
+    async def watch(self) -> None:
+        """Update the index at once and then again and again; never returns."""
+        stop = CancelFlag()
+        problem = ""
+        while True:
+            took = 0.0
+            try:
+                update = await asyncio.to_thread(self.update, stop)
+                took, found = update.took_s, ""
+                if update.indexed or update.removed:
+                    counts = {"documents": update.documents, "indexed": update.indexed}
+                    problems = len(update.problems)
+                    log.info("knowledge", **counts, removed=update.removed, problems=problems, took_s=took)
+            except asyncio.CancelledError:
+                stop.set()
+                raise
+            except IndexBusy:
+                found = ""  # another process of this server does it
+            except (FileError, OSError, sqlite3.Error) as error:
+                found = str(error)
+            if found and found != problem:
+                log.error("knowledge not indexed", why=found)
+            problem = found
+            await asyncio.sleep(max(LOOK_S, _LOOK_SHARE * took))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl  # not on Windows, where there are no file tools
+
+        lock = os.open(f"{self._database}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise IndexBusy from None
+        finally:
+            os.close(lock)
+
+    def _open(self) -> sqlite3.Connection:
+        os.close(os.open(self._database, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self._database, timeout=_LOCK_S)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+                raise
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self._database}{ending}").unlink(missing_ok=True)
+            return self._open()
+        if version != _VERSION:
+            for (table,) in connection.execute(
+                "SELECT name FROM sqlite_schema WHERE name IN ('file', 'passage', 'words')"
+            ).fetchall():
+                connection.execute(f"DROP TABLE {table}")
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT;")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
+
+    def _scan(
+        self, known: Mapping[str, _Known], stop: CancelFlag
+    ) -> tuple[list[tuple[str, SandboxPath, int, int]], set[str], bool]:
+        changed, seen = [], set()
+        wanted = suffixes()
+        walk = Walk(self.files, stop, time.monotonic, float("inf"), MAX_SCANNED)
+        try:
+            for folder, place in walk.files_below(self._top):
+                name = place.parts[-1]
+                if not name.lower().endswith(wanted) or any(part.startswith(".") for part in place.parts):
+                    continue
+                path = printable("/".join(place.parts))
+                seen.add(path)
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                before = known.get(path)
+                if before is None or (before.size, before.changed) != (found.st_size, found.st_mtime_ns):
+                    changed.append((path, place, found.st_size, found.st_mtime_ns))
+        except DirectoryMissing:
+            raise FileError("io_error", "The folder of KNOWLEDGE_DIR is not there.") from None
+        return changed, seen, walk.complete
+
+    def _index(
+        self,
+        connection: sqlite3.Connection,
+        changed: list[tuple[str, SandboxPath, int, int]],
+        known: Mapping[str, _Known],
+        done: Update,
+        stop: CancelFlag,
+        progress: Progress,
+    ) -> None:
+        committed = time.monotonic()
+        for number, (path, place, size, modified) in enumerate(changed, 1):
+            stop.check()
+            data, problem = self._read(place, stop)
+            digest = hashlib.blake2b(data, digest_size=16).digest()
+            before = known.get(path)
+            if before is not None and (before.digest, before.problem) == (digest, problem):
+                facts = (size, modified, before.id)
+                connection.execute("UPDATE file SET size = ?, changed = ? WHERE id = ?", facts)
+            else:
+                _store(connection, path, before, (size, modified, digest, problem), data, stop)
+                done.indexed += 1
+            self.pending = len(changed) - number
+            progress(number, len(changed))
+            if time.monotonic() - committed >= _COMMIT_S:
+                connection.commit()
+                committed = time.monotonic()
+        connection.commit()
+
+    def _read(self, place: SandboxPath, stop: CancelFlag) -> tuple[bytes, str | None]:
+        try:
+            return read_bytes(self.files, place, stop, MAX_DOCUMENT_BYTES), None
+        except FileError as error:
+            stop.check()
+            return b"", str(error)
+        except (OSError, DirectoryMissing) as error:
+            return b"", f"it cannot be read: {(getattr(error, 'strerror', None) or 'it has gone').lower()}"
+
+    # -- search
+
+    def search(self, query: str, limit: int, stop: CancelFlag) -> list[Hit]:
+        """Find the passages that fit best. Raises `FileError` if there is no index, and after `QUERY_S`.
+
+        Nothing of the query is read as FTS5's syntax: its words have letters and digits only, and are quoted.
+        """
+        words = [f'"{word}"' for word in dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))]
+        if not words:
+            return []
+        connection = self._reader()
+        deadline = time.monotonic() + QUERY_S
+        connection.set_progress_handler(lambda: stop.is_set() or time.monotonic() > deadline, _STEPS)
+        try:
+            expression, is_ranked = _narrowed(connection, words[:MAX_WORDS])
+            rows = connection.execute(
+                _RANKED if is_ranked else f"{_SEARCH} LIMIT ?", (expression, limit)
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._readers.connection = None
+            connection.close()
+            stop.check()
+            log.warning("knowledge not searched", error=str(error))
+            raise FileError("io_error", "The knowledge base could not be searched in time.") from None
+        return [Hit(*row) for row in rows]
+
+    def count(self) -> int:
+        """Count the documents in the index. Raises `FileError` if there is none."""
+        (count,) = self._reader().execute("SELECT count(*) FROM file WHERE problem IS NULL").fetchone()
+        return int(count)
+
+    def _reader(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if connection is None:
+            try:
+                connection = sqlite3.connect(f"{self._database.resolve().as_uri()}?mode=ro", uri=True)
+                connection.execute("PRAGMA cache_size=-32000")
+                connection.execute("PRAGMA mmap_size=268435456")
+                connection.execute("SELECT 1 FROM words LIMIT 1").fetchone()
+            except sqlite3.Error:
+                raise FileError(
+                    "io_error", "The knowledge base is not indexed yet; try again soon."
+                ) from None
+            self._readers.connection = connection
+        return connection
+
+
+def _narrowed(connection: sqlite3.Connection, words: list[str]) -> tuple[str, bool]:
+    # The rarest words say most: as many of them as can be ranked in time are searched.
+    def count(expression: str) -> int:
+        return int(connection.execute(_COUNT, (expression, MAX_RANKED)).fetchone()[0])
+
+    counts = sorted((found, word) for word in words if (found := count(word)))
+    taken, total = [], 0
+    for found, word in counts:
+        total += found
+        if total < MAX_RANKED:
+            taken.append(word)
+    if taken or not counts:
+        return " OR ".join(taken or words), True
+    # All words are in very many passages: take those that have all words, or all but the commonest.
+    kept = [word for _, word in counts]
+    while (found := count(" AND ".join(kept))) == 0 and len(kept) > 1:
+        kept.pop()
+    return " AND ".join(kept), found < MAX_RANKED
+
+
+def _known(connection: sqlite3.Connection) -> dict[str, _Known]:
+    rows = connection.execute("SELECT path, id, size, changed, digest, problem FROM file")
+    return {path: _Known(*rest) for path, *rest in rows}
+
+
+def _forget(connection: sqlite3.Connection, file_id: int) -> None:
+    connection.execute(
+        "DELETE FROM words WHERE rowid IN (SELECT id FROM passage WHERE file_id = ?)", (file_id,)
+    )
+    connection.execute("DELETE FROM passage WHERE file_id = ?", (file_id,))
+
+
+def _store(
+    connection: sqlite3.Connection,
+    path: str,
+    before: _Known | None,
+    facts: tuple[int, int, bytes, str | None],
+    data: bytes,
+    stop: CancelFlag,
+) -> None:
+    size, modified, digest, problem = facts
+    pieces: list[Passage] = []
+    if problem is None:
+        try:
+            pieces = list(passages(path, data, stop))
+        except DocumentError as error:
+            problem = str(error)
+    if before is not None:
+        _forget(connection, before.id)
+    (file_id,) = connection.execute(_STORE, (path, size, modified, digest, problem)).fetchone()
+    name = re.sub(r"[\W_]+", " ", path)
+    for piece in pieces:
+        place = (file_id, piece.first_line, piece.last_line, piece.page)
+        row = connection.execute("INSERT INTO passage(file_id, first, last, page) VALUES(?, ?, ?, ?)", place)
+        words = (row.lastrowid, f"{name} {piece.heading}", piece.text)
+        connection.execute("INSERT INTO words(rowid, title, text) VALUES(?, ?, ?)", words)

@@ -1,0 +1,102 @@
+"""The passages of a document: pieces of its text, short enough for a search result, with their place."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from conductor.tools.builtin.sandbox import CancelFlag
+
+# Characters from which on a passage ends at a heading, and at a blank line, and which it never exceeds.
+_HEADED_CHARS = 200
+_ENOUGH_CHARS = 600
+_MOST_CHARS = 1500
+# Pages of a PDF, since reading one takes some milliseconds.
+MAX_PAGES = 2000
+# Lines between two looks at the cancel flag.
+_LINES = 1000
+
+_HEADING = re.compile(r"#{1,6} +(\S.*)")
+
+
+class DocumentError(Exception):
+    """A document whose text cannot be read; the message is a clause for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document's text. ``heading`` is the last one before it; ``page`` is 0 without pages."""
+
+    heading: str
+    text: str
+    first_line: int
+    last_line: int
+    page: int = 0
+
+
+def suffixes() -> tuple[str, ...]:
+    """List the names' endings of the documents that can be read here."""
+    text = (".md", ".markdown", ".txt", ".rst")
+    return (*text, ".pdf") if find_spec("pypdf") is not None else text
+
+
+def passages(name: str, data: bytes, stop: CancelFlag) -> Iterator[Passage]:
+    """Cut a document into passages. Raises `DocumentError`, and `FileError` if ``stop`` is set."""
+    if name.lower().endswith(".pdf"):
+        for number, text in enumerate(_pages(data, stop), 1):
+            yield from _passages(text, number, stop)
+    elif b"\0" in data[:8192]:
+        raise DocumentError("it is not text")
+    else:
+        yield from _passages(data.decode(errors="replace"), 0, stop)
+
+
+def _passages(text: str, page: int, stop: CancelFlag) -> Iterator[Passage]:
+    heading = above = ""
+    lines: list[str] = []
+    first = last = size = 0
+    for number, line in _lines(text):
+        if number % _LINES == 0:
+            stop.check()
+        found = _HEADING.match(line)
+        ends = size >= _HEADED_CHARS if found else size >= _ENOUGH_CHARS and not line.strip()
+        if lines and (ends or size + len(line) > _MOST_CHARS):
+            yield Passage(above, "\n".join(lines).rstrip(), first, last, page)
+            lines, size = [], 0
+        heading = found[1] if found else heading
+        if line.strip():
+            first, above = (first, above) if lines else (number, heading)
+            last = number
+        elif not lines:
+            continue
+        lines.append(line)
+        size += len(line) + 1
+    if lines:
+        yield Passage(above, "\n".join(lines).rstrip(), first, last, page)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    # A line may be as long as a file: it comes in pieces with the same number.
+    for number, line in enumerate(text.split("\n"), 1):
+        for begin in range(0, max(1, len(line)), _MOST_CHARS):
+            yield number, line[begin : begin + _MOST_CHARS].rstrip("\r")
+
+
+def _pages(data: bytes, stop: CancelFlag) -> Iterator[str]:
+    import pypdf
+
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        for number, page in enumerate(reader.pages):
+            stop.check()
+            if number >= MAX_PAGES:
+                return
+            yield page.extract_text()
+    except (GeneratorExit, MemoryError):
+        raise
+    except Exception as error:  # a stranger's file: the library raises whatever comes of it
+        stop.check()
+        raise DocumentError(f"it is no PDF that can be read ({type(error).__name__})") from None

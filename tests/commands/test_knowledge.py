@@ -1,0 +1,56 @@
+"""``conductor knowledge index``: what it says, and its mistakes in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import pytest
+
+from conductor.commands import knowledge
+from conductor.errors import SettingsError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("Herons.")
+    monkeypatch.setenv("KNOWLEDGE_DIR", "docs")
+    monkeypatch.setenv("DATA_DIR", "data")
+    return tmp_path
+
+
+def index() -> tuple[int, str]:
+    out = io.StringIO()
+    return knowledge.run(argparse.Namespace(action="index"), out), out.getvalue()
+
+
+def test_it_says_what_it_did(here: Path) -> None:
+    code, text = index()
+    assert code == 0 and text.startswith("1 documents: 1 indexed, 0 removed, 0 not readable, in ")
+    assert (here / "data" / "knowledge.db").exists()
+
+
+def test_it_lists_what_cannot_be_read(here: Path) -> None:
+    (here / "docs" / "b.txt").write_bytes(b"\0")
+    code, text = index()
+    assert code == 2 and text.splitlines()[1:] == ["document  why it is left out", "b.txt     it is not text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("KNOWLEDGE_DIR", "", "There is no knowledge base: KNOWLEDGE_DIR is not set."),
+        ("KNOWLEDGE_DIR", "missing", "KNOWLEDGE_DIR names missing, which is no folder."),
+        ("DATA_DIR", "", "KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index is kept."),
+        ("DATA_DIR", "docs/a.md", "The index cannot be written: .*"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        index()

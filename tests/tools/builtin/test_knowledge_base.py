@@ -1,0 +1,256 @@
+"""``query_knowledge_base``: documents are found as they are now, with their place, whatever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import BuiltinToolset, knowledge_index, standard_tools
+from conductor.tools.builtin.knowledge_base import KnowledgeBase
+from conductor.tools.builtin.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
+from conductor.tools.builtin.sandbox import CancelFlag, FileError
+from conductor.tools.schema import check_schema
+from tests.tools.builtin.test_knowledge_text import pdf
+
+CONTEXT = CallContext("s", "c")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "docs"
+    (made / "birds").mkdir(parents=True)
+    (made / "birds" / "heron.md").write_text("# Herons\n\nHerons stand in the pond and catch sprats.\n")
+    (made / "duck.txt").write_text("Ducks dive for weeds.\n")
+    return made
+
+
+@pytest.fixture
+def index(folder: Path) -> KnowledgeIndex:
+    return KnowledgeIndex(folder, folder.parent / "data" / "knowledge.db")
+
+
+def update(index: KnowledgeIndex) -> Update:
+    return index.update(CancelFlag())
+
+
+async def ask(index: KnowledgeIndex, query: str, **arguments: Any) -> ToolOutcome:
+    return await KnowledgeBase(index).run({"query": query, **arguments}, CONTEXT)
+
+
+async def paths(index: KnowledgeIndex, query: str) -> list[str]:
+    outcome = await ask(index, query)
+    assert outcome.success, outcome.error_message
+    return [result["path"] for result in outcome.data["results"]]
+
+
+def test_its_schema_is_sound() -> None:
+    check_schema(KnowledgeBase.spec.input_schema)
+    assert (KnowledgeBase.spec.risk, KnowledgeBase.spec.effect) == ("safe", "read")
+
+
+async def test_passages_are_found_with_number_path_and_lines(index: KnowledgeIndex) -> None:
+    done = update(index)
+    assert (done.documents, done.indexed, done.removed, done.problems) == (2, 2, 0, {})
+    outcome = await ask(index, "What does the heron catch?")
+    assert outcome.data == {
+        "results": [
+            {
+                "number": 1,
+                "path": "birds/heron.md",
+                "lines": "1-3",
+                "text": "# Herons\n\nHerons stand in the pond and catch sprats.",
+            }
+        ]
+    }
+    assert await paths(index, "crocodile") == [] == await paths(index, "?!")
+
+
+async def test_a_pdf_is_found_by_its_page(index: KnowledgeIndex, folder: Path) -> None:
+    pytest.importorskip("pypdf")
+    (folder / "book.pdf").write_bytes(pdf("Cover", "Kingfishers nest in banks."))
+    update(index)
+    (result,) = (await ask(index, "kingfisher")).data["results"]
+    assert (result["path"], result["page"], result["text"]) == ("book.pdf", 2, "Kingfishers nest in banks.")
+
+
+async def test_the_best_come_first_and_the_name_counts(index: KnowledgeIndex, folder: Path) -> None:
+    (folder / "pond.md").write_text("A pond. " + "Filler words follow here. " * 20)
+    (folder / "pump-manual.md").write_text("Turn it on. " + "Filler words follow here. " * 20)
+    update(index)
+    assert await paths(index, "heron pond") == ["birds/heron.md", "pond.md"]
+    assert await paths(index, "pump manual") == ["pump-manual.md"]
+    assert len((await ask(index, "pond", limit=1)).data["results"]) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        'heron" OR "duck',
+        "heron*",
+        "NEAR(heron duck)",
+        "title:heron",
+        "heron AND",
+        "(heron",
+        "-heron",
+        "^heron",
+    ]
+    + ["heron; DROP TABLE file", "'heron", '"', "heron\0", "{heron}", "heron + NOT", "\ud800heron", "*"],
+)
+async def test_nothing_of_a_query_is_syntax(index: KnowledgeIndex, query: str) -> None:
+    update(index)
+    found = await paths(index, query)
+    assert ("birds/heron.md" in found) == ("heron" in query)
+
+
+async def test_only_what_has_changed_is_indexed(index: KnowledgeIndex, folder: Path) -> None:
+    update(index)
+    assert update(index).indexed == 0
+    (folder / "duck.txt").write_text("Geese graze.\n")
+    (folder / "new.rst").write_text("A gander.\n")
+    os.remove(folder / "birds" / "heron.md")
+    done = update(index)
+    assert (done.documents, done.indexed, done.removed) == (2, 2, 1)
+    assert await paths(index, "geese") == ["duck.txt"]
+    assert await paths(index, "dive heron gander") == ["new.rst"]
+
+
+def test_a_document_that_was_only_touched_is_not_indexed_again(index: KnowledgeIndex, folder: Path) -> None:
+    update(index)
+    os.utime(folder / "duck.txt", (1, 1))
+    assert update(index).indexed == 0
+    (folder / "duck.txt").write_text("Drakes dive for weeds.\n"[1:])
+    os.utime(folder / "duck.txt", (2, 2))
+    assert update(index).indexed == 1
+
+
+async def test_hidden_ignored_linked_and_foreign_files_are_left_out(
+    index: KnowledgeIndex, folder: Path
+) -> None:
+    (folder / ".hidden").mkdir()
+    (folder / "drafts").mkdir()
+    (folder / ".gitignore").write_text("drafts/\n")
+    for path in (".hidden/a.md", "drafts/a.md", "a.png", "a"):
+        (folder / path).write_text("heron")
+    (folder.parent / "secret.md").write_text("heron")
+    (folder / "link.md").symlink_to(folder.parent / "secret.md")
+    update(index)
+    assert await paths(index, "heron") == ["birds/heron.md"]
+
+
+def test_what_cannot_be_read_is_reported_and_the_rest_is_indexed(
+    index: KnowledgeIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knowledge_index, "MAX_DOCUMENT_BYTES", 100)
+    (folder / "binary.txt").write_bytes(b"\0")
+    (folder / "large.txt").write_bytes(b"x" * 101)
+    os.link(folder / "duck.txt", folder / "second.txt")
+    done = update(index)
+    assert done.problems == {
+        "binary.txt": "it is not text",
+        "large.txt": "'large.txt' has 101 bytes or more; files up to 100 are read.",
+        "duck.txt": "it cannot be read: too many links",
+        "second.txt": "it cannot be read: too many links",
+    }
+    assert done.documents == 5
+    assert update(index).problems == done.problems
+
+
+async def test_words_that_are_everywhere_do_not_hide_the_others(
+    index: KnowledgeIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knowledge_index, "MAX_RANKED", 3)
+    for number in range(5):
+        (folder / f"{number}.md").write_text("the same words" + (" and a goose" if number == 3 else ""))
+    update(index)
+    assert await paths(index, "the same goose") == ["3.md"]
+    assert len(await paths(index, "the same")) == 5
+    assert len(await paths(index, "same words the crowd")) == 5
+
+
+async def test_a_folder_that_is_missing_keeps_its_index(index: KnowledgeIndex, folder: Path) -> None:
+    update(index)
+    os.rename(folder, folder.parent / "away")
+    with pytest.raises(FileError, match="The folder of KNOWLEDGE_DIR is not there"):
+        update(index)
+    assert await paths(index, "heron") == ["birds/heron.md"]
+
+
+async def test_without_an_index_it_says_so(index: KnowledgeIndex) -> None:
+    outcome = await ask(index, "heron")
+    assert (outcome.error_type, outcome.error_message) == (
+        "io_error",
+        "The knowledge base is not indexed yet; try again soon.",
+    )
+
+
+@pytest.mark.parametrize("spoilt", [b"no database" * 1000, b""])
+async def test_an_index_that_is_spoilt_or_of_another_version_is_made_again(
+    index: KnowledgeIndex, folder: Path, spoilt: bytes
+) -> None:
+    database = folder.parent / "data" / "knowledge.db"
+    update(index)
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    if spoilt:
+        database.write_bytes(spoilt)
+    else:
+        with sqlite3.connect(database) as connection:
+            connection.execute("PRAGMA user_version=99")
+        connection.close()
+    assert update(index).indexed == 2
+    assert await paths(index, "heron") == ["birds/heron.md"]
+
+
+def test_two_processes_do_not_index_at_once(index: KnowledgeIndex, folder: Path) -> None:
+    other = KnowledgeIndex(folder, folder.parent / "data" / "knowledge.db")
+
+    def meanwhile(done: int, total: int) -> None:
+        with pytest.raises(IndexBusy):
+            update(other)
+
+    assert index.update(CancelFlag(), meanwhile).indexed == 2
+
+
+def test_an_update_that_is_stopped_goes_on_later(index: KnowledgeIndex) -> None:
+    stop = CancelFlag()
+    with pytest.raises(FileError):
+        index.update(stop, lambda done, total: stop.set())
+    assert update(index).documents == 2
+
+
+class Watched(KnowledgeIndex):
+    """An index that sets an event after each update."""
+
+    updated: asyncio.Event
+    loop: asyncio.AbstractEventLoop
+
+    def update(self, stop: CancelFlag, progress: Progress = lambda done, total: None) -> Update:
+        try:
+            return super().update(stop, progress)
+        finally:
+            self.loop.call_soon_threadsafe(self.updated.set)
+
+
+async def test_the_server_finds_changes_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge_index, "LOOK_S", 0.001)
+    index = Watched(folder, folder.parent / "data" / "knowledge.db")
+    index.updated, index.loop = asyncio.Event(), asyncio.get_running_loop()
+    toolset = BuiltinToolset(standard_tools(knowledge=index))
+    toolset.start()
+    try:
+        async with asyncio.timeout(10):
+            await index.updated.wait()
+            assert await paths(index, "heron") == ["birds/heron.md"]
+            (folder / "new.md").write_text("A grebe.")
+            for _ in range(2):  # the first may have begun before
+                index.updated.clear()
+                await index.updated.wait()
+            assert await paths(index, "grebe") == ["new.md"]
+    finally:
+        await toolset.aclose()

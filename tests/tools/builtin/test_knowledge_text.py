@@ -1,0 +1,83 @@
+"""Passages of documents: short pieces with their headings, lines and pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from conductor.tools.builtin.knowledge_text import DocumentError, Passage, passages
+from conductor.tools.builtin.sandbox import CancelFlag, FileError
+
+
+def cut(text: str, name: str = "a.md") -> list[Passage]:
+    return list(passages(name, text.encode(), CancelFlag()))
+
+
+def pdf(*pages: str) -> bytes:
+    """Make a PDF with one line of text on each page."""
+    kids = " ".join(f"{3 + 2 * number} 0 R" for number in range(len(pages)))
+    font = "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Count {len(pages)}/Kids[{kids}]>>"]
+    for number, text in enumerate(pages):
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        resources = f"/Resources<</Font<</F1 {font}>>>>/MediaBox[0 0 612 792]"
+        objects.append(f"<</Type/Page/Parent 2 0 R{resources}/Contents {4 + 2 * number} 0 R>>")
+        objects.append(f"<</Length {len(stream)}>>stream\n{stream}\nendstream")
+    data, places = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(data))
+        data += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    end = f"trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(data)}\n%%EOF\n"
+    return f"{data}xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def test_a_short_document_is_one_passage_with_its_lines() -> None:
+    assert cut("\n\n# Herons\r\n\nThey fish.\n\n") == [Passage("Herons", "# Herons\n\nThey fish.", 3, 5)]
+    assert cut("") == cut("\n \n") == []
+
+
+def test_a_long_document_is_cut_at_headings_and_blank_lines() -> None:
+    sections = [f"# S{number}\n\n" + ("word " * 60 + "\n") for number in range(4)]
+    found = cut("".join(sections))
+    assert [(piece.heading, piece.first_line, piece.last_line) for piece in found] == [
+        (f"S{number}", 1 + 3 * number, 3 + 3 * number) for number in range(4)
+    ]
+    found = cut(("word " * 130 + "\n\n") * 3)
+    assert [(piece.first_line, piece.last_line) for piece in found] == [(1, 1), (3, 3), (5, 5)]
+
+
+def test_nothing_is_lost_and_no_passage_is_long() -> None:
+    text = "\n".join(f"line {number} " + "x" * (number % 200) for number in range(500))
+    found = cut(text + "\n" + "y" * 10_000)
+    assert all(len(piece.text) <= 1500 for piece in found)
+    assert sum(piece.text.count("y") for piece in found) == 10_000
+    for number in (0, 123, 499):
+        (piece,) = [piece for piece in found if f"line {number} " in piece.text]
+        assert piece.first_line <= number + 1 <= piece.last_line
+    assert found[-1].first_line == found[-1].last_line == 501
+
+
+def test_a_pdf_is_cut_by_its_pages() -> None:
+    pytest.importorskip("pypdf")
+    found = list(passages("a.PDF", pdf("Herons fish.", "Ducks dive."), CancelFlag()))
+    assert [(piece.text, piece.page) for piece in found] == [("Herons fish.", 1), ("Ducks dive.", 2)]
+
+
+@pytest.mark.parametrize("data", [b"", b"%PDF-1.4\n", b"no pdf", pdf("x")[:200], b"%PDF-1.4\n" + bytes(5000)])
+def test_a_broken_pdf_is_said_to_be_one(data: bytes) -> None:
+    pytest.importorskip("pypdf")
+    with pytest.raises(DocumentError, match="it is no PDF that can be read"):
+        list(passages("a.pdf", data, CancelFlag()))
+
+
+def test_what_is_not_text_is_said_not_to_be() -> None:
+    with pytest.raises(DocumentError, match="it is not text"):
+        cut("a\0b")
+
+
+def test_a_call_that_was_cancelled_ends() -> None:
+    stop = CancelFlag()
+    stop.set()
+    with pytest.raises(FileError):
+        list(passages("a.txt", b"x\n" * 5000, stop))
