@@ -18,7 +18,9 @@ export function approvals({ decide, schemaOf, changed }) {
   const place = byId("approvals");
 
   function show(request) {
-    if (cards.has(request.approvalId)) return;
+    // The same question comes again after a reconnect, or because the server refused an edit of it.
+    if (cards.has(request.approvalId) && !request.refused) return;
+    close(request.approvalId);
     const card = makeCard(request);
     cards.set(request.approvalId, card);
     place.append(card.element);
@@ -54,6 +56,7 @@ export function approvals({ decide, schemaOf, changed }) {
     element.append(
       el("div", { class: "head" }, heading, el("span", { class: "risk", text: RISKS[request.risk] ?? request.risk }), countdown),
       argumentsOf(request),
+      ...(request.refused ? [el("p", { class: "problem", role: "alert", text: request.refused })] : []),
       ...(request.reasons ?? []).map((reason) => el("p", { text: reason })),
     );
     element.append(choices(request, element, send));

@@ -1,4 +1,6 @@
 // A client of the public protocol: one session, over as many sockets and reloads as it takes.
+import { keep, recall } from "./store.js";
+
 const CAPABILITIES = ["resume", "tools", "cancel", "late", "approval", "activity", "diagnostics"];
 const REMEMBERED = 2_000; // ids of events that were handled
 const KEPT = 200; // of them over a reload
@@ -13,7 +15,7 @@ const isUiCall = (name) => name.startsWith("convo.") || name.startsWith("tts.");
 
 /**
  * Connect, and stay so until `close()`. Calls are handled one at a time; what the server has not recorded is
- * sent again, with its original id, after a lost connection. With `memory` ({load, save}) a reload is one.
+ * sent again, with its original id, after a lost connection or a reload.
  */
 export function connect(options) {
   const client = new Client(options);
@@ -37,7 +39,7 @@ class Client {
 
   constructor(options) {
     this.#options = options;
-    const { lastEventId = null, handled = [], unrecorded = [], calls = [] } = options.memory?.load() ?? {};
+    const { lastEventId = null, handled = [], unrecorded = [], calls = [] } = recall(`client.${options.sessionId}`, {});
     this.#lastEventId = lastEventId;
     this.#handled = new Set(handled);
     this.#unrecorded = new Map(unrecorded);
@@ -52,7 +54,7 @@ class Client {
   open() {
     const { url, token } = this.#options;
     this.#options.onConnection?.("connecting");
-    this.#socket = new WebSocket(url, ["conductor.v1", ...(token ? [`bearer.${token}`] : [])]);
+    this.#socket = new this.#options.WebSocket(url, ["conductor.v1", ...(token ? [`bearer.${token}`] : [])]);
     this.#socket.onopen = () => this.#start();
     this.#socket.onmessage = ({ data }) => this.#take(JSON.parse(data));
     this.#socket.onclose = ({ code }) => this.#lost(code);
@@ -73,6 +75,11 @@ class Client {
   decide(approvalId, decision, { scope, arguments: editedArguments, words: message } = {}) {
     const argumentsDigest = this.#digests.get(approvalId);
     this.#send("approval.response", { approvalId, argumentsDigest, decision, scope, editedArguments, message });
+  }
+
+  declare(tools, handlers) {
+    Object.assign(this.#options, { tools, handlers });
+    this.#write(this.#event("session.update", { tools }));
   }
 
   close() {
@@ -116,12 +123,12 @@ class Client {
   #write(event) {
     if (this.#socket?.readyState !== WebSocket.OPEN) return;
     this.#socket.send(JSON.stringify(event));
-    this.#options.onEvent?.(event, "out");
+    this.#options.onEvent?.("out", event);
   }
 
   #save() {
     if (this.#closed) return;
-    this.#options.memory?.save({
+    keep(`client.${this.#options.sessionId}`, {
       lastEventId: this.#lastEventId,
       handled: [...this.#handled].slice(-KEPT),
       unrecorded: [...this.#unrecorded],
@@ -130,7 +137,7 @@ class Client {
   }
 
   #take(event) {
-    this.#options.onEvent?.(event, "in");
+    this.#options.onEvent?.("in", event);
     if (this.#handled.has(event.id)) return;
     if (!PASSING.has(event.type)) {
       this.#handled.add(event.id);
@@ -177,7 +184,7 @@ class Client {
   async #draw({ callId, name, arguments: given }) {
     const { state, text } = JSON.parse(given);
     if (name === "convo.setState") this.#options.onState?.(state);
-    if (name === "tts.speak") await this.#options.speak?.(text);
+    if (name === "tts.speak") await this.#options.speak?.(text, { signal: new AbortController().signal });
     this.#send("tool.result", { callId, result: '{"ok":true}', error: null });
   }
 

@@ -1,4 +1,4 @@
-// Faults on purpose: every socket that the page opens goes through here, so that the library need not know.
+// Faults on purpose: the library is given this socket, and need not know.
 import { byId, el } from "./dom.js";
 
 const SLOW_MS = 2_000;
@@ -7,7 +7,7 @@ const faults = { slow: false, refuse: false };
 const sockets = new Set();
 const held = [];
 
-class FaultySocket extends WebSocket {
+export class FaultySocket extends WebSocket {
   #uiCalls = new Set();
 
   constructor(...given) {
@@ -59,8 +59,7 @@ const FAULTS = [
   ],
 ];
 
-export function installFaults() {
-  globalThis.WebSocket = FaultySocket;
+export function faultButtons() {
   byId("fault-list").append(
     ...FAULTS.map(([id, name, meaning, act]) => {
       const button = el("button", { type: "button", text: name, id: `fault-${id}` });

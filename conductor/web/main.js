@@ -4,7 +4,7 @@ import { connect } from "./client.js";
 import { composer } from "./composer.js";
 import { conversation } from "./conversation.js";
 import { byId } from "./dom.js";
-import { installFaults } from "./faults.js";
+import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, ownTools } from "./own_tools.js";
 import { stateLine } from "./state.js";
@@ -27,8 +27,10 @@ const cards = approvals({
   schemaOf: (name) => ownTools.find(name)?.declaration.inputSchema,
   changed: state.asking,
 });
-const tools = toolList({ changed: reopen, tryOut: words.put });
+const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
 microphone({ started: speech.on, partial: hear, final: heard, ended: () => state.hearing(false) });
+
+const drawn = new Set(); // ids of events
 
 let client;
 let known; // the token
@@ -86,11 +88,13 @@ const SHOWN = {
   error: ({ code, message }) => log.notice(`${message} (${code})`),
 };
 
-function onEvent(event, direction) {
+function onEvent(direction, event) {
   const frame = { at: Date.now(), direction, event };
   events.add(frame);
   turn.add(frame);
-  if (direction === "out") return;
+  // An event may come a second time after a reconnect.
+  if (direction === "out" || drawn.has(event.id)) return;
+  drawn.add(event.id);
   tools.learn(event);
   SHOWN[event.type]?.(event.payload);
 }
@@ -98,6 +102,11 @@ function onEvent(event, direction) {
 function onState(name) {
   if (name === "thinking" || name === "idle") log.turnChanged();
   state.show(name);
+}
+
+function declared() {
+  const declarations = ownTools.all().map((tool) => tool.declaration);
+  return [declarations, Object.fromEntries(declarations.map(({ name }) => [name, () => answer(name)]))];
 }
 
 function open() {
@@ -108,28 +117,22 @@ function open() {
   }
   byId("session").textContent = sessionId;
   showConnection("connecting");
-  const declared = ownTools.all().map((tool) => tool.declaration);
+  const [declarations, handlers] = declared();
   client = connect({
     url: `${location.protocol.replace("http", "ws")}//${location.host}/ws`,
     token: known,
     sessionId,
-    tools: declared,
-    handlers: Object.fromEntries(declared.map(({ name }) => [name, () => answer(name)])),
+    tools: declarations,
+    handlers,
     onPartial: log.partial,
     onFinal: log.partial,
     onState,
     onApproval: cards.show,
     onEvent,
     onConnection: showConnection,
-    memory: { load: () => recall("client"), save: (known) => keep("client", known) },
+    WebSocket: FaultySocket,
     speak: speech.speak,
   });
-}
-
-function reopen() {
-  client.close();
-  cards.clear();
-  open();
 }
 
 byId("stop").addEventListener("click", stop);
@@ -139,14 +142,13 @@ document.addEventListener("keydown", (event) => {
 byId("new-session").addEventListener("click", () => {
   client.close();
   keep("session", undefined);
-  keep("client", undefined);
   speech.stop();
-  for (const part of [log, events, turn, tools]) part.clear();
+  for (const part of [log, events, turn, tools, cards]) part.clear();
   state.show("idle");
-  reopen();
+  open();
 });
 
 tabs(document.querySelector('[role="tablist"]'));
-installFaults();
+faultButtons();
 known = await token();
 open();

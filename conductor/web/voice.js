@@ -8,12 +8,13 @@ export function voice() {
   let running = null;
   if (!synthesis) box.disabled = true;
 
-  function speak(text) {
+  function speak(text, { signal }) {
     if (!synthesis || !box.checked) return Promise.resolve();
     return new Promise((resolve) => {
       const utterance = new SpeechSynthesisUtterance(text);
       // Some browsers forget to tell the end.
       const limit = setTimeout(() => stop(), 5_000 + 120 * text.length);
+      signal.addEventListener("abort", () => running?.utterance === utterance && stop());
       const over = () => {
         clearTimeout(limit);
         if (running?.utterance === utterance) running = null;
