@@ -85,7 +85,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
             BuiltinToolset(builtin_tools(settings)),
             PythonToolset(python_tools(settings.tools_path)),
             HttpToolset(http.tools),
-            McpToolset(servers, roots=roots, local_only=settings.local_only, logs=mcp_logs(settings)),
+            McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings)),
         ],
         catalog=catalog,
         system_prompt=load_system_prompt(settings.system_prompt_file),
@@ -107,8 +107,8 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     )
 
 
-def mcp_logs(settings: Settings) -> Path | None:
-    """Return the folder of what MCP servers say on standard error; None without DATA_DIR."""
+def mcp_folder(settings: Settings) -> Path | None:
+    """Return the folder of what MCP servers say on standard error, and of tokens; None without DATA_DIR."""
     return None if settings.data_dir is None else settings.data_dir / "mcp"
 
 

@@ -51,6 +51,7 @@ LAZY = {
     "stores.redis_client",
     "stores.redis_cluster",
     "stores.redis_nodes",
+    "tools.mcp.oauth",
     "tools.mcp.websocket",
     "tools.web_client",
 }

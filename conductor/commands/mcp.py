@@ -8,21 +8,24 @@ import json
 import os
 import sys
 import time
+import webbrowser
 from pathlib import Path
 from typing import Any, TextIO
 
-from conductor.app import mcp_logs
+from conductor.app import mcp_folder
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
-from conductor.tools.mcp.server import McpConnection, check_installed
+from conductor.tools.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.tools.mcp.toolset import call_tool
 
 # Seconds for the one call of a trial.
 CALL_S = 30.0
+# Seconds for a person to log in.
+LOGIN_S = 300.0
 # Lines of a log that are shown.
 SHOWN_LINES = 200
 
@@ -47,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove = actions.add_parser("remove", help="remove a server from mcp.json")
     test = actions.add_parser("test", help="connect, list the tools, and call one that only reads")
     logs = actions.add_parser("logs", help="show what a server said on standard error; needs DATA_DIR")
-    for action in (remove, test, logs):
+    login = actions.add_parser("login", help="log in to a server that wants OAuth, with a browser")
+    for action in (remove, test, logs, login):
         action.add_argument("name", help="which server")
 
 
@@ -74,7 +78,9 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     if options.action == "logs":
         return _logs(settings, found.name, out)
     check_installed()
-    return asyncio.run(test(found, out, local_only=settings.local_only))
+    if options.action == "login":
+        return asyncio.run(_login(settings, found, out))
+    return asyncio.run(test(found, out, local_only=settings.local_only, folder=mcp_folder(settings)))
 
 
 def _place(server: McpServerConfig) -> str:
@@ -152,7 +158,7 @@ def _write(settings: Settings, document: dict[str, Any]) -> None:
 
 
 def _logs(settings: Settings, name: str, out: TextIO) -> int:
-    folder = mcp_logs(settings)
+    folder = mcp_folder(settings)
     if folder is None:
         raise SettingsError("What servers say is kept in DATA_DIR, which is not set.")
     try:
@@ -166,9 +172,37 @@ def _logs(settings: Settings, name: str, out: TextIO) -> int:
 # -- test
 
 
-async def test(server: McpServerConfig, out: TextIO, *, local_only: bool = False) -> int:
+async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> int:
+    folder = mcp_folder(settings)
+    if folder is None:
+        raise SettingsError("Tokens are kept in DATA_DIR, which is not set.")
+    if not server.oauth or server.url is None:
+        raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
+    from conductor.tools.mcp.oauth import login
+
+    def show(address: str) -> None:
+        out.write(f"Open this address, and log in:\n{address}\n")
+        out.flush()
+        webbrowser.open(address)
+
+    async def use(auth: Any) -> None:
+        connection = McpConnection(server, local_only=settings.local_only, auth=auth)
+        async with connection.connected(LOGIN_S):
+            out.write(f"{server.name}: logged in; it has {len(connection.specs)} tools.\n")
+
+    try:
+        await login(server.url, tokens_path(folder, server.name), show, use)
+    except Exception as error:  # of the package, of the system, or of the service
+        out.write(f"{server.name} failed: {McpConnection(server).describe(error)}\n")
+        return 2
+    return 0
+
+
+async def test(
+    server: McpServerConfig, out: TextIO, *, local_only: bool = False, folder: Path | None = None
+) -> int:
     """Connect, list the tools and call one that only reads; returns 2 if that failed."""
-    connection = McpConnection(server, local_only=local_only)
+    connection = McpConnection(server, local_only=local_only, folder=folder)
     began = time.perf_counter()
     try:
         async with connection.connected() as client:

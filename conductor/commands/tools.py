@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from conductor.app import builtin_tools, secrets
+from conductor.app import builtin_tools, mcp_folder, secrets
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
@@ -97,7 +97,7 @@ async def _toolsets(
     problems: list[str] = []
     async with AsyncExitStack() as stack:
         for config in servers:
-            connection = McpConnection(config, local_only=settings.local_only)
+            connection = McpConnection(config, local_only=settings.local_only, folder=mcp_folder(settings))
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await stack.enter_async_context(connection.connected())

@@ -31,7 +31,8 @@ class McpServerConfig(BaseModel):
     ``trust`` believes what the server says of its tools (``annotations``). ``tools`` are the globs of those
     offered, without the server's name; none means all. ``risk`` replaces the risk of single tools.
     ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
-    session has a server of its own. ``secrets`` are the values that came from the environment.
+    session has a server of its own. ``oauth``: it wants a login (`conductor mcp login`). ``secrets`` are the
+    values that came from the environment.
     """
 
     model_config = _STRICT
@@ -50,6 +51,7 @@ class McpServerConfig(BaseModel):
     timeout: Annotated[float | None, Field(gt=0, le=3_600)] = None
     enabled: bool = True
     scope: Literal["server", "session"] = "server"
+    oauth: bool = False
     secrets: Annotated[tuple[str, ...], Field(repr=False)] = ()
 
 

@@ -27,6 +27,7 @@ from conductor.tools.schema import SchemaError
 from conductor.tools.schema_checker import Checker
 
 if TYPE_CHECKING:
+    from httpx2 import Auth
     from mcp import Client
     from mcp.client import ClientRequestContext
     from mcp.client._transport import TransportStreams
@@ -66,6 +67,7 @@ class McpConnection:
 
     ``specs`` are the tools offered now, none while the server is down; ``problem`` says why it is.
     ``warnings`` are sentences about tools that were left out.
+    ``folder`` keeps what programs say on standard error, and tokens; ``auth`` replaces the kept ones.
     ``roots`` are the folders that the server is told of. With ``local_only`` a URL must be this machine's or
     the local network's.
     """
@@ -79,7 +81,8 @@ class McpConnection:
         local_only: bool = False,
         retry_s: float = RETRY_S,
         relist_pause_s: float = RELIST_PAUSE_S,
-        logs: Path | None = None,
+        folder: Path | None = None,
+        auth: Auth | None = None,
     ) -> None:
         self.config = config
         self.specs: tuple[ToolSpec, ...] = ()
@@ -90,7 +93,8 @@ class McpConnection:
         self._local_only = local_only
         self._retry_s = retry_s
         self._relist_pause_s = relist_pause_s
-        self._log_file = None if logs is None else logs / f"{config.name}.log"
+        self._folder = folder
+        self._auth = auth
         self._answered = asyncio.Event()
         self._redactor = Redactor(config.secrets)
         self._client: Client | None = None
@@ -148,8 +152,11 @@ class McpConnection:
             pause = min(2 * pause, MAX_RETRY_S)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Client]:
-        """Connect for the block, and list the tools. Raises what the package or the system raises."""
+    async def connected(self, seconds: float = CONNECT_S) -> AsyncIterator[Client]:
+        """Connect for the block within ``seconds``, and list the tools.
+
+        Raises what the package or the system raises.
+        """
         # In a thread: the import takes a second.
         await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
         from mcp import Client, types
@@ -166,7 +173,7 @@ class McpConnection:
         self._is_lost, self._said = False, ""
         self._wake.clear()
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(seconds):
                 client = await stack.enter_async_context(
                     Client(
                         self._transport(),
@@ -303,8 +310,8 @@ class McpConnection:
                 if said:
                     self._said = said
                     log.debug("mcp stderr", server=self.config.name, line=said)
-                    if self._log_file is not None:
-                        append_line(self._log_file, said)
+                    if self._folder is not None:
+                        append_line(self._folder / f"{self.config.name}.log", said)
 
     @asynccontextmanager
     async def _http(self) -> AsyncGenerator[TransportStreams, None]:
@@ -314,6 +321,7 @@ class McpConnection:
         async with (
             httpx2.AsyncClient(
                 headers=dict(self.config.headers),
+                auth=self._auth or self._tokens(),
                 timeout=httpx2.Timeout(30, read=300),
                 trust_env=not self._local_only,
             ) as http_client,
@@ -346,6 +354,15 @@ class McpConnection:
         ):
             yield streams
 
+    def _tokens(self) -> Auth | None:
+        if not self.config.oauth:
+            return None
+        if self._folder is None:
+            raise OSError("the tokens of its login are kept in DATA_DIR, which is not set")
+        from conductor.tools.mcp.oauth import with_tokens
+
+        return with_tokens(str(self.config.url), tokens_path(self._folder, self.config.name))
+
     async def _url(self) -> str:
         assert self.config.url is not None
         if self._local_only and not await _is_local(urlsplit(self.config.url).hostname or ""):
@@ -357,6 +374,8 @@ class McpConnection:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = str(error) or type(error).__name__
+        if type(error).__name__ == "OAuthFlowError":
+            text = f"it needs a login: conductor mcp login {self.config.name}"
         if isinstance(error, TimeoutError):
             text = "it did not answer in time"
         if self._said:
@@ -381,6 +400,11 @@ class McpConnection:
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
                 self._outputs[tool["name"]] = tool.pop("outputSchema", None)
+
+
+def tokens_path(folder: Path, server: str) -> Path:
+    """Return the file of a server's tokens."""
+    return folder / f"{server}.oauth.json"
 
 
 def append_line(path: Path, line: str) -> None:

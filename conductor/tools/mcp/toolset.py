@@ -30,7 +30,7 @@ SESSION_IDLE_S = 600.0
 class McpToolset:
     """The tools of all servers that are connected, named ``server.tool``.
 
-    ``logs`` is the folder that gets what the programs say on standard error.
+    ``folder`` keeps what programs say on standard error, and tokens.
     Raises `SettingsError` if the package ``mcp`` is needed and not there.
     """
 
@@ -41,10 +41,10 @@ class McpToolset:
         roots: Sequence[Path] = (),
         local_only: bool = False,
         retry_s: float = RETRY_S,
-        logs: Path | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._roots = roots
-        self._logs = logs
+        self._folder = folder
         self._local_only = local_only
         self._retry_s = retry_s
         self._on_change: Callable[[], None] | None = None
@@ -96,7 +96,7 @@ class McpToolset:
             roots=self._roots,
             local_only=self._local_only,
             retry_s=self._retry_s,
-            logs=self._logs,
+            folder=self._folder,
         )
 
     def _stop(self, connection: McpConnection) -> None:

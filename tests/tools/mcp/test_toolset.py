@@ -287,7 +287,7 @@ async def test_what_a_program_says_on_standard_error_is_kept(tmp_path: Path) -> 
     config = McpServerConfig(
         name="s", type="stdio", command="sh", args=("-c", "echo broken \x1b[2Jthing >&2; exit 1")
     )
-    connection = McpConnection(config, logs=tmp_path / "mcp", retry_s=100.0)
+    connection = McpConnection(config, folder=tmp_path / "mcp", retry_s=100.0)
     connection.start()
     await connection.answered()
     task = connection.stop()

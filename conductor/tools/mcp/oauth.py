@@ -1,0 +1,140 @@
+"""OAuth for MCP servers over HTTP: a login by the operator's browser, and tokens kept in a file.
+
+The flow is the package's (`mcp.client.auth`): discovery, registration, PKCE, refresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+from mcp.client.auth import OAuthClientProvider
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+)
+from pydantic import AnyUrl, BaseModel, ValidationError
+
+# Seconds for a person to log in.
+LOGIN_S = 300.0
+
+
+class _Kept(BaseModel):
+    tokens: OAuthToken | None = None
+    expires_at: float | None = None
+    client: OAuthClientInformationFull | None = None
+    metadata: OAuthMetadata | None = None
+
+
+class TokenFile:
+    """The package's ``TokenStorage`` in a file of mode 0600. With ``register`` the client registers anew."""
+
+    def __init__(self, path: Path, *, register: bool = False) -> None:
+        self._path = path
+        self._register = register
+
+    def read(self) -> _Kept:
+        """Read all that is kept."""
+        try:
+            return _Kept.model_validate_json(self._path.read_bytes())
+        except (OSError, ValidationError):
+            return _Kept()
+
+    def write(self, kept: _Kept) -> None:
+        """Replace what is kept."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(kept.model_dump_json(exclude_none=True))
+        os.replace(new, self._path)
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Read the tokens."""
+        return None if self._register else self.read().tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Keep the tokens."""
+        expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
+        self.write(self.read().model_copy(update={"tokens": tokens, "expires_at": expires_at}))
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Read what the client was registered as."""
+        return None if self._register else self.read().client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Keep what the client was registered as."""
+        self.write(_Kept(client=client_info))
+
+
+def with_tokens(url: str, path: Path) -> httpx2.Auth:
+    """Make the authentication by kept tokens, which are refreshed; without any a request fails."""
+    file = TokenFile(path)
+    provider = OAuthClientProvider(url, _metadata("http://127.0.0.1/callback"), file)
+    # The package keeps neither; without them it asks for a login as soon as a token has expired.
+    kept = file.read()
+    provider.context.token_expiry_time = kept.expires_at
+    provider.context.oauth_metadata = kept.metadata
+    return provider
+
+
+async def login(
+    url: str, path: Path, show: Callable[[str], None], use: Callable[[httpx2.Auth], Awaitable[None]]
+) -> None:
+    """Log in: ``show`` gets the address for the browser, ``use`` makes a request, which waits for the login.
+
+    Raises what the package raises, and TimeoutError after `LOGIN_S`.
+    """
+    answered: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readline()).decode("ascii", "replace")
+        given = {name: values[0] for name, values in parse_qs(urlsplit(line.split(" ")[1]).query).items()}
+        done = "code" in given
+        status = HTTPStatus.OK if done else HTTPStatus.BAD_REQUEST
+        text = "You may close this page.\n" if done else "There is no code in this address.\n"
+        writer.write(
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain\r\n"
+            f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
+        )
+        await writer.drain()
+        writer.close()
+        if done and not answered.done():
+            answered.set_result(AuthorizationCodeResult.model_validate(given))
+
+    async def redirect(address: str) -> None:
+        show(address)
+
+    async def callback() -> AuthorizationCodeResult:
+        return await answered
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, asyncio.timeout(LOGIN_S):
+        file = TokenFile(path, register=True)
+        provider = OAuthClientProvider(
+            url,
+            _metadata(f"http://127.0.0.1:{port}/callback"),
+            file,
+            redirect_handler=redirect,
+            callback_handler=callback,
+        )
+        await use(provider)
+        file.write(file.read().model_copy(update={"metadata": provider.context.oauth_metadata}))
+
+
+def _metadata(redirect_uri: str) -> OAuthClientMetadata:
+    return OAuthClientMetadata(
+        client_name="Conductor",
+        redirect_uris=[AnyUrl(redirect_uri)],
+        grant_types=["authorization_code", "refresh_token"],
+        token_endpoint_auth_method="none",
+    )

@@ -1,0 +1,189 @@
+"""A login to an MCP server: the package's own authorization server, a browser of three lines, kept tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import secrets
+import socket
+import time
+import webbrowser
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from mcp.server.auth.provider import (
+    AccessToken,
+    AuthorizationCode,
+    AuthorizationParams,
+    ProviderTokenVerifier,
+    RefreshToken,
+)
+from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from pydantic import AnyHttpUrl
+
+from conductor.commands import mcp as command
+from conductor.errors import SettingsError
+from conductor.settings import load_settings
+from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.tools.mcp.server import McpConnection, tokens_path
+from tests.stand_ins.mcp_server import stand_in
+
+
+class Provider:
+    """Lets everybody in, who comes with a code of its own; access tokens live for ``lifetime`` seconds."""
+
+    def __init__(self, lifetime: int = 3600) -> None:
+        self.lifetime = lifetime
+        self.clients: dict[str, OAuthClientInformationFull] = {}
+        self.codes: dict[str, AuthorizationCode] = {}
+        self.access: dict[str, AccessToken] = {}
+        self.refreshes: dict[str, RefreshToken] = {}
+        self.refreshed = 0
+
+    async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
+        return self.clients.get(client_id)
+
+    async def register_client(self, client_info: OAuthClientInformationFull) -> None:
+        self.clients[str(client_info.client_id)] = client_info
+
+    async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
+        code = secrets.token_urlsafe(32)
+        self.codes[code] = AuthorizationCode(
+            code=code,
+            scopes=[],
+            expires_at=time.time() + 60,
+            client_id=str(client.client_id),
+            code_challenge=params.code_challenge,
+            redirect_uri=params.redirect_uri,
+            redirect_uri_provided_explicitly=True,
+            resource=params.resource,
+        )
+        return f"{params.redirect_uri}?code={code}&state={params.state}"
+
+    async def load_authorization_code(self, client: Any, authorization_code: str) -> AuthorizationCode | None:
+        return self.codes.get(authorization_code)
+
+    async def exchange_authorization_code(self, client: Any, code: AuthorizationCode) -> OAuthToken:
+        del self.codes[code.code]
+        return self._tokens(code.client_id, code.resource)
+
+    def _tokens(self, client_id: str, resource: str | None) -> OAuthToken:
+        access, refresh = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        expires = int(time.time()) + self.lifetime
+        self.access[access] = AccessToken(
+            token=access, client_id=client_id, scopes=[], expires_at=expires, resource=resource
+        )
+        self.refreshes[refresh] = RefreshToken(token=refresh, client_id=client_id, scopes=[])
+        return OAuthToken(
+            access_token=access, token_type="Bearer", expires_in=self.lifetime, refresh_token=refresh
+        )
+
+    async def load_refresh_token(self, client: Any, refresh_token: str) -> RefreshToken | None:
+        return self.refreshes.get(refresh_token)
+
+    async def exchange_refresh_token(self, client: Any, token: RefreshToken, scopes: list[str]) -> OAuthToken:
+        self.refreshed += 1
+        del self.refreshes[token.token]
+        return self._tokens(token.client_id, None)
+
+    async def load_access_token(self, token: str) -> AccessToken | None:
+        return self.access.get(token)
+
+    async def revoke_token(self, token: Any) -> None:
+        self.access.pop(token.token, None)
+
+
+@asynccontextmanager
+async def guarded(provider: Any) -> AsyncIterator[str]:
+    """Serve the stand-in behind the provider's login; gives its URL."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    root = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    settings = AuthSettings(
+        issuer_url=AnyHttpUrl(root),
+        resource_server_url=AnyHttpUrl(f"{root}/mcp"),
+        validate_token_resource=False,
+        client_registration_options=ClientRegistrationOptions(enabled=True),
+    )
+    app = stand_in("").server.streamable_http_app(
+        auth=settings, auth_server_provider=provider, token_verifier=ProviderTokenVerifier(provider)
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    serving = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"{root}/mcp"
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
+
+
+def browse(address: str) -> bool:
+    """Be the operator's browser: follow the address to wherever it leads."""
+    asyncio.get_running_loop().create_task(_browse(address))
+    return True
+
+
+async def _browse(address: str) -> None:
+    async with httpx2.AsyncClient(follow_redirects=True, trust_env=False) as browser:
+        assert (await browser.get(address)).text == "You may close this page.\n"
+
+
+async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(webbrowser, "open", browse)
+    config = folder / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"s": {"url": url, "oauth": True}}}))
+    settings = load_settings(None, data_dir=folder, mcp_config_file=config)
+    out = io.StringIO()
+    (server,) = load_mcp_servers(settings)
+    assert await command._login(settings, server, out) == 0, out.getvalue()
+    return out.getvalue()
+
+
+async def test_after_a_login_its_tokens_are_used_and_refreshed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Provider()
+    async with guarded(provider) as url, asyncio.timeout(30):
+        said = await log_in(tmp_path, url, monkeypatch)
+        assert "Open this address" in said and "s: logged in; it has" in said
+        path = tokens_path(tmp_path / "mcp", "s")
+        assert path.stat().st_mode & 0o777 == 0o600
+        kept = json.loads(path.read_text())["tokens"]
+        for token in provider.access.values():
+            token.expires_at = 1  # as if it were tomorrow
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "expires_at": 1.0}))
+        config = McpServerConfig(name="s", type="http", url=url, oauth=True)
+        async with McpConnection(config, folder=tmp_path / "mcp").connected() as client:
+            assert client.protocol_version
+        assert provider.refreshed >= 1
+        assert json.loads(path.read_text())["tokens"] != kept
+
+
+async def test_without_a_login_the_server_is_down_and_says_how(tmp_path: Path) -> None:
+    async with guarded(Provider()) as url, asyncio.timeout(30):
+        config = McpServerConfig(name="s", type="http", url=url, oauth=True)
+        for folder, says in ((tmp_path, "it needs a login: conductor mcp login s"), (None, "DATA_DIR")):
+            connection = McpConnection(config, folder=folder)
+            with pytest.raises(Exception) as caught:
+                async with connection.connected():
+                    pass
+            assert says in connection.describe(caught.value)
+
+
+def test_a_login_that_cannot_be_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"s": {"url": "http://127.0.0.1:1/mcp"}}}')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="DATA_DIR"):
+        command.run(Namespace(action="login", name="s"), io.StringIO())
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    with pytest.raises(SettingsError, match="oauth"):
+        command.run(Namespace(action="login", name="s"), io.StringIO())
