@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks import scenarios
 from benchmarks.cluster import DURABLE
+from benchmarks.knowledge import DOCUMENTS, knowledge_base
 from benchmarks.nodes import Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.scenarios import ToolMetrics
 from conductor.messages import AssistantMessage, ToolCall
@@ -81,6 +82,9 @@ TARGETS = {
     "memory.kb_a_session_at_2000": ("40", "20"),
     "start.ready_ms": ("1000", "500"),
     "gate.cpu_us_a_safe_call": ("100", ""),
+    "knowledge.update_s": ("1", ""),
+    "knowledge.query_p99_ms": ("50", ""),
+    "knowledge.query_loop_max_ms": ("50", ""),
     "durable_sqlite.step_p50_ms": ("0.6", ""),
     "durable_redis.step_p50_ms": ("0.6", ""),
     "durable_sqlite.cpu_over_memory": ("1.3", ""),
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first barge burst memory start gate redaction durable echo; all if none",
+        help="turns stream round first barge burst memory start gate redaction knowledge durable echo (all)",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -149,6 +153,8 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     for name, measure in (("gate", gate_costs), ("redaction", redaction_growth)):
         if not wanted or name in wanted:
             results[name] = measure()
+    if not wanted or "knowledge" in wanted:
+        results["knowledge"] = await knowledge_base(1_000 if options.quick else DOCUMENTS)
     for count in [int(part) for part in options.sessions.split(",")]:
         await with_server(
             f"turns_{count}", partial(scenarios.standard_turns, sessions=count, seconds=seconds)
