@@ -15,6 +15,7 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
+from conductor.conversation.citations import without_invented
 from conductor.conversation.context import ENDED, TurnContext, speech_events
 from conductor.conversation.recovery import Recovered
 from conductor.conversation.snapshot import TURN
@@ -154,6 +155,9 @@ class Turn:
             raise ModelError("refused", "The model declined to answer.")
         if not message.text:
             message = msgspec.structs.replace(message, text=_NO_ANSWER)
+        text = without_invented(message.text, self._context.committer.state.log)
+        if text != message.text:
+            message = msgspec.structs.replace(message, text=text)
         self.state.stats.trace.append("final")
         await self._say(message)
 
