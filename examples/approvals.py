@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from conductor.client import Approval, ApprovalDecision, ClientError, ToolRun, allow, connect, deny, edit
-from conductor.talk.screen import StdinReader
+from conductor.talk.plain import StdinReader
 
 TOOL = {
     "name": "photos.delete",
@@ -34,7 +34,7 @@ lines = StdinReader(sys.stdin)
 async def ask(approval: Approval) -> ApprovalDecision | None:
     """Ask the person; it is cancelled when the question no longer stands."""
     print(f"May {approval.name} run? {approval.risk} risk: {json.dumps(approval.arguments)}", flush=True)
-    answer = await lines.ask(ANSWER_S)
+    answer = await lines.next()
     if answer is None:
         return None  # nobody answered, which is not a no
     if answer == "allow":

@@ -24,7 +24,7 @@ from conductor.client import (
     connect,
 )
 from conductor.events.server import ErrorEvent, SpeechPartial
-from conductor.talk.screen import StdinReader
+from conductor.talk.plain import StdinReader
 
 CHARACTERS_PER_S = 15
 

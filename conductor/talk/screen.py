@@ -1,191 +1,261 @@
-"""Terminal input and output: whole lines, and one line that is rewritten as the answer grows."""
+"""The terminal of a person: a line editor, the answer above it as it grows, and a status line below."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import io
-import os
-import threading
-import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import CancelledError
-from typing import TextIO
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
 
-# Characters kept of a line that has no end yet, so that endless input takes no memory.
-MAX_LINE = 65_536
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import create_input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+from prompt_toolkit.utils import get_cwidth
+from rich.console import Console, RenderableType
+from rich.markdown import Markdown
+from rich.text import Text
 
+from conductor.talk.plain import clean
 
-class StdinReader:
-    """Reads one line ahead, in a daemon thread that starts with the first read."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.tty = stream.isatty()
-        self._stream = stream
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)
-        self._asked: asyncio.Future[str | None] | None = None
-        self._thread: threading.Thread | None = None
-
-    async def next(self) -> str | None:
-        """Wait for a line, without its end; None at the end of the input."""
-        self._start()
-        line = await self._queue.get()
-        if line is None:
-            self._queue.put_nowait(None)  # later reads see the end as well
-        return line
-
-    async def ask(self, timeout: float) -> str | None:
-        """Wait for the line that answers a question; `next` does not see it.
-
-        None after ``timeout`` seconds and at the end of the input. Lines typed before the question do not
-        count.
-        """
-        self._start()
-        self._asked = asyncio.get_running_loop().create_future()
-        if not self._queue.empty():
-            stale = self._queue.get_nowait()
-            if stale is None:
-                self._queue.put_nowait(None)
-                return None
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._asked
-        except TimeoutError:
-            return None
-        finally:
-            self._asked = None
-
-    def _start(self) -> None:
-        if self._thread is None:
-            loop = asyncio.get_running_loop()
-            # A daemon thread, since a read from a terminal cannot be interrupted at the exit.
-            self._thread = threading.Thread(target=self._pump, args=(loop,), daemon=True)
-            self._thread.start()
-
-    async def _deliver(self, line: str | None) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(line)
-            if line is not None:
-                return
-        await self._queue.put(line)
-
-    def _pump(self, loop: asyncio.AbstractEventLoop) -> None:
-        for line in self._read():
-            if not self._hand_over(loop, line):
-                return
-        self._hand_over(loop, None)
-
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, line: str | None) -> bool:
-        # Returns False once the loop has ended.
-        encoder = self._deliver(line)
-        try:
-            asyncio.run_coroutine_threadsafe(encoder, loop).result()
-        except (RuntimeError, CancelledError):
-            encoder.close()
-            return False
-        return True
-
-    def _read(self) -> Iterator[str]:
-        try:
-            descriptor = self._stream.fileno()
-        except (OSError, io.UnsupportedOperation):
-            for line in self._stream:
-                yield line.rstrip("\r\n")
-            return
-        # Not `stream.readline`: a daemon thread that holds its lock at exit crashes the interpreter.
-        decoder = codecs.getincrementaldecoder(self._stream.encoding or "utf-8")("replace")
-        rest = ""
-        while data := os.read(descriptor, 4096):
-            *lines, rest = (rest + decoder.decode(data)).split("\n")
-            rest = rest[-MAX_LINE:]
-            yield from (line.rstrip("\r") for line in lines)
-        if rest:
-            yield rest
-
-
-# Width of an output whose size is not known.
-DEFAULT_COLUMNS = 80
-_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Seconds between two pictures of the spinner, and of an answer that grows.
+FRAME_S = 0.1
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+# Lines under the growing answer: spinner, editor, completions, status.
+BELOW = 6
 
 
 class Screen:
-    """Writes to ``out``, errors to ``err``. Lines are rewritten on a terminal only."""
+    """Draws on a terminal, from ``async with`` until its end; ``commands`` are completed, with their help.
 
-    def __init__(self, out: TextIO, err: TextIO) -> None:
-        self._out = out
-        self._err = err
-        self._live = False
-        self.tty = out.isatty()
-        # Set when the reader of the output has closed it.
-        self.gone = False
+    ``signal`` is called for Esc and Ctrl-C while something runs, and for Ctrl-C on an empty line.
+    """
+
+    interactive = True
+    gone = False
+
+    def __init__(
+        self, stdin: TextIO, stdout: TextIO, commands: Mapping[str, str], signal: Callable[[], None]
+    ) -> None:
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._signal = signal
+        self._partial = ""
+        self._stopped = False
+        self._last = ""
+        self._working: tuple[str, float] | None = None
+        self._status: dict[str, str] = {}
+        self._question: tuple[str, asyncio.Queue[str]] | None = None
+        self._pending: list[str] = []
+        self._flushing: asyncio.Future[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: PromptSession[str] = PromptSession(
+            self._message,
+            bottom_toolbar=self._toolbar,
+            completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
+            complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
+            history=_history(),
+            key_bindings=self._keys(),
+            erase_when_done=True,
+            input=create_input(stdin),
+            output=create_output(stdout),
+        )
+        self._buffer = self._session.default_buffer
+        self._session.app.ttimeoutlen = 0.05  # Esc alone is told from a key's sequence by this wait
+        self._session.app.min_redraw_interval = FRAME_S / 2
+
+    async def __aenter__(self) -> Screen:
+        self._tasks = [asyncio.create_task(self._edit()), asyncio.create_task(self._spin())]
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(result="")
+        self._tasks[1].cancel()
+        await asyncio.wait(self._tasks)
+        self._flush()
+
+    async def next(self) -> str | None:
+        """Wait for a line; None when the person leaves."""
+        return await self._lines.get()
+
+    @contextmanager
+    def question(self, label: str, text: str = "") -> Iterator[Callable[[], Awaitable[str]]]:
+        """Ask, beginning with ``text``; gives what waits for each answer.
+
+        All lines are answers until the question is left. What was being typed comes back then.
+        """
+        before, draft = self._question, self._buffer.document
+        answers: asyncio.Queue[str] = asyncio.Queue()
+        self._question = label, answers
+        self._buffer.reset(Document(text, len(text)))
+        self._session.app.invalidate()
+        try:
+            yield answers.get
+        finally:
+            self._question = before
+            self._buffer.reset(draft)
+            self._session.app.invalidate()
+
+    def event(self, kind: str, payload: Any) -> None:
+        """Write an event: not here."""
+
+    def partial(self, text: str) -> None:
+        """Show the answer so far above the editor."""
+        if not self._stopped:
+            self._partial = text
+            self._session.app.invalidate()
+
+    def answer(self, text: str) -> None:
+        """Print a whole message of the assistant; it replaces the partial."""
+        self._partial, self._last = "", text
+        self.draw(Markdown(clean(text), hyperlinks=False))
+
+    def speech(self, text: str) -> None:
+        """Print what the voice says, where it says something else than the answer."""
+        if clean(text).split() != _plain_words(self._last):
+            self.draw(Text(f"🔊 {clean(text)}", style="dim"))
+        self._last = ""
+
+    def cut(self) -> None:
+        """Keep what was shown of an answer, and ignore what is still on its way."""
+        self._keep()
+        self._stopped = True
+        self.note("[stopped]")
 
     def line(self, text: str) -> None:
-        """Write a text of one or more lines."""
-        self._clear()
-        self._write(self._out, f"{clean(text)}\n")
+        """Print a text of one or more lines."""
+        self.draw(Text(clean(text)))
+
+    def note(self, text: str) -> None:
+        """Print one line of side information."""
+        self.draw(Text(" ".join(clean(text).split()), style="dim"))
 
     def error(self, text: str) -> None:
-        """Write one line about an error."""
-        self._clear()
-        self._write(self._err, f"{' '.join(clean(text).split())}\n")
+        """Print one line about an error."""
+        self.draw(Text(" ".join(clean(text).split()), style="bold red"))
 
-    def dim(self, text: str) -> None:
-        """Write one line of side information."""
-        text = " ".join(clean(text).split())
-        self._clear()
-        self._write(self._out, f"\x1b[2m{text}\x1b[0m\n" if self.tty else f"{text}\n")
+    def draw(self, what: RenderableType) -> None:
+        """Print above the editor."""
+        self._pending.append(self._render(what))
+        if self._session.app.is_running and (self._flushing is None or self._flushing.done()):
+            self._flushing = asyncio.ensure_future(run_in_terminal(self._flush))
 
-    def live(self, text: str) -> None:
-        """Show the end of a text on a line that the next output replaces; on a terminal only."""
-        if self.tty:
-            self._live = True
-            self._write(self._out, f"\r\x1b[K{_tail(' '.join(clean(text).split()), self._columns() - 1)}")
+    def working(self, label: str | None) -> None:
+        """Show a spinner with this label and its seconds; None ends it."""
+        if label is None:
+            self._keep()
+            self._stopped = False
+        if label is None or self._working is None or self._working[0] != label:
+            self._working = None if label is None else (label, time.monotonic())
+        self._session.app.invalidate()
 
-    def prompt(self, text: str) -> None:
-        """Write a prompt at the beginning of a line; on a terminal only."""
-        if self.tty:
-            self._clear()
-            self._write(self._out, text)
+    def status(self, **parts: str) -> None:
+        """Change parts of the status line; an empty text removes one."""
+        self._status.update(parts)
+        self._session.app.invalidate()
 
-    @property
-    def speech_mark(self) -> str:
-        """The sign for speech, in characters that the output can encode."""
-        return "🔊" if (self._out.encoding or "utf-8").lower().replace("-", "") == "utf8" else "[speaks]"
+    def _keep(self) -> None:
+        # A partial that no final replaced: the answer failed or was stopped.
+        if self._partial:
+            self.draw(Markdown(f"{clean(self._partial)} …", hyperlinks=False))
+            self._partial = ""
 
-    def _clear(self) -> None:
-        if self._live:
-            self._live = False
-            self._write(self._out, "\r\x1b[K")
-
-    def _write(self, stream: TextIO, text: str) -> None:
-        encoding = stream.encoding or "utf-8"
+    async def _edit(self) -> None:
         try:
-            # A terminal in another encoding would raise in the middle of an answer.
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-            stream.flush()
-        except BrokenPipeError:
-            self.gone = True
+            await self._session.prompt_async(handle_sigint=False)
+        except (EOFError, KeyboardInterrupt):
+            pass
+        finally:
+            self._lines.put_nowait(None)
 
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._out.fileno()).columns or DEFAULT_COLUMNS
-        except (OSError, ValueError):
-            return DEFAULT_COLUMNS
+    async def _spin(self) -> None:
+        while True:
+            await asyncio.sleep(FRAME_S)
+            if self._working is not None:
+                self._session.app.invalidate()
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
+        def enter(_event: KeyPressEvent) -> None:
+            self._entered(self._buffer.text)
+
+        @keys.add("escape", eager=True, filter=Condition(lambda: self._working is not None))
+        def escape(_event: KeyPressEvent) -> None:
+            self._signal()
+
+        @keys.add("c-c")
+        def control_c(_event: KeyPressEvent) -> None:
+            if self._buffer.text and self._working is None:
+                self._buffer.reset()
+            else:
+                self._signal()
+
+        return keys
+
+    def _entered(self, text: str) -> None:
+        self.draw(Text(f"{self._label()}{clean(text)}", style="bold"))
+        if self._question is None:
+            self._buffer.append_to_history()
+        self._buffer.reset()
+        (self._lines if self._question is None else self._question[1]).put_nowait(text)
+
+    def _label(self) -> str:
+        return "> " if self._question is None else self._question[0]
+
+    def _message(self) -> ANSI:
+        live = self._render(Markdown(clean(self._partial), hyperlinks=False)) if self._partial else ""
+        rows = max(1, self._session.output.get_size().rows - BELOW)
+        shown = live.splitlines()[-rows:]
+        if self._working is not None and self._question is None:
+            label, since = self._working
+            seconds = time.monotonic() - since
+            shown.append(f"{SPINNER[int(seconds / FRAME_S) % len(SPINNER)]} {clean(label)} {seconds:.0f} s")
+        return ANSI("\n".join([*shown, self._label()]))
+
+    def _toolbar(self) -> str:
+        parts = (self._status.get(name, "") for name in ("connection", "state", "model", "session"))
+        text = " " + " · ".join(filter(None, map(clean, parts)))
+        columns = self._session.output.get_size().columns
+        while get_cwidth(text) > columns:
+            text = text[:-2] + "…"
+        return text
+
+    def _render(self, what: RenderableType) -> str:
+        columns = max(20, self._session.output.get_size().columns)
+        console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system="standard")
+        with console.capture() as capture:
+            console.print(what, markup=False, highlight=False, emoji=False)
+        return capture.get()
+
+    def _flush(self) -> None:
+        self._session.output.write_raw("".join(self._pending))
+        self._session.output.flush()
+        self._pending.clear()
 
 
-def clean(text: str) -> str:
-    """Remove terminal control characters: a model's text must not move the cursor or hide text."""
-    return "".join(
-        char
-        for char in text
-        if char in "\n\t" or (unicodedata.category(char) != "Cc" and char not in _REORDERING)
-    )
+def _plain_words(text: str) -> list[str]:
+    return text.replace("*", "").replace("`", "").split()
 
 
-def _tail(text: str, columns: int) -> str:
-    width = 0
-    for place in range(len(text) - 1, -1, -1):
-        width += 2 if unicodedata.east_asian_width(text[place]) in "WF" else 1
-        if width > columns:
-            return text[place + 1 :]
-    return text
+def _history() -> History:
+    # What a person says is nobody else's to read.
+    try:
+        path = Path.home() / ".local" / "state" / "conductor" / "talk_history"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+    except (OSError, RuntimeError):  # no home, or one that is read-only
+        return InMemoryHistory()
+    return FileHistory(path)

@@ -6,19 +6,19 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from conductor.client.client import connect
+from conductor.client.client import Client, connect
 from conductor.client.reconnect import Reconnect
-from conductor.talk.chat import LEFT, TerminalChat
-from conductor.talk.screen import Screen, StdinReader
+from conductor.talk.chat import COMMANDS, LEFT, TerminalChat, voice_speed
+from conductor.talk.plain import Plain, StdinReader
 
 # Retry for about half a minute.
 RECONNECT = Reconnect(tries=6)
+NO_EDITOR = "Lines are plain: pip install 'conductor-voice[talk]' adds an editor, cards and colours."
 
 
 async def talk(
@@ -29,6 +29,7 @@ async def talk(
     session_id: str | None = None,
     voice_chars_per_s: float = 0.0,
     voice_approvals: bool = False,
+    json: bool = False,
     reconnect: Reconnect = RECONNECT,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
@@ -36,18 +37,33 @@ async def talk(
 ) -> int:
     """Talk to a server from the terminal: send ``text``, or each line of the input.
 
-    The device's tools are simulated. Answers go to ``stdout``, errors and the state of the connection to
-    ``stderr``. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once. Approval requests are asked
-    at the terminal; with ``voice_approvals``, or without a terminal, they are spoken and the next line
-    answers. ``reconnect`` says how a lost connection is retried. Returns the exit code: 0; 1 if a turn failed
-    (an ``error`` event, or no answer); 2 without a connection; 130 if Ctrl-C ended the single text.
+    The device's tools are simulated. At a terminal a person edits lines and decides on cards. Elsewhere
+    answers go to ``stdout``, errors and the state of the connection to ``stderr``, and approval requests are
+    spoken, as with ``voice_approvals``: the next line answers. ``json`` writes the server's events instead,
+    one a line. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once. ``reconnect`` says how a
+    lost connection is retried. Returns the exit code: 0; 1 if a turn failed (an ``error`` event, or no
+    answer); 2 without a connection; 130 if Ctrl-C ended the single text.
     """
-    client = connect(url, session_id, token=token, reconnect=reconnect)
-    screen = Screen(stdout or sys.stdout, stderr or sys.stderr)
-    lines = StdinReader(stdin or sys.stdin)
-    conversation = TerminalChat(client, screen, lines, voice_chars_per_s, cards=not voice_approvals)
-    with _on_ctrl_c(conversation.signalled):
-        return await conversation.run(text)
+
+    def make(session: str | None) -> Client:
+        return connect(url, session, token=token, reconnect=reconnect)
+
+    stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
+    chat = TerminalChat(make, voice_chars_per_s, cards=not voice_approvals)
+    plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
+    with _on_ctrl_c(chat.signalled):
+        if stdin.isatty() and stdout.isatty() and not json:
+            try:
+                from prompt_toolkit.utils import is_dumb_terminal
+
+                from conductor.talk.screen import Screen
+            except ImportError:
+                plain.error(NO_EDITOR)
+            else:
+                if not is_dumb_terminal():
+                    async with Screen(stdin, stdout, COMMANDS, chat.signalled) as screen:
+                        return await chat.run(screen, session_id, text)
+        return await chat.run(plain, session_id, text)
 
 
 @contextlib.contextmanager
@@ -67,9 +83,17 @@ def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``talk``."""
-    parser.add_argument(
-        "text", nargs="*", metavar="TEXT", help="say this one text and leave after the answer"
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "text", nargs="*", metavar="TEXT", default=[], help="say this one text and leave after the answer"
     )
+    source.add_argument(
+        "--script",
+        type=argparse.FileType(encoding="utf-8"),
+        metavar="FILE",
+        help="say the lines of a file, each after the answer to the one before, and leave",
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's events, one a line")
     parser.add_argument("--url", help="the server's WebSocket (default: as HOST and PORT say)")
     parser.add_argument("--host", help="the server's address (HOST)")
     parser.add_argument("--port", help="the server's port (PORT)")
@@ -103,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
                 session_id=args.session,
                 voice_chars_per_s=args.voice_speed,
                 voice_approvals=args.voice_approvals,
+                json=args.json,
+                stdin=args.script,
             )
         )
     except KeyboardInterrupt:
@@ -111,9 +137,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _speed(text: str) -> float:
     try:
-        speed = float(text)
-    except ValueError:
-        speed = -1.0
-    if not (math.isfinite(speed) and speed >= 0):
-        raise argparse.ArgumentTypeError("it must be a number of characters, 0 or more")
-    return speed
+        return voice_speed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

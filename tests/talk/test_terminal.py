@@ -8,6 +8,7 @@ import io
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,34 +23,24 @@ def at_once(tries: int) -> Reconnect:
     return Reconnect(first_s=0, most_s=0, tries=tries)
 
 
-class Terminal(io.StringIO):
-    """Text in memory that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 class Session:
     """Runs `talk` with an input and keeps what it writes."""
 
-    def __init__(self, stdin: str = "", *, terminal: bool = False) -> None:
-        kind = Terminal if terminal else io.StringIO
-        self._stdin, self._stdout, self._stderr = kind(stdin), kind(), io.StringIO()
+    def __init__(self, stdin: str = "") -> None:
+        self.stdin, self.stdout, self.stderr = io.StringIO(stdin), io.StringIO(), io.StringIO()
 
     async def talk(self, url: str, text: str | None = None, **options: Any) -> int:
         options = {"reconnect": at_once(1), **options}
         async with asyncio.timeout(LIMIT_S):
-            return await talk(
-                url, text, stdin=self._stdin, stdout=self._stdout, stderr=self._stderr, **options
-            )
+            return await talk(url, text, stdin=self.stdin, stdout=self.stdout, stderr=self.stderr, **options)
 
     @property
     def out(self) -> str:
-        return self._stdout.getvalue()
+        return self.stdout.getvalue()
 
     @property
     def err(self) -> str:
-        return self._stderr.getvalue()
+        return self.stderr.getvalue()
 
 
 async def test_one_text_is_said_and_its_answer_printed() -> None:
@@ -61,14 +52,6 @@ async def test_one_text_is_said_and_its_answer_printed() -> None:
     assert session.err == ""
 
 
-async def test_a_terminal_sees_partials_in_one_line_that_the_answer_replaces() -> None:
-    session = Session(terminal=True)
-    async with scripted_server() as server:
-        status = await session.talk(server.url, "hello")
-    assert status == 0
-    assert "\r\x1b[K…\r\x1b[KYou\r\x1b[KYou said: hello\r\x1b[KYou said: hello\n" in session.out
-
-
 async def test_each_line_of_a_pipe_is_said_after_the_answer_to_the_one_before() -> None:
     session = Session("one\n\ntwo\n")
     async with scripted_server() as server:
@@ -76,15 +59,6 @@ async def test_each_line_of_a_pipe_is_said_after_the_answer_to_the_one_before() 
     assert status == 0
     finals = [line for line in session.out.splitlines() if line.startswith("You")]
     assert finals == ["You said: one", "You said: two"]
-
-
-async def test_a_line_at_a_terminal_is_said_and_quit_leaves() -> None:
-    session = Session("/help\n/quit\nnever said\n", terminal=True)
-    async with scripted_server() as server:
-        status = await session.talk(server.url)
-    assert status == 0
-    assert "Connected, session" in session.out
-    assert "user.audio.transcript.final" not in server.types_heard()
 
 
 async def test_an_error_is_one_line_and_status_1() -> None:
@@ -221,18 +195,6 @@ def selecting(got: list[dict[str, Any]]) -> Any:
     return script
 
 
-async def test_a_repository_is_chosen_by_number_at_a_terminal() -> None:
-    got: list[dict[str, Any]] = []
-    session = Session("2\n", terminal=True)
-    async with scripted_server(selecting(got)) as server:
-        assert await session.talk(server.url, "choose") == 0
-    assert json.loads(got[0]["result"]) == {
-        "simulated": True,
-        "repository": "https://github.com/acme/mobile-app",
-    }
-    assert "Which one?\n  1. acme/website\n  2. acme/mobile-app\n" in session.out
-
-
 async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
     got: list[dict[str, Any]] = []
     session = Session()
@@ -242,15 +204,6 @@ async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
         "simulated": True,
         "repository": "https://github.com/acme/website",
     }
-
-
-@pytest.mark.parametrize("typed", ["", "9\n", "²\n", "acme/none\n"])
-async def test_no_valid_choice_is_an_error(typed: str) -> None:
-    got: list[dict[str, Any]] = []
-    session = Session(typed, terminal=True)
-    async with scripted_server(selecting(got)) as server:
-        assert await session.talk(server.url, "choose") == 0
-    assert got[0]["error"] == "no repository was chosen"
 
 
 async def test_a_simulated_agent_is_ended_by_a_command_and_reported() -> None:
@@ -273,6 +226,84 @@ async def test_a_simulated_agent_is_ended_by_a_command_and_reported() -> None:
     )
     assert session.err == "no agent is running\n"
     assert '[tool, simulated] agent.spawn {"prompt"' in session.out
+
+
+@pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
+async def test_where_no_card_can_be_shown_the_question_is_spoken_and_the_next_line_answers(
+    options: dict[str, Any],
+) -> None:
+    async def script(peer: Peer) -> None:
+        assert "approval" not in (await start(peer))["capabilities"]
+        await peer.begin()
+        await peer.message("assistant", "May I?")
+        await peer.state("speaking")
+        await peer.call("tts.speak", {"text": "May I?"})
+        await peer.result(await peer.state("idle"))
+        assert await peer.begin() == "yes"
+        await peer.answer("Deleted.")
+
+    session = Session("delete it\nyes\n")
+    async with scripted_server(script) as server:
+        assert await session.talk(server.url, **options) == 0
+    assert session.out.splitlines() == ["🔊 May I?", "Deleted.", "🔊 Deleted."]
+
+
+async def test_events_are_json_lines_and_nothing_else_is_written() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await peer.send("assistant.speech.new", {"text": "\x1b"})
+        await peer.arrived()
+        peer.connection.transport.abort()
+
+    async def second(peer: Peer) -> None:
+        await start(peer, "cancel", resumed=True)
+        await peer.answer("Here.")
+
+    session = Session("hello\n")
+    async with scripted_server(first, second) as server:
+        assert await session.talk(server.url, json=True) == 0
+    events = [json.loads(line) for line in session.out.splitlines()]
+    kinds = [event["type"] for event in events]
+    assert {"type": "assistant.speech.new", "payload": {"text": "\x1b"}} in events
+    assert {"type": "client.lost", "payload": {"error": "The connection broke."}} in events
+    order = ("client.lost", "client.reconnected", "assistant.speech.final")
+    assert sorted(order, key=kinds.index) == list(order)
+    assert "callId" in next(event["payload"] for event in events if event["type"] == "tool.call")
+
+
+async def test_a_script_says_its_lines_and_its_failures_are_the_exit_code(tmp_path: Path) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.start()
+        await peer.begin()
+        await peer.answer("One.")
+        await peer.begin()
+        await peer.send("error", {"code": "internal_error", "message": "No."})
+        await peer.result(await peer.state("idle"))
+        await peer.begin()
+        await peer.answer("Three.")
+
+    file = tmp_path / "turns.txt"
+    file.write_text("one\n\ntwo\n/tools\nthree")
+    async with scripted_server(script) as server:
+        process = await child("--url", server.url, "--script", str(file))
+        async with asyncio.timeout(LIMIT_S * 2):
+            out, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (1, "Error: No. (internal_error)\n")
+    assert out.decode().splitlines()[:2] == ["One.", "🔊 One."]
+    assert "agent.cancel  simulated device" in out.decode()
+    assert out.decode().splitlines()[-1] == "🔊 Three."
+
+
+async def test_a_terminal_without_the_extra_is_plain_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
+    session = Session("hello\n")
+    for stream in (session.stdin, session.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    async with scripted_server() as server:
+        assert await session.talk(server.url) == 0
+    assert session.out.splitlines() == ["You said: hello", "🔊 You said: hello"]
+    assert session.err.count("conductor-voice[talk]") == session.err.count("\n") == 1
 
 
 async def test_what_could_drive_the_terminal_is_taken_out() -> None:

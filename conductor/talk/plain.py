@@ -1,0 +1,143 @@
+"""Plain input and output: lines from a pipe or a file, and text or JSON to where no person edits."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import io
+import os
+import threading
+import unicodedata
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from itertools import chain
+from typing import Any, TextIO
+
+import msgspec
+
+# Characters kept of a line that has no end yet, so that endless input takes no memory.
+MAX_LINE = 65_536
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+class StdinReader:
+    """Reads one line ahead, in a daemon thread that starts with the first read."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    async def next(self) -> str | None:
+        """Wait for a line, without its end; None at the end of the input."""
+        if self._thread is None:
+            # A daemon thread, since a read from a terminal cannot be interrupted at the exit.
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._pump, args=(loop,), daemon=True)
+            self._thread.start()
+        line = await self._queue.get()
+        if line is None:
+            self._queue.put_nowait(None)  # later reads see the end as well
+        return line
+
+    def _pump(self, loop: asyncio.AbstractEventLoop) -> None:
+        for line in chain(self._read(), (None,)):
+            waiting = self._queue.put(line)
+            try:
+                asyncio.run_coroutine_threadsafe(waiting, loop).result()
+            except (RuntimeError, CancelledError):  # the loop has ended
+                waiting.close()
+                return
+
+    def _read(self) -> Iterator[str]:
+        try:
+            descriptor = self._stream.fileno()
+        except (OSError, io.UnsupportedOperation):
+            for line in self._stream:
+                yield line.rstrip("\r\n")
+            return
+        # Not `stream.readline`: a daemon thread that holds its lock at exit crashes the interpreter.
+        decoder = codecs.getincrementaldecoder(self._stream.encoding or "utf-8")("replace")
+        rest = ""
+        while data := os.read(descriptor, 4096):
+            *lines, rest = (rest + decoder.decode(data)).split("\n")
+            rest = rest[-MAX_LINE:]
+            yield from (line.rstrip("\r") for line in lines)
+        if rest:
+            yield rest
+
+
+class Plain:
+    """Answers as lines on ``out``, errors on ``err``; with ``json`` only events, one JSON object a line."""
+
+    interactive = False
+
+    def __init__(self, lines: StdinReader, out: TextIO, err: TextIO, *, json: bool = False) -> None:
+        self._lines = lines
+        self._out = out
+        self._err = err
+        self._json = json
+        # Set when the reader of the output has closed it.
+        self.gone = False
+
+    async def next(self) -> str | None:
+        """Wait for a line of the input; None at its end."""
+        return await self._lines.next()
+
+    def event(self, kind: str, payload: Any) -> None:
+        """Write an event of the server or of the connection, with ``json``."""
+        if self._json:
+            self._write(self._out, msgspec.json.encode({"type": kind, "payload": payload}).decode() + "\n")
+
+    def answer(self, text: str) -> None:
+        """Write a whole message of the assistant."""
+        self.line(text)
+
+    def speech(self, text: str) -> None:
+        """Write what the voice says."""
+        utf8 = (self._out.encoding or "utf-8").lower().replace("-", "") == "utf8"
+        self.line(f"{'🔊' if utf8 else '[speaks]'} {text}")
+
+    def line(self, text: str) -> None:
+        """Write a text of one or more lines."""
+        if not self._json:
+            self._write(self._out, f"{clean(text)}\n")
+
+    def note(self, text: str) -> None:
+        """Write one line of side information."""
+        self.line(" ".join(text.split()))
+
+    def error(self, text: str) -> None:
+        """Write one line about an error."""
+        self._write(self._err, f"{' '.join(clean(text).split())}\n")
+
+    def partial(self, text: str) -> None:
+        """Show the answer so far: not here."""
+
+    def cut(self) -> None:
+        """Show that the answer was stopped."""
+        self.line("[interrupted]")
+
+    def working(self, label: str | None) -> None:
+        """Show what is waited for: not here."""
+
+    def status(self, **parts: str) -> None:
+        """Show model, session, state or connection: not here."""
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        encoding = stream.encoding or "utf-8"
+        try:
+            # An output in another encoding would raise in the middle of an answer.
+            stream.write(text.encode(encoding, "replace").decode(encoding))
+            stream.flush()
+        except BrokenPipeError:
+            self.gone = True
+
+
+def clean(text: str) -> str:
+    """Remove terminal control characters: a model's text must not move the cursor or hide text."""
+    return "".join(
+        char
+        for char in text
+        if char in "\n\t" or (unicodedata.category(char) != "Cc" and char not in _REORDERING)
+    )

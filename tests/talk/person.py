@@ -1,0 +1,116 @@
+"""A person at a real pseudo-terminal: types keys, and sees what a terminal of that size would show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import termios
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pyte
+
+from conductor.client import Reconnect
+from conductor.talk.terminal import talk
+from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer
+
+ESC, CTRL_C, CTRL_D = "\x1b", "\x03", "\x04"
+
+
+class Person:
+    """``seen`` is all that was ever on the screen's lines, ``raw`` what was written to it."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._master, self._slave = pty.openpty()
+        termios.tcsetwinsize(self._slave, (rows, columns))
+        self.screen = pyte.HistoryScreen(columns, rows, history=1000)
+        # The terminal answers where its cursor is, as real ones do.
+        setattr(self.screen, "write_process_input", lambda data: self.type(data, enter=False))  # noqa: B010 -- pyte's way
+        self._stdin, self._stdout = open(self._slave, closefd=False), open(self._slave, "w", closefd=False)
+        self._stream = pyte.ByteStream(self.screen)
+        self._changed = asyncio.Event()
+        self.raw = b""
+        self.status: int | None = None
+        self.talking: asyncio.Task[None]
+        asyncio.get_running_loop().add_reader(self._master, self._read)
+
+    def type(self, text: str, *, enter: bool = True) -> None:
+        """Press keys, and Enter after them."""
+        os.write(self._master, (text + "\r" * enter).encode())
+
+    @property
+    def display(self) -> str:
+        """What is on the screen now, without empty ends."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    @property
+    def seen(self) -> str:
+        """The scrollback and the screen."""
+        columns = range(self.screen.columns)
+        above = ["".join(line[x].data for x in columns).rstrip() for line in self.screen.history.top]
+        return "\n".join([*above, self.display])
+
+    async def sees(self, *texts: str, gone: str = "\0") -> None:
+        """Wait until all texts are there at once, and ``gone`` is not on the screen."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not all(text in self.seen for text in texts) or gone in self.display:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{texts} is not on the screen:\n{self.seen}") from None
+
+    async def left(self) -> None:
+        """Wait until `talk` has ended."""
+        async with asyncio.timeout(LIMIT_S):
+            await self.talking
+
+    async def talk(self, url: str, text: str | None, options: Json) -> None:
+        with self._stdin, self._stdout:
+            self.status = await talk(
+                url,
+                text,
+                stdin=self._stdin,
+                stdout=self._stdout,
+                stderr=self._stdout,
+                reconnect=Reconnect(first_s=0, most_s=0, tries=2),
+                **options,
+            )
+
+    def _read(self) -> None:
+        data = os.read(self._master, 65_536)
+        self.raw += data
+        self._stream.feed(data)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Close the terminal."""
+        asyncio.get_running_loop().remove_reader(self._master)
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@asynccontextmanager
+async def person(
+    url: str, text: str | None = None, *, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[Person]:
+    """Seat a person before `talk`; without a text they leave at the end."""
+    one = Person(*size)
+    one.talking = asyncio.create_task(one.talk(url, text, options))
+    try:
+        yield one
+        if text is None and not one.talking.done():
+            one.type(CTRL_D, enter=False)
+        await one.left()
+    finally:
+        one.talking.cancel()
+        await asyncio.wait({one.talking})
+        one.close()
+
+
+async def partial(peer: Peer, text: str) -> None:
+    """Send a partial, and wait until the client has read it."""
+    await peer.send("assistant.speech.partial", {"text": text})
+    await peer.arrived()
