@@ -21,6 +21,7 @@ from conductor.app import (
     GC_THRESHOLDS,
     check_exposure,
     file_roots,
+    knowledge_index,
     make_services,
     notes_dir,
     reload,
@@ -41,6 +42,9 @@ from conductor.stores.memory import MemoryStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.registry import make_session_admin, make_store
 from conductor.stores.sqlite import SqliteStore
+from conductor.tools.base import CallContext
+from conductor.tools.builtin.knowledge_index import KnowledgeIndex, Update
+from conductor.tools.builtin.sandbox import CancelFlag
 from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
@@ -166,6 +170,37 @@ def test_the_folder_of_notes_is_checked_in_the_same_way(here: Path) -> None:
         notes_dir(settings(notes_dir=here / "missing"))
     with pytest.raises(SettingsError, match=r"^NOTES_DIR names \., which holds its settings \(\.env\)"):
         notes_dir(settings(notes_dir=Path(".")))
+
+
+def test_the_knowledge_base_needs_a_folder_and_a_place_for_its_index(here: Path) -> None:
+    assert knowledge_index(settings(data_dir=here)) is None
+    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR names .*missing, which is no folder.$"):
+        make_services(settings(knowledge_dir=here / "missing", data_dir=here / "data"))
+    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index"):
+        make_services(settings(knowledge_dir=here / "files"))
+
+
+async def test_a_server_keeps_its_knowledge_base_up_to_date(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, updated = asyncio.get_running_loop(), asyncio.Event()
+    update = KnowledgeIndex.update
+
+    def watched(index: KnowledgeIndex, stop: CancelFlag) -> Update:
+        try:
+            return update(index, stop)
+        finally:
+            loop.call_soon_threadsafe(updated.set)
+
+    monkeypatch.setattr(KnowledgeIndex, "update", watched)
+    (here / "files" / "heron.md").write_text("Herons fish.")
+    values = settings(knowledge_dir=here / "files", data_dir=here / "data")
+    services = make_services(values, Watched())
+    async with running(values, services), asyncio.timeout(WAIT):
+        await updated.wait()
+        tools, context = services.toolsets[0], CallContext("s", "c")
+        outcome = await tools.call("query_knowledge_base", {"query": "heron"}, context)
+    assert [one["path"] for one in outcome.data["results"]] == ["heron.md"]
 
 
 def test_nor_a_link_to_one(here: Path) -> None:

@@ -153,9 +153,7 @@ class Turn:
     async def _answer(self, message: AssistantMessage, finished: Finished) -> None:
         if finished.stop == "refusal":
             raise ModelError("refused", "The model declined to answer.")
-        if not message.text:
-            message = msgspec.structs.replace(message, text=_NO_ANSWER)
-        text = without_invented(message.text, self._context.committer.state.log)
+        text = without_invented(message.text, self._context.committer.state.log) or _NO_ANSWER
         if text != message.text:
             message = msgspec.structs.replace(message, text=text)
         self.state.stats.trace.append("final")

@@ -181,8 +181,8 @@ class KnowledgeIndex:
                 raise
             except IndexBusy:
                 found = ""  # another process of this server does it
-            except (FileError, OSError, sqlite3.Error) as error:
-                found = str(error)
+            except Exception as error:  # a document may show a mistake in here: the others are served
+                found = f"{type(error).__name__}: {error}"
             if found and found != problem:
                 log.error("knowledge not indexed", why=found)
             problem = found

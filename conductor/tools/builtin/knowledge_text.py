@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -47,14 +48,15 @@ def passages(name: str, data: bytes, stop: CancelFlag) -> Iterator[Passage]:
     """Cut a document into passages. Raises `DocumentError`, and `FileError` if ``stop`` is set."""
     if name.lower().endswith(".pdf"):
         for number, text in enumerate(_pages(data, stop), 1):
-            yield from _passages(text, number, stop)
+            yield from _passages(text.split("\n"), number, stop)
     elif b"\0" in data[:8192]:
         raise DocumentError("it is not text")
     else:
-        yield from _passages(data.decode(errors="replace"), 0, stop)
+        # Line by line: one call for the whole of a large file would hold the interpreter lock.
+        yield from _passages((line.decode(errors="replace") for line in io.BytesIO(data)), 0, stop)
 
 
-def _passages(text: str, page: int, stop: CancelFlag) -> Iterator[Passage]:
+def _passages(text: Iterable[str], page: int, stop: CancelFlag) -> Iterator[Passage]:
     heading = above = ""
     lines: list[str] = []
     first = last = size = 0
@@ -78,16 +80,19 @@ def _passages(text: str, page: int, stop: CancelFlag) -> Iterator[Passage]:
         yield Passage(above, "\n".join(lines).rstrip(), first, last, page)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _lines(text: Iterable[str]) -> Iterator[tuple[int, str]]:
     # A line may be as long as a file: it comes in pieces with the same number.
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text, 1):
+        line = line.rstrip("\r\n")
         for begin in range(0, max(1, len(line)), _MOST_CHARS):
-            yield number, line[begin : begin + _MOST_CHARS].rstrip("\r")
+            yield number, line[begin : begin + _MOST_CHARS]
 
 
 def _pages(data: bytes, stop: CancelFlag) -> Iterator[str]:
     import pypdf
 
+    # What is wrong with a file is reported once, by the exception.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         for number, page in enumerate(reader.pages):
