@@ -21,7 +21,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def card(approval: Approval) -> RenderableType:
-    """Draw a request: the tool, all its arguments, the risk, the reasons, and the keys."""
+    """Draw a request: the tool, all its arguments, what it would do, the risk, the reasons, and the keys."""
     high = approval.risk == "high"
     lines = [Text(visible(approval.prompt)), Text(f"{visible(approval.name)} ({approval.risk} risk), with:")]
     shown = json.dumps(approval.arguments, ensure_ascii=False, indent=2).split("\n")
@@ -29,6 +29,7 @@ def card(approval: Approval) -> RenderableType:
     lines.append(Text(text[:MAX_SHOWN], style="bold"))
     if len(text) > MAX_SHOWN:
         lines.append(Text(f"WARNING: {len(text) - MAX_SHOWN} more characters are not shown."))
+    lines += [Text(f"| {visible(line)}") for line in approval.preview.split("\n") if line]
     lines += [Text(f"- {visible(reason)}", style="dim") for reason in approval.reasons]
     if high:
         lines.append(Text("WARNING: high risk. Look at what would be run before you allow it.", style="bold"))

@@ -56,6 +56,7 @@ export function approvals({ decide, schemaOf, changed }) {
     element.append(
       el("div", { class: "head" }, heading, el("span", { class: "risk", text: RISKS[request.risk] ?? request.risk }), countdown),
       argumentsOf(request),
+      ...(request.preview ? [el("pre", { text: request.preview, tabindex: "0", "aria-label": "What it would do" })] : []),
       ...(request.refused ? [el("p", { class: "problem", role: "alert", text: request.refused })] : []),
       ...(request.reasons ?? []).map((reason) => el("p", { text: reason })),
     );

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from conductor.talk.cards import is_said, read_arguments, visible
+from conductor.client.approvals import Approval
+from conductor.talk.cards import card, is_said, read_arguments, visible
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,17 @@ def test_characters_without_a_shape_are_written_as_json_escapes(text: str, shown
 def test_what_is_no_json_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         read_arguments(text)
+
+
+def test_a_card_shows_what_the_call_would_do() -> None:
+    arguments = {"path": "a.txt", "content": "new"}
+    approval = Approval(
+        "appr_1", "call_1", "batch_1", "write_file", arguments, "high", (), "May I?", ("once",), None
+    )
+    console = Console(width=80)
+    with console.capture() as drawn:
+        console.print(card(replace(approval, preview="-old\n+new\x1b")))
+    assert "| -old" in drawn.get() and "| +new\\u001b" in drawn.get()
 
 
 def test_a_slip_of_one_key_is_not_said() -> None:
