@@ -32,6 +32,7 @@ _COMMANDS = {
     "sessions": "list, show, export and delete what the session store keeps",
     "stats": "print a running server's figures",
     "protocol": "print what goes over the wire",
+    "verify-client": "play a server against an app, and say what the app did right",
 }
 
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
@@ -82,7 +83,7 @@ def _parse(given: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
         terminal.add_arguments(parsers["talk"])
         run = _talk
     elif given[0] in parsers:
-        module = import_module(f"conductor.commands.{given[0]}")
+        module = import_module(f"conductor.commands.{given[0].replace('-', '_')}")
         module.add_arguments(parsers[given[0]])
         run = module.run
     return parser.parse_args(given), run
