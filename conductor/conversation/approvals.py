@@ -65,6 +65,10 @@ class Decided:
     outcome: ToolOutcome | None
 
 
+# The source of questions that tools ask while they run: no call is recorded for them.
+QUESTION = "question"
+
+
 class ApprovalBatch:
     """The approvals for one model reply; the turn reads their decisions one by one."""
 
@@ -456,6 +460,8 @@ class Approvals:
 
     def _scopes(self, asked: ApprovalNeeded) -> tuple[Scope, ...]:
         ready = asked.ready
+        if ready.spec.source == QUESTION:
+            return SCOPES[:1]
         granted = [grant(ready.spec, ready.arguments, scope="session")]
         verdict = self._judge(ready, asked.verdict.cautions, granted)
         if verdict.effect == "ask":
@@ -511,6 +517,10 @@ class Approvals:
             if forbidden is not None:
                 await self._record_rejection(question, "superseded", forbidden, said)
                 return
+            if ready.spec.source == QUESTION:
+                await self._commit_decision(question, outcome, [], [], said)
+                question.batch.put(Decided(question.asked, ready, None))
+                return
             record = self.committer.state.calls[call_id]
             record = msgspec.structs.replace(
                 record,
@@ -535,6 +545,8 @@ class Approvals:
         await self._apply_to_others(question, outcome, scope)
 
     def _forbidden(self, ready: PreparedCall) -> ToolOutcome | None:
+        if ready.spec.source == QUESTION:
+            return None
         spec = self.profile.executor.spec(ready.spec.name)
         if spec is None or spec.fingerprint != ready.spec.fingerprint:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
@@ -576,8 +588,10 @@ class Approvals:
         self, question: PendingApproval, outcome: Outcome, result: ToolOutcome, said: SpokenAnswer
     ) -> None:
         call_id = question.approval.call_id
-        finish = FinishCall(call_id, self.profile.executor.to_result(call_id, result))
-        await self._commit_decision(question, outcome, [finish], [], said)
+        finish = [FinishCall(call_id, self.profile.executor.to_result(call_id, result))]
+        if question.asked.ready.spec.source == QUESTION:
+            finish = []
+        await self._commit_decision(question, outcome, finish, [], said)
         question.batch.put(Decided(question.asked, None, result))
 
     @contextmanager

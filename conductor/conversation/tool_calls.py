@@ -5,20 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from conductor.conversation.approvals import ApprovalBatch, Decided
+from conductor.conversation.approvals import QUESTION, ApprovalBatch, Decided
 from conductor.conversation.context import TurnContext
 from conductor.conversation.tool_round import ToolRound
 from conductor.conversation.turn_state import TurnState
 from conductor.errors import Duplicate
+from conductor.events.envelope import new_call_id
+from conductor.messages import ToolCall
 from conductor.tools.approvals import not_answered
-from conductor.tools.base import ToolOutcome, ToolSpec
-from conductor.tools.executor import JOB_ACCEPTED, PreparedCall, interrupted_outcome, with_timing
+from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec
+from conductor.tools.executor import (
+    JOB_ACCEPTED,
+    ApprovalNeeded,
+    PreparedCall,
+    interrupted_outcome,
+    with_timing,
+)
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest
+from conductor.tools.validation import Valid, validate
 
 
 class ToolCallRunner:
@@ -64,8 +75,34 @@ class ToolCallRunner:
 
     def _begin(self, ready: PreparedCall) -> asyncio.Task[ToolOutcome]:
         self._context.begins(ready)
-        context = self._context.profile.context(ready.call.call_id)
+        ask = partial(self._ask, ready)
+        context = replace(self._context.profile.context(ready.call.call_id), ask=ask)
         return asyncio.create_task(self._context.executor.run(ready, context))
+
+    async def _ask(self, running: PreparedCall, question: PersonQuestion) -> Mapping[str, Any] | None:
+        # A card with the fields to fill in. There is no other way: what strangers write is not spoken.
+        if "approval" not in self._context.profile.capabilities:
+            return None
+        fields = question.schema.get("properties", {})
+        spec = ToolSpec(
+            f"{question.source}.{QUESTION}",
+            question.message,
+            question.schema,
+            source=QUESTION,
+            risk="high",
+            effect="read",
+        )
+        arguments = {name: field.get("default") for name, field in fields.items()}
+        call = ToolCall(new_call_id(), spec.name, "{}")
+        ready = PreparedCall(call, spec, running.toolset, arguments)
+        verdict = Verdict("ask", (f"{question.source} asks: {question.message}",), None, warn=True)
+        with self._turn.paused(True):
+            batch = await self._context.approvals.ask(self._turn.id, [ApprovalNeeded(ready, verdict)])
+            decided = await batch.next()
+        if decided.ready is None:
+            return None
+        checked = validate(spec, msgspec.json.encode(decided.ready.arguments).decode())
+        return checked.arguments if isinstance(checked, Valid) else None
 
     async def _see_to(
         self, prepared: ToolRound, running: dict[asyncio.Task[ToolOutcome], PreparedCall]

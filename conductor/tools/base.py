@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -146,11 +146,26 @@ class SessionFields(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PersonQuestion:
+    """What a tool asks of the person while it runs: ``message``, and the fields of an object's ``schema``."""
+
+    source: str
+    message: str
+    schema: Mapping[str, Any]
+
+
+async def nobody_answers(question: PersonQuestion) -> Mapping[str, Any] | None:
+    """Answer a question where there is nobody to ask."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class CallContext:
     """What a tool may know about its session.
 
     ``fields`` is what it may store there, ``person`` what it may store across the person's sessions. A tool
-    calls ``alive`` to say that it makes progress: its time limit begins again.
+    calls ``alive`` to say that it makes progress: its time limit begins again. ``ask`` asks the person, and
+    returns the fields, or None if there is no answer; the time limit waits.
     """
 
     session_id: str
@@ -159,7 +174,10 @@ class CallContext:
     locale: str | None = None
     fields: SessionFields | None = None
     person: SessionFields | None = None
-    alive: Callable[[], None] = lambda: None
+    alive: Callable[[], None] = field(default=lambda: None, compare=False)
+    ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]] = field(
+        default=nobody_answers, compare=False
+    )
 
 
 class Toolset(Protocol):

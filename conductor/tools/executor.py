@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,15 @@ from conductor.models.base import ToolDefinition
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
 from conductor.tools.approvals import edits
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import (
+    CallContext,
+    PersonQuestion,
+    ToolOutcome,
+    Toolset,
+    ToolSpec,
+    failed,
+    succeeded,
+)
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor, truncate
 from conductor.tools.schema_checker import CheckBudget
@@ -183,7 +191,8 @@ class ToolExecutor:
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit) as timer:
                 if limit is not None:
-                    context = replace(context, alive=partial(_extend, timer, limit))
+                    ask = partial(_asked, timer, limit, context.ask)
+                    context = replace(context, alive=partial(_extend, timer, limit), ask=ask)
                 outcome = await ready.toolset.call(ready.spec.name, ready.arguments, context)
         except TimeoutError:
             outcome = self.timed_out(ready.spec.effect, 0.0)
@@ -273,6 +282,19 @@ _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 def _extend(timer: asyncio.Timeout, seconds: float) -> None:
     if not timer.expired():
         timer.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+async def _asked(
+    timer: asyncio.Timeout,
+    seconds: float,
+    ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]],
+    question: PersonQuestion,
+) -> Mapping[str, Any] | None:
+    timer.reschedule(None)  # a person may take minutes; the question has a limit of its own
+    try:
+        return await ask(question)
+    finally:
+        _extend(timer, seconds)
 
 
 def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:

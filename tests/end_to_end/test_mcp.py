@@ -16,7 +16,10 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import Settings, load_settings
+from conductor.tools.base import CallContext
+from conductor.tools.mcp.toolset import McpToolset
 from tests.end_to_end.phone import Phone
+from tests.end_to_end.test_approvals import begin, decide, of_type
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hunter2-hunter2-hunter2"
@@ -68,7 +71,7 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
             call = "s.grow"
             await phone.ask("grow")
             call = ""
-            while "s.grown_16" not in offered(provider.requests[-1]):
+            while "s.grown_17" not in offered(provider.requests[-1]):
                 await phone.ask("hi")
             reload(write(path), services, listener)
             await phone.ask("hi")
@@ -79,3 +82,61 @@ def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> N
     settings = write(tmp_path / "mcp.json", agent={"command": "x"})
     with pytest.raises(SettingsError, match=r'server "agent": the device has tools of this name \(agent\.'):
         make_services(settings)
+
+
+@pytest.mark.parametrize("scene", ["", "2025"])
+@pytest.mark.parametrize(
+    ("decision", "fields", "answer"),
+    [
+        ("edit", {"editedArguments": {"name": "Ann", "size": 2}}, "accept {'name': 'Ann', 'size': 2}"),
+        ("allow", {}, "decline None"),  # the name is missing
+        ("deny", {}, "decline None"),
+    ],
+)
+async def test_a_server_asks_the_person_by_a_card(
+    tmp_path: Path, scene: str, decision: str, fields: dict[str, Any], answer: str
+) -> None:
+    place = program()
+    place["env"] = {"SCENE": scene}
+    settings = write(tmp_path / "mcp.json", s=place)
+    call = ""
+
+    def reply(request: ModelRequest) -> Script:
+        if call and not isinstance(request.messages[-1], ToolResult):
+            return [ToolCall("c", call, "{}")]
+        return [TextDelta("Done.")]
+
+    provider = ScriptedProvider(reply)
+    async with running(settings, make_services(settings, provider)) as listener, asyncio.timeout(WAIT):
+        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            await begin(phone, "approval", tools=[])
+            while not provider.requests or "s.ask" not in offered(provider.requests[-1]):
+                await phone.ask("hi")
+            call = "s.ask"
+            since = len(phone.log)
+            await phone.say("ask me")
+            card = await phone.until(of_type("approval.request"), since=since)
+            asked = card["payload"]
+            assert asked["name"] == "s.question" and asked["scopes"] == ["once"]
+            assert asked["arguments"] == {"name": None, "size": 3}
+            assert asked["reasons"] == ["s asks: Who are you?"]
+            await decide(phone, card, decision, **fields)
+            await phone.until(lambda event: event["type"] == "assistant.speech.final", since=since)
+            result = provider.requests[-1].messages[-1]
+            assert isinstance(result, ToolResult) and answer in json.loads(result.content)["data"]
+
+
+async def test_without_cards_a_server_gets_no_answer(tmp_path: Path) -> None:
+    settings = write(tmp_path / "mcp.json", s={**program(), "env": {}})
+    toolset = next(one for one in make_services(settings).toolsets if isinstance(one, McpToolset))
+    ready = asyncio.Event()
+    toolset.start(ready.set)
+    try:
+        async with asyncio.timeout(WAIT):
+            while not toolset.specs():
+                ready.clear()
+                await ready.wait()
+            outcome = await toolset.call("s.ask", {}, CallContext("s-1", "c"))
+            assert outcome.data == "decline None"
+    finally:
+        await toolset.aclose()

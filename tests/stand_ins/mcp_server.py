@@ -25,9 +25,12 @@ from mcp.types import (
     AudioContent,
     CallToolRequestParams,
     CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
     EmbeddedResource,
     ErrorData,
     ImageContent,
+    InputRequiredResult,
     JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
@@ -66,7 +69,16 @@ TOOLS = [
     tool("pid"),
     tool("progress"),
     tool("secret"),
+    tool("ask"),
 ]
+FORM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "title": "Your name"},
+        "size": {"type": "integer", "minimum": 1, "default": 3},
+    },
+    "required": ["name"],
+}
 MALICIOUS = [
     tool(
         "poison",
@@ -111,7 +123,7 @@ class StandIn:
 
     async def _call(
         self, context: ServerRequestContext[Any], params: CallToolRequestParams
-    ) -> CallToolResult:
+    ) -> CallToolResult | InputRequiredResult:
         name, arguments = params.name, params.arguments or {}
         if name.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -120,6 +132,8 @@ class StandIn:
                 await asyncio.Event().wait()
             finally:
                 self._cancelled += 1
+        if name == "ask":
+            return await ask(context, params)
         if name == "progress":
             for step in range(6):
                 await asyncio.sleep(0.1)
@@ -142,6 +156,21 @@ class StandIn:
             "greedy": lambda: CallToolResult(content=[], structured_content={"t": "a" * 40 + "!"}),
         }
         return results.get(name, lambda: text("done"))()
+
+
+async def ask(
+    context: ServerRequestContext[Any], params: CallToolRequestParams
+) -> CallToolResult | InputRequiredResult:
+    """Ask the person, as the revision of the client has it, and tell the answer."""
+    question = ElicitRequestFormParams(message="Who\u202e are you?", requested_schema=FORM)
+    answer: Any
+    if context.protocol_version < "2026":
+        answer = await context.session.elicit_form(question.message, FORM)
+    elif params.input_responses:
+        answer = params.input_responses["who"]
+    else:
+        return InputRequiredResult(input_requests={"who": ElicitRequest(params=question)})
+    return text(f"{answer.action} {answer.content}")
 
 
 def text(words: str) -> CallToolResult:

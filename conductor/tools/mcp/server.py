@@ -8,8 +8,9 @@ import importlib.util
 import ipaddress
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,9 +20,9 @@ import structlog
 from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
-from conductor.tools.base import ToolSpec
+from conductor.tools.base import PersonQuestion, ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.specs import clean, make_specs
+from conductor.tools.mcp.specs import clean, make_question, make_specs
 from conductor.tools.redaction import Redactor
 from conductor.tools.schema import SchemaError
 from conductor.tools.schema_checker import Checker
@@ -60,6 +61,11 @@ def check_installed() -> None:
     """Raise `SettingsError` if the package ``mcp`` is not installed."""
     if importlib.util.find_spec("mcp") is None:
         raise SettingsError("MCP servers need the package mcp: pip install 'conductor-voice[mcp]'.")
+
+
+Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
+CURRENT_ASK: ContextVar[Ask | None] = ContextVar("ask", default=None)
+"""How the call that this task makes asks the person."""
 
 
 class McpConnection:
@@ -106,6 +112,7 @@ class McpConnection:
         self._outputs: dict[str, Any] = {}
         self._checkers: dict[str, Checker | None] = {}
         self.warnings: list[str] = []
+        self.asking: list[Ask] = []
 
     @property
     def client(self) -> Client | None:
@@ -170,6 +177,19 @@ class McpConnection:
                 roots=[types.Root.model_validate({"uri": root.resolve().as_uri()}) for root in self._roots]
             )
 
+        async def elicit(
+            context: ClientRequestContext, params: types.ElicitRequestParams
+        ) -> types.ElicitResult:
+            # A server of the 2025 revision does not say which call asks: with several under way nobody does.
+            ask = CURRENT_ASK.get() or (self.asking[0] if len(self.asking) == 1 else None)
+            if ask is None or not isinstance(params, types.ElicitRequestFormParams):
+                return types.ElicitResult(action="decline")
+            question = make_question(self.config.name, params)
+            answer = None if question is None else await ask(question)
+            if answer is None:
+                return types.ElicitResult(action="decline")
+            return types.ElicitResult(action="accept", content=dict(answer))
+
         self._is_lost, self._said = False, ""
         self._wake.clear()
         async with AsyncExitStack() as stack:
@@ -179,6 +199,7 @@ class McpConnection:
                         self._transport(),
                         message_handler=on_message,
                         list_roots_callback=list_roots if self._roots else None,
+                        elicitation_callback=elicit,
                         cache=None,
                     )
                 )

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conductor.tools.base import Effect, Risk, ToolSpec
+from conductor.tools.base import Effect, PersonQuestion, Risk, ToolSpec
 from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
 from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.redaction import truncate
-from conductor.tools.schema import SchemaError
+from conductor.tools.schema import SchemaError, check_schema
 from conductor.tools.schema_checker import checkers
 
 if TYPE_CHECKING:
-    from mcp.types import Tool, ToolAnnotations
+    from mcp.types import ElicitRequestFormParams, Tool, ToolAnnotations
 
 # Bytes of all schemas of one server: the model reads them in each request.
 MAX_SCHEMAS_BYTES = 256 * 1024
+# Characters of a question.
+MAX_MESSAGE_CHARS = 1_000
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,95}\Z")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
@@ -54,6 +56,18 @@ def make_specs(config: McpServerConfig, tools: Sequence[Tool]) -> tuple[tuple[To
         if f"{config.name}.{name}" not in specs:
             warnings.append(f"risk names {name}, which is not among its tools.")
     return tuple(specs.values()), warnings
+
+
+def make_question(server: str, params: ElicitRequestFormParams) -> PersonQuestion | None:
+    """Make the question of a server's form; None if its schema is none that can be checked."""
+    given: Any = params.requested_schema
+    given = given if isinstance(given, dict) else given.model_dump(by_alias=True, exclude_none=True)
+    try:
+        plain = _clean_schema(given)
+        check_schema(plain)
+    except (SchemaError, ValueError, RecursionError):
+        return None
+    return PersonQuestion(server, clean(params.message)[:MAX_MESSAGE_CHARS], plain)
 
 
 def clean(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.server import RETRY_S, McpConnection, check_installed
+from conductor.tools.mcp.server import CURRENT_ASK, RETRY_S, McpConnection, check_installed
 from conductor.tools.mcp.specs import clean
 from conductor.tools.schema_checker import CheckBudget, TooMuchWork
 
@@ -134,7 +135,7 @@ class McpToolset:
             return _not_connected(name)
         if connection.config.scope == "session":
             connection = await self._own(connection.config, context.session_id)
-        return await call_tool(connection, name, arguments, context.alive)
+        return await call_tool(connection, name, arguments, context)
 
     async def _own(self, config: McpServerConfig, session_id: str) -> McpConnection:
         # The shared connection only lists the tools.
@@ -170,12 +171,13 @@ async def call_tool(
     connection: McpConnection,
     name: str,
     arguments: Mapping[str, Any],
-    alive: Callable[[], None] = lambda: None,
+    context: CallContext | None = None,
 ) -> ToolOutcome:
-    """Run a tool of one server; ``name`` begins with the server's. ``alive`` is called at each progress."""
+    """Run a tool of one server; ``name`` begins with the server's."""
 
     async def progressed(progress: float, total: float | None, message: str | None) -> None:
-        alive()
+        if context is not None:
+            context.alive()
 
     server, _, tool = name.partition(".")
     spec = next((one for one in connection.specs if one.name == name), None)
@@ -186,7 +188,8 @@ async def call_tool(
     from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 
     try:
-        result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
+        with asking(connection, context):
+            result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
     except MCPError as error:
         connection.check()
         # A gateway in front of a server answers with an internal error for one that it has lost.
@@ -203,6 +206,21 @@ async def call_tool(
     if wrong is not None:
         return failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
     return to_outcome(result)
+
+
+@contextmanager
+def asking(connection: McpConnection, context: CallContext | None) -> Iterator[None]:
+    """Let the server ask the person during the block."""
+    if context is None:
+        yield
+        return
+    connection.asking.append(context.ask)
+    token = CURRENT_ASK.set(context.ask)
+    try:
+        yield
+    finally:
+        CURRENT_ASK.reset(token)
+        connection.asking.remove(context.ask)
 
 
 def _not_connected(name: str) -> ToolOutcome:
