@@ -1,0 +1,199 @@
+/** A JSON value. */
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+export type Arguments = Record<string, any>;
+
+/** One frame of the protocol (docs/protocol.md). */
+export interface WireEvent {
+  id: string;
+  type: string;
+  timestamp: string;
+  sessionId: string;
+  protocolVersion?: number;
+  payload: Record<string, any>;
+}
+
+/** A tool of the Model Context Protocol, with Conductor's fields under `_meta.conductor`. */
+export interface ToolDeclaration {
+  name: string;
+  title?: string;
+  description?: string;
+  inputSchema: object;
+  annotations?: {
+    readOnlyHint?: boolean;
+    destructiveHint?: boolean;
+    idempotentHint?: boolean;
+    openWorldHint?: boolean;
+  };
+  _meta?: { conductor?: Record<string, Json> };
+}
+
+/** One running call. */
+export interface ToolRun {
+  readonly callId: string;
+  readonly name: string;
+  /** Aborted when the call is cancelled; `signal.reason` is the server's reason, such as `barge_in`. */
+  readonly signal: AbortSignal;
+  /** Tell that the call goes on: its time limit starts again. */
+  progress(report?: { message?: string; percent?: number }): void;
+}
+
+/** Returns a string or a JSON value; what it throws becomes the call's error. */
+export type ToolHandler = (args: Arguments, run: ToolRun) => unknown | Promise<unknown>;
+
+/** Thrown by a handler whose `signal` was aborted: how much of the call took effect. */
+export class ToolCancelled extends Error {
+  constructor(effect: "none" | "partial" | "complete", result?: Json);
+  readonly effect: "none" | "partial" | "complete";
+  readonly result?: Json;
+}
+
+/** What a person is asked. Its texts come from a model and from the server: show them as text. */
+export interface Approval {
+  approvalId: string;
+  batchId: string;
+  callId: string;
+  name: string;
+  arguments: Arguments;
+  argumentsDigest: string;
+  risk: "safe" | "medium" | "high";
+  reasons: string[];
+  prompt: string;
+  scopes: Scope[];
+  expiresAt: string;
+  /** Why the server refused the last edit; the question is asked again. */
+  refused?: string;
+}
+
+export type Scope = "once" | "session" | "always";
+export type Decision = "allow" | "deny" | "edit";
+
+export interface DecisionOptions {
+  /** How far an `allow` reaches: one of the request's `scopes`. Default `once`. */
+  scope?: Scope;
+  /** All of the arguments, for an `edit`. */
+  arguments?: Arguments;
+  /** What the person says about it, for the model. */
+  words?: string;
+}
+
+/** What is known of a session, as JSON. */
+export type SavedState = Json;
+
+/** Where a session is kept over a reload. Each method may be asynchronous. */
+export interface SessionStorage {
+  load(sessionId: string): SavedState | undefined | Promise<SavedState | undefined>;
+  save(sessionId: string, state: SavedState): unknown | Promise<unknown>;
+}
+
+export interface Reconnect {
+  /** The pause before the first try, in milliseconds. Default 500. Each further pause is twice as long. */
+  firstMs?: number;
+  /** The longest pause. Default 15000. A random part of up to half is taken off. */
+  mostMs?: number;
+  /** Tries in a row before the client gives up. Default: it never does. */
+  tries?: number;
+}
+
+/** What came of one transcript. */
+export interface TurnResult {
+  said: string;
+  /** The last final text, or an empty text. */
+  text: string;
+  finals: string[];
+  calls: { callId: string; name: string; arguments: string }[];
+  errors: { code: string; message: string }[];
+  interrupted: boolean;
+  /** `followed`: a later transcript's turn began. `lost`: the server did not take it. `closed`: by `close()`. */
+  ending: "idle" | "followed" | "lost" | "closed";
+}
+
+export type ConnectionState = "connecting" | "open" | "closed";
+export type State = "idle" | "listening" | "transcribing" | "thinking" | "speaking";
+
+export interface ConnectOptions {
+  /** `ws://HOST:PORT/ws`. Default in a browser: the page's own server. */
+  url?: string;
+  /** One of the server's AUTH_TOKENS. Sent as a subprotocol, or in the query where that cannot carry it. */
+  token?: string;
+  /** Default: a new session. The same id resumes it. */
+  sessionId?: string;
+  /** One of the models that the server lets clients choose. */
+  model?: string;
+  locale?: string;
+  timeZone?: string;
+  /** Added to the system prompt; at most 4 KiB. */
+  instructions?: string;
+  /** The device's tools. */
+  tools?: ToolDeclaration[];
+  /** Their handlers by name; `convo.*` may be handled, too. Calls are handled one at a time. */
+  handlers?: Record<string, ToolHandler>;
+  /** The reply so far, to be drawn in place of the one before. */
+  onPartial?(text: string): void;
+  /** A reply that is whole. */
+  onFinal?(text: string): void;
+  onState?(state: State): void;
+  /**
+   * Show a card. Called again with `refused` if an edit was refused. `signal` is aborted when the question
+   * is settled. The decision is returned, or given later by `decide()`.
+   */
+  onApproval?(
+    request: Approval,
+    run: { signal: AbortSignal },
+  ): void | Answer | undefined | Promise<void | Answer | undefined>;
+  /**
+   * A message of the assistant that is no reply of the model: a question that the person answers by voice,
+   * or the sentence that tells of a failure. It is spoken, too.
+   */
+  onQuestion?(text: string): void;
+  /** An error of the server, such as `rate_limited`. */
+  onError?(error: { code: string; message: string; retryAfterMs?: number }): void;
+  onConnection?(state: ConnectionState, close?: { code: number; reason: string }): void;
+  /** Every frame, as it is sent or read, also those that come a second time. */
+  onEvent?(direction: "in" | "out", event: WireEvent): void;
+  /** Say a text and return at its end; the signal is aborted to stop it. Without it the voice is silent. */
+  speak?(text: string, run: { signal: AbortSignal }): void | Promise<void>;
+  /** Default: IndexedDB where there is one, else memory. */
+  storage?: SessionStorage;
+  /** Default: global WebSocket. Node 20 has none: `import { WebSocket } from "ws"`. */
+  WebSocket?: new (url: string, protocols: string[]) => any;
+  reconnect?: Reconnect;
+  /** Names of protocol extensions; default: all that the library serves. */
+  capabilities?: string[];
+}
+
+export interface Answer extends DecisionOptions {
+  decision: Decision;
+}
+
+export interface Client {
+  readonly sessionId: string;
+  readonly state: State | undefined;
+  readonly connection: ConnectionState;
+  /** The payload of the first `session.started`; rejected when the client is closed or refused before. */
+  readonly started: Promise<Record<string, any>>;
+  /** Send what the person said. The promise is never rejected; it may be ignored. */
+  say(text: string): Promise<TurnResult>;
+  /** Send what the person has said so far, while speaking. */
+  hearing(text: string): void;
+  /** Barge in: stop the speech, those that wait, and the turn. `spokenText` or `playedMs` say what was heard. */
+  interrupt(heard?: { spokenText?: string; playedMs?: number; reason?: string }): void;
+  /** Stop the running turn, but not the speech. */
+  cancelResponse(): void;
+  /** Decide a card. Throws `Error` for a question that is not open. */
+  decide(approvalId: string, decision: Decision, options?: DecisionOptions): void;
+  /** Replace the declared tools, and with `handlers` their handlers. */
+  declare(tools: ToolDeclaration[], handlers?: Record<string, ToolHandler>): void;
+  /** Send any event once, if there is a connection. */
+  send(type: string, payload: Record<string, any>): void;
+  /** Close the connection and stop the handlers. The session goes on until the server ends it. */
+  close(): Promise<void>;
+}
+
+/** Connect, and stay connected until `close()`. */
+export function connect(options?: ConnectOptions): Client;
+
+/** Keep sessions in this browser. */
+export function indexedDbStorage(name?: string): SessionStorage;
+
+/** Keep sessions as long as the process. */
+export function memoryStorage(): SessionStorage;
