@@ -1,0 +1,240 @@
+// Conversations with a real server. test_javascript_client.py runs them, and looks at what the server kept.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { ToolCancelled } from "../conductor.js";
+import { FIND, NOTES, WebSocket, breaking, memoryStorage, open, signal } from "./helpers.js";
+
+const allow = () => ({ decision: "allow" });
+
+test("a turn", async () => {
+  const seen = { partials: [], finals: [], states: [], spoken: [], out: [], in: [] };
+  const client = open("js-turn", {
+    onPartial: (text) => seen.partials.push(text),
+    onFinal: (text) => seen.finals.push(text),
+    onState: (state) => seen.states.push(state),
+    onEvent: (direction, event) => seen[direction].push(event.type),
+    speak: (text) => void seen.spoken.push(text),
+  });
+  assert.equal((await client.started).resumed, false);
+  const turn = await client.say("say good morning");
+  assert.equal(turn.ending, "idle");
+  assert.deepEqual(turn.finals, seen.finals);
+  assert.match(turn.text, /good morning/);
+  assert.equal(seen.spoken.length, 1);
+  assert.deepEqual(seen.states, ["thinking", "speaking", "idle"]);
+  assert.equal(client.state, "idle");
+  assert.ok(seen.partials.length && seen.in.includes("tool.call"));
+  assert.deepEqual(seen.out.slice(0, 2), ["session.start", "user.audio.transcript.final"]);
+  await client.close();
+  assert.equal(client.connection, "closed");
+  assert.equal((await client.say("too late")).ending, "closed");
+});
+
+test("a tool, its error, and one that is missing", async () => {
+  const handlers = {
+    "notes.find": async ({ number }, run) => {
+      run.progress({ message: "looking", percent: 50 });
+      if (number === 2) throw new Error("no such note");
+      return { note: `number ${number}` };
+    },
+  };
+  const client = open("js-tool", { tools: [FIND, { ...FIND, name: "notes.lost" }], handlers });
+  const found = await client.say('call notes.find with {"number": 1}');
+  assert.deepEqual(found.calls.map(({ name, arguments: given }) => [name, JSON.parse(given)]), [["notes.find", { number: 1 }]]);
+  assert.match(found.text, /number 1/);
+  assert.match((await client.say('call notes.find with {"number": 2}')).text, /no such note/);
+  assert.match((await client.say('call notes.lost with {"number": 3}')).text, /no tool notes.lost/);
+  await client.close();
+});
+
+test("an approval: allowed by the hook, edited by decide(), denied with words", async () => {
+  const runs = [];
+  const asked = [];
+  const hooks = [allow, ({ approvalId }) => client.decide(approvalId, "edit", { arguments: { number: 20 } })];
+  hooks.push(({ approvalId }) => client.decide(approvalId, "deny", { words: "not that one" }));
+  const client = open("js-approval", {
+    tools: [NOTES],
+    handlers: { "notes.add": ({ number }) => void runs.push(number) },
+    onApproval: (request, run) => {
+      asked.push([request.arguments.number, run.signal]);
+      return hooks[asked.length - 1](request);
+    },
+  });
+  for (const number of [1, 2, 3]) assert.equal((await client.say(`call notes.add with {"number": ${number}}`)).ending, "idle");
+  assert.deepEqual(runs, [1, 20]);
+  assert.deepEqual(asked.map(([number]) => number), [1, 2, 3]);
+  assert.ok(asked.every(([, { aborted }]) => aborted));
+  assert.throws(() => client.decide("nothing", "allow"), /no open question/);
+  await client.close();
+});
+
+test("an edit that is refused is asked again", async () => {
+  const asked = [];
+  const runs = [];
+  const client = open("js-refused", {
+    tools: [NOTES],
+    handlers: { "notes.add": ({ number }) => void runs.push(number) },
+    onApproval: ({ refused }) => {
+      asked.push(refused);
+      return { decision: "edit", arguments: { number: asked.length === 1 ? "many" : 4 } };
+    },
+  });
+  await client.say('call notes.add with {"number": 1}');
+  assert.equal(asked[0], undefined);
+  assert.equal(typeof asked[1], "string");
+  assert.deepEqual(runs, [4]);
+  await client.close();
+});
+
+test("without a card the question is spoken", async () => {
+  const question = signal();
+  const client = open("js-question", { tools: [NOTES], handlers: { "notes.add": () => "added" }, onQuestion: question.resolve });
+  await client.say('call notes.add with {"number": 1}');
+  assert.match(await question.promise, /notes/);
+  assert.equal((await client.say("yes")).calls.length, 1);
+  await client.close();
+});
+
+test("a barge-in: the voice stops, and the server knows what was heard", async () => {
+  const speaking = signal();
+  const stopped = signal();
+  const client = open("js-barge-in", {
+    speak: (_text, run) => {
+      run.signal.addEventListener("abort", stopped.resolve);
+      speaking.resolve();
+      return new Promise(() => {}); // a voice that would never end
+    },
+  });
+  const turn = client.say("say one two three four");
+  await speaking.promise;
+  client.interrupt({ spokenText: "one two" });
+  await stopped.promise;
+  assert.equal((await turn).interrupted, true);
+  await client.close();
+});
+
+test("a call that is cancelled says how much took effect", async () => {
+  const began = signal();
+  const out = signal();
+  const client = open("js-cancel", {
+    tools: [FIND],
+    handlers: {
+      "notes.find": (_args, run) =>
+        new Promise((_, reject) => {
+          run.signal.addEventListener("abort", () => reject(new ToolCancelled("partial", "half")));
+          began.resolve();
+        }),
+    },
+    onEvent: (direction, { type, payload }) => direction === "out" && type === "tool.cancelled" && out.resolve(payload),
+  });
+  client.say('call notes.find with {"number": 1}');
+  await began.promise;
+  client.interrupt();
+  const { effect, result } = await out.promise;
+  assert.deepEqual([effect, result], ["partial", "half"]);
+  await client.close();
+});
+
+test("a connection that is lost while a tool runs", async () => {
+  let socket;
+  const back = signal();
+  const states = [];
+  class Kept extends WebSocket {
+    constructor(...options) {
+      super(...options);
+      socket = this;
+    }
+  }
+  const runs = [];
+  const client = open("js-reconnect", {
+    WebSocket: Kept,
+    tools: [FIND],
+    handlers: {
+      "notes.find": async ({ number }) => {
+        runs.push(number);
+        socket.terminate();
+        await back.promise;
+        return "found after all";
+      },
+    },
+    onConnection: (state) => {
+      states.push(state);
+      if (states.filter((name) => name === "open").length === 2) back.resolve();
+    },
+  });
+  const turn = await client.say('call notes.find with {"number": 7}');
+  assert.match(turn.text, /found after all/);
+  assert.deepEqual(runs, [7]);
+  assert.deepEqual(states, ["open", "connecting", "open"]);
+  await client.close();
+});
+
+test("events that come twice, and calls under another id, are handled once", async () => {
+  class Twice extends WebSocket {
+    set onmessage(listener) {
+      super.onmessage = (message) => {
+        listener(message);
+        listener(message);
+        const event = JSON.parse(message.data);
+        if (event.type === "tool.call" && event.payload.name === "notes.find") listener({ data: JSON.stringify({ ...event, id: `${event.id}-again` }) });
+      };
+    }
+  }
+  const runs = [];
+  const finals = [];
+  const client = open("js-twice", {
+    WebSocket: Twice,
+    tools: [FIND],
+    handlers: { "notes.find": ({ number }) => runs.push(number) && "found" },
+    onFinal: (text) => finals.push(text),
+  });
+  const turn = await client.say('call notes.find with {"number": 1}');
+  assert.deepEqual(runs, [1]);
+  assert.deepEqual(finals, turn.finals);
+  await client.close();
+});
+
+test("a reload: a card stands again, and a call that was running is told as unknown", async () => {
+  const storage = memoryStorage();
+  const shown = signal();
+  const running = signal();
+  const options = { storage, tools: [NOTES] };
+  const first = open("js-reload", { ...options, onApproval: shown.resolve });
+  first.say('call notes.add with {"number": 1}');
+  await shown.promise;
+  await first.close();
+  const second = open("js-reload", {
+    ...options,
+    handlers: { "notes.add": () => new Promise(running.resolve) },
+    onApproval: allow,
+  });
+  await running.promise;
+  await second.close();
+  const final = signal();
+  const third = open("js-reload", { ...options, handlers: { "notes.add": () => assert.fail("run twice") }, onApproval: allow, onFinal: final.resolve });
+  assert.match(await final.promise, /may have happened/);
+  await third.close();
+});
+
+test("another client takes the session: this one does not come back", async () => {
+  const over = signal();
+  const first = open("js-taken", { onConnection: (state, close) => state === "closed" && over.resolve(close) });
+  await first.started;
+  const second = open("js-taken");
+  assert.equal((await over.promise).code, 4409);
+  await second.close();
+});
+
+test("a wrong token, and a missing WebSocket, end after the tries", async () => {
+  const refused = open("js-refused-token", { token: "wrong/one=", reconnect: { firstMs: 0, tries: 2 } });
+  await assert.rejects(refused.started);
+  const none = open("js-none", { WebSocket: null });
+  await assert.rejects(none.started, /no global WebSocket/);
+});
+
+test("a first connection that breaks before its answer", async () => {
+  const cuts = [1, 2];
+  const client = open("js-first", { WebSocket: breaking(() => ({ frame: cuts.shift() ?? 0, arrives: true })) });
+  assert.equal((await client.say("say still here")).ending, "idle");
+  await client.close();
+});

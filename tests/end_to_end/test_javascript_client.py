@@ -1,0 +1,131 @@
+"""The JavaScript library against a real server: ``clients/js/test``, run by Node.
+
+Node and its packages may be missing on a machine: then the tests are skipped and say so. ``.ci/run`` installs
+them and sets ``CI_REQUIRE_CLIENTS=1``, with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from conductor.app import make_services, running
+from conductor.messages import AssistantMessage, ToolResult, UserMessage
+from conductor.models.demo import DemoProvider
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
+from tests.end_to_end.clients.programs import STARTING, missing, node_packages, program, started
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "clients" / "js"
+TOKEN = "a-token-for-clients"
+
+
+@asynccontextmanager
+async def demo() -> AsyncIterator[Listener]:
+    """Run a server with the demo model and no limits of rate."""
+    settings = load_settings(
+        None,
+        port=0,
+        model_provider="demo",
+        auth_tokens=TOKEN,
+        session_rate_limit_per_min=1e5,
+        subject_turns_per_min=1e6,
+        log_level="warning",
+    )
+    async with running(settings, make_services(settings, DemoProvider(0))) as listener:
+        yield listener
+
+
+async def run(*command: str, **environment: str) -> str:
+    """Run a program in the package's folder; returns what it wrote."""
+    async with started(["env", "-C", str(PACKAGE), *command], environment=environment) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), STARTING)
+    assert process.returncode == 0, output.decode() + errors.decode()
+    return output.decode()
+
+
+def address(listener: Listener) -> dict[str, str]:
+    """Name a server in the environment of a program."""
+    return {"CONDUCTOR_URL": f"ws://127.0.0.1:{listener.port}/ws", "CONDUCTOR_TOKEN": TOKEN}
+
+
+async def node_tests(listener: Listener, *files: str, seed: int = 1) -> str:
+    """Run test files against a server."""
+    return await run(
+        program("node"),
+        *("--test", "--test-reporter=tap", *(f"test/{name}" for name in files)),
+        NODE_PATH=node_packages(),
+        CONDUCTOR_SEED=str(seed),
+        **address(listener),
+    )
+
+
+async def test_it_holds_conversations() -> None:
+    async with demo() as listener:
+        await node_tests(listener, "conductor.test.js")
+        sessions = {session.key.session_id: session.messages for session in listener.registry.sessions}
+    said = [message.text for message in sessions["js-reconnect"] if isinstance(message, UserMessage)]
+    assert said == ['call notes.find with {"number": 7}']
+    (heard,) = (message for message in sessions["js-barge-in"] if isinstance(message, AssistantMessage))
+    assert "one two" in heard.text and "three" not in heard.text
+
+
+async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
+    async with demo() as listener:
+        output = await node_tests(listener, "cuts.test.js", seed=seed)
+        print(re.findall(r"seed .* places", output))  # noqa: T201
+        sessions = [session for session in listener.registry.sessions if "cuts" in session.key.session_id]
+    for session in sessions:
+        number = session.key.session_id.rpartition("-")[2]
+        said = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        results = [
+            json.loads(message.content)["data"]
+            for message in session.messages
+            if isinstance(message, ToolResult)
+        ]
+        assert said == [f'call notes.add with {{"number": {number}}}']
+        assert results == [f"number {number}"]
+    assert len(sessions) >= 60
+
+
+async def test_the_quickstart_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "clients" / "javascript.md").read_text(encoding="utf-8")
+    (program_text,) = re.findall(r"^```js\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert program_text.count("\n") <= 35
+    (tmp_path / "app.mjs").write_text(program_text, encoding="utf-8")
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "ws").symlink_to(Path(node_packages()) / "ws")
+    (tmp_path / "node_modules" / "conductor-voice").symlink_to(PACKAGE)
+    async with demo() as listener:
+        output = await run(program("node"), str(tmp_path / "app.mjs"), **address(listener))
+    assert "May I" in output
+    assert output.endswith("1 call, and the lamp is true\n")
+
+
+async def test_its_types_are_right() -> None:
+    compiler = Path(node_packages()) / "typescript" / "bin" / "tsc"
+    if not compiler.exists():
+        missing("Node's package typescript")
+    await run(program("node"), str(compiler), "--project", "tsconfig.json")
+
+
+async def test_it_is_packed() -> None:
+    output = await run(program("npm"), "pack", "--dry-run", "--json", "--offline")
+    (pack,) = json.loads(output)
+    assert {file["path"] for file in pack["files"]} == {
+        *("README.md", "conductor.d.ts", "conductor.js", "package.json")
+    }
+
+
+def test_the_server_has_the_same_file() -> None:
+    assert (ROOT / "conductor" / "web" / "conductor.js").read_bytes() == (
+        PACKAGE / "conductor.js"
+    ).read_bytes()
