@@ -1,7 +1,7 @@
 // Starts the page: makes its parts once, opens a session by the library, and passes on what comes.
 import { approvals } from "./approvals.js";
-import { connect } from "./client.js";
 import { composer } from "./composer.js";
+import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
 import { byId } from "./dom.js";
 import { FaultySocket, faultButtons } from "./faults.js";
@@ -131,6 +131,7 @@ function open() {
     onEvent,
     onConnection: showConnection,
     WebSocket: FaultySocket,
+    storage: { load: (id) => recall(`client.${id}`), save: (id, known) => keep(`client.${id}`, known) },
     speak: speech.speak,
   });
 }
