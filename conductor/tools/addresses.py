@@ -9,10 +9,17 @@ from typing import TypeAlias
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Prefixes that lead to an IPv4 address in their last 32 bits: NAT64 (RFC 6052, 8215) and "compatible" ones.
-_EMBEDDING = [ipaddress.IPv6Network(one) for one in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
-# The cloud's metadata services, where they have an address that counts as public.
-_METADATA = [ipaddress.ip_network(one) for one in ("168.63.129.16/32", "100.100.100.200/32")]
+# Prefixes that lead to an IPv4 address in their last 32 bits: NAT64 (RFC 6052), SIIT and "compatible" ones.
+_EMBEDDING = [ipaddress.IPv6Network(one) for one in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
+# What counts as public and is not, at least in older versions of Python: the cloud's metadata services, NAT64
+# of a local network (RFC 8215), 6to4 relays, segment routing and documentation.
+_BLOCKED = [
+    ipaddress.ip_network(one)
+    for one in (
+        *("168.63.129.16/32", "100.100.100.200/32", "192.88.99.0/24"),
+        *("64:ff9b:1::/48", "5f00::/16", "3fff::/20"),
+    )
+]
 
 
 def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
@@ -25,7 +32,7 @@ def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
 
 
 def _is_public(ip: Address) -> bool:
-    blocked = any(ip in network for network in _METADATA if network.version == ip.version)
+    blocked = any(ip in network for network in _BLOCKED if network.version == ip.version)
     site_local = getattr(ip, "is_site_local", False)
     return ip.is_global and not (ip.is_multicast or site_local or blocked)
 

@@ -5,7 +5,9 @@ Importing this module imports aiohttp.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,8 @@ EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip
 # Redirects that are followed.
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Charsets of the web. Of Python's other codecs some take quadratic time, such as punycode.
+_CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
 # Bytes that are read of a body at once.
 _CHUNK = 16_384
 
@@ -52,7 +56,7 @@ class WebResponse:
     def text(self) -> str:
         """The body as text; what is not in the charset is replaced."""
         try:
-            return self.body.decode(self.charset, "replace")
+            return self.body.decode(self.charset if _CHARSET.match(self.charset) else "utf-8", "replace")
         except LookupError:
             return self.body.decode("utf-8", "replace")
 
@@ -88,26 +92,33 @@ async def fetch(
         socket_factory=permitted,
         force_close=True,
     )
-    limit = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
-    ) as session:
-        first = url
-        for _ in range(MAX_REDIRECTS + 1):
-            check_url(url)
-            if same_host and _origin(url) != _origin(first):
-                raise WebError(f"It redirects to another host, {urlsplit(url).hostname}.", sent=True)
-            response = await _one(session, method, url, headers or {}, body, max_bytes)
-            if isinstance(response, WebResponse):
-                return response
-            url = urljoin(url, response.location)
-            if response.status == 303 or (response.status in (301, 302) and method == "POST"):
-                method, body = "GET", None
+    session = aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+    origin = None
+    try:
+        async with asyncio.timeout(timeout_s), session:
+            for _ in range(MAX_REDIRECTS + 1):
+                target = parse_url(url)
+                origin = origin or target.origin()
+                if same_host and target.origin() != origin:
+                    raise WebError(f"It redirects to another host, {target.host}.", sent=True)
+                response = await _one(session, method, target, headers or {}, body, max_bytes)
+                if isinstance(response, WebResponse):
+                    return response
+                url = urljoin(str(target), response.location)
+                if response.status == 303 or (response.status in (301, 302) and method == "POST"):
+                    method, body = "GET", None
+    except TimeoutError:
+        raise WebError("It did not answer in time.", sent=True) from None
     raise WebError(f"It redirects more than {MAX_REDIRECTS} times.", sent=True)
 
 
-def check_url(url: str) -> None:
-    """Raise `WebError` for a URL that is not http or https, or holds credentials."""
+def parse_url(url: str) -> URL:
+    """Read a URL. Raises `WebError` if it is not http or https, or holds credentials."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -117,6 +128,14 @@ def check_url(url: str) -> None:
         raise WebError("The address must begin with https:// or http:// and a host.", sent=False)
     if parts.username is not None or parts.password is not None:
         raise WebError("The address holds a user name or a password.", sent=False)
+    try:
+        target = URL(url)
+    except ValueError:
+        target = URL()
+    # What is connected to is what this parser reads; it must have read the same.
+    if target.scheme != parts.scheme or not target.host or target.user is not None:
+        raise WebError("The address has an invalid host.", sent=False)
+    return target
 
 
 class _ForbiddenError(OSError):
@@ -132,7 +151,7 @@ class _Redirect:
 async def _one(
     session: aiohttp.ClientSession,
     method: str,
-    url: str,
+    url: URL,
     headers: Mapping[str, str],
     body: bytes | None,
     max_bytes: int,
@@ -140,7 +159,7 @@ async def _one(
     try:
         async with session.request(
             method,
-            URL(url),
+            url,
             headers={"Accept-Encoding": "identity", **headers},
             data=body,
             allow_redirects=False,
@@ -156,25 +175,20 @@ async def _one(
             charset = response.charset or "utf-8"
             kept = bytes(read[:max_bytes])
             return WebResponse(
-                response.status, url, response.content_type, charset, kept, cut=len(read) > max_bytes
+                response.status, str(url), response.content_type, charset, kept, cut=len(read) > max_bytes
             )
     except aiohttp.ClientConnectorError as error:
         forbidden = isinstance(error.os_error, _ForbiddenError)
         why = "its address is not public" if forbidden else "no connection"
-        raise WebError(f"{urlsplit(url).hostname} cannot be reached: {why}.", sent=False) from None
+        raise WebError(f"{url.host} cannot be reached: {why}.", sent=False) from None
     except _ForbiddenError:
-        message = f"{urlsplit(url).hostname} cannot be reached: its address is not public."
+        message = f"{url.host} cannot be reached: its address is not public."
         raise WebError(message, sent=False) from None
     except TimeoutError:
         raise WebError("It did not answer in time.", sent=True) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         sent = not isinstance(error, aiohttp.InvalidURL)
         raise WebError(f"The request failed: {type(error).__name__}.", sent=sent) from None
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 @lru_cache(maxsize=1)

@@ -152,6 +152,15 @@ async def test_a_long_answer_is_cut_and_a_slow_one_given_up() -> None:
         assert caught.value.sent
 
 
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no-such", "unicode_escape"])
+async def test_a_charset_that_is_none_of_the_webs_is_not_used(charset: str) -> None:
+    def answer(request: web.Request) -> Any:
+        return web.Response(body=b"a-\xc3\xb6", headers={"Content-Type": f"text/plain; charset={charset}"})
+
+    async with site(answer) as here:
+        assert (await fetch("GET", here.url(), allowed=HERE)).text == "a-ö"
+
+
 async def test_an_answer_that_is_compressed_unasked_is_refused() -> None:
     def bomb(request: web.Request) -> Any:
         return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
