@@ -16,6 +16,8 @@ from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, suc
 # Bytes of a page, and characters of its text in one result.
 MAX_PAGE_BYTES = 512 * 1024
 MAX_TEXT_CHARS = 10_000
+# Elements of a page whose article is looked for, which takes quadratic time: up to 5 s for so many.
+MAX_ELEMENTS = 10_000
 MAX_RESULTS = 8
 _SNIPPET_CHARS = 400
 TIMEOUT_S = 15.0
@@ -89,9 +91,16 @@ class WebFetch:
 
 def _readable(html: str) -> tuple[str, str]:
     import trafilatura
+    from trafilatura.utils import load_html
 
     try:
-        found: Any = trafilatura.bare_extraction(html, include_comments=False, with_metadata=True)
+        tree: Any = load_html(html)
+        if tree is None:
+            return "", ""
+        if sum(1 for _ in tree.iter()) > MAX_ELEMENTS:
+            texts = tree.xpath("//body//text()[not(parent::script or parent::style)]")
+            return tree.findtext(".//title") or "", " ".join(" ".join(texts).split())
+        found: Any = trafilatura.bare_extraction(tree, include_comments=False, with_metadata=True)
     except Exception:  # whatever a parser makes of a stranger's page
         found = None
     if found is None:

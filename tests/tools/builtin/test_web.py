@@ -12,7 +12,7 @@ from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin import standard_tools
-from conductor.tools.builtin.web import MAX_TEXT_CHARS, WebFetch, WebSearch
+from conductor.tools.builtin.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
 from tests.tools.web_site import site
 
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -65,6 +65,14 @@ async def test_a_page_at_home_is_not_read() -> None:
     async with site() as here:
         outcome = await WebFetch().run({"url": here.url()}, CONTEXT)
         assert "not public" in (outcome.error_message or "") and here.asked == []
+
+
+async def test_of_a_page_with_very_many_parts_all_text_is_read() -> None:
+    page = PAGE.replace("<footer>", "<p>more</p>" * MAX_ELEMENTS + "<footer>")
+    async with site(lambda request: web.Response(text=page, content_type="text/html")) as here:
+        data = (await fetch(here.url())).data
+    assert data["title"] == "Herons" and data["text"].startswith("Home Shop Herons Herons stand")
+    assert "gotcha" not in data["text"]
 
 
 @pytest.mark.parametrize("html", ["", "<", "<html>" * 2_000, "\x00\x01", "<p>" * 20_000])
