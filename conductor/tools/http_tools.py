@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -218,6 +218,8 @@ def make_url(template: str, arguments: Mapping[str, Any], rest: Mapping[str, Any
         name, _, value = part.partition("=")
         names = _PLACE.findall(value)
         if all(arguments.get(one) is not None for one in names):
+            # It is encoded again below.
+            name, value = unquote_plus(name), unquote_plus(value)
             pairs += [(name, one) for one in _values(value, names, arguments)]
     pairs += [(name, one) for name, value in rest.items() for one in _texts(value)]
     return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")

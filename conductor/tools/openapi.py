@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from conductor.tools.base import Risk
 MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
 # Levels of references that are written out; what is deeper may be anything.
 MAX_DEPTH = 8
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _METHODS = ("get", "head", "post", "put", "patch", "delete")
 # What JSON Schema does not have, or not so.
 _DROPPED = ("example", "xml", "externalDocs", "discriminator", "readOnly", "writeOnly", "deprecated")
@@ -108,6 +110,12 @@ def _entry(
             if parameter.get("required"):
                 raise SettingsError(f'{where}: "{wanted}" needs the {place} {name}: write it under headers.')
             continue
+        if not _NAME.fullmatch(name or ""):  # such as filter[name], which models' services refuse
+            if parameter.get("required"):
+                raise SettingsError(
+                    f'{where}: "{wanted}" needs the argument {name}, whose name no model takes.'
+                )
+            continue
         schema = _schema(document, parameter.get("schema", {}))
         if parameter.get("description"):
             schema = {**schema, "description": parameter["description"]}
@@ -172,28 +180,39 @@ def _resolved(document: Mapping[str, Any], value: Any) -> Any:
     return {}
 
 
-def _schema(document: Mapping[str, Any], schema: Any, depth: int = 0) -> dict[str, Any]:
-    # Writes references out: what is valid within a document need not be without it.
+def _schema(document: Mapping[str, Any], schema: Any, within: tuple[str, ...] = ()) -> dict[str, Any]:
+    # Writes references out: what is valid within a document need not be without it. ``within`` are those that
+    # lead here; one that leads back may be anything, or a schema of a few lines would grow without end.
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(reference, str):
+        if reference in within or len(within) == MAX_DEPTH:
+            return {}
+        within = (*within, reference)
     schema = _resolved(document, schema)
-    if depth > MAX_DEPTH or not isinstance(schema, dict):
+    if not isinstance(schema, dict):
         return {}
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _DROPPED or key.startswith("x-") or key == "nullable":
             continue
         if key == "properties":
-            made[key] = {name: _schema(document, one, depth + 1) for name, one in value.items()}
+            made[key] = {name: _schema(document, one, within) for name, one in value.items()}
         elif key in ("allOf", "anyOf", "oneOf"):
-            made[key] = [_schema(document, one, depth + 1) for one in value]
+            made[key] = [_schema(document, one, within) for one in value]
         elif key in ("items", "not") or (key == "additionalProperties" and isinstance(value, dict)):
-            made[key] = _schema(document, value, depth + 1)
+            made[key] = _schema(document, value, within)
         else:
             made[key] = value
-    if schema.get("nullable") and isinstance(made.get("type"), str):
+    return _translated(made, nullable=bool(schema.get("nullable")))
+
+
+def _translated(made: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
+    # What OpenAPI 3.0 writes in another way than JSON Schema.
+    if nullable and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     if made.get("format") in ("int32", "int64", "float", "double", "binary", "byte", "password"):
         del made["format"]
-    for key in ("exclusiveMinimum", "exclusiveMaximum"):  # flags in OpenAPI 3.0
+    for key in ("exclusiveMinimum", "exclusiveMaximum"):
         if isinstance(made.get(key), bool):
             limit = key.removeprefix("exclusive").lower()
             flag = made.pop(key)

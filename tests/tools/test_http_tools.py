@@ -98,6 +98,7 @@ async def test_a_template_makes_the_body(tmp_path: Path) -> None:
 
 def test_bodies_and_urls_by_themselves() -> None:
     assert make_url("https://h/a?x={x}&y=1", {}, {}) == "https://h/a?y=1"
+    assert make_url("https://h/?a=b%20c%26&d=e+f", {}, {}) == "https://h/?a=b+c%26&d=e+f"
     assert make_url("https://h?x={x}-{y}", {"x": 1, "y": True}, {}) == "https://h?x=1-true"
     assert make_url("https://h/{a}{b}", {"a": "x", "b": 2}, {"c": None or "d"}) == "https://h/x2?c=d"
     assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}

@@ -13,6 +13,7 @@ from conductor.settings import load_settings
 from conductor.tools.http_tools import HttpToolConfig, load_http_tools, make_url
 
 TEXT = {"type": "string"}
+KIN = [f"parent_{number}" for number in range(12)]
 PETS: dict[str, Any] = {
     "openapi": "3.0.3",
     "servers": [{"url": "https://pets.example/v1"}],
@@ -24,6 +25,7 @@ PETS: dict[str, Any] = {
                 "summary": "Find a pet.",
                 "parameters": [
                     {"name": "fields", "in": "query", "schema": {"type": "array", "items": TEXT}},
+                    {"name": "filter[kind]", "in": "query", "schema": {"type": "string"}},
                     {"name": "X-Trace", "in": "header", "schema": {"type": "string"}},
                 ],
             },
@@ -50,7 +52,7 @@ PETS: dict[str, Any] = {
                 "properties": {
                     "name": {"type": "string", "nullable": True, "example": "Rex"},
                     "age": {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
-                    "parent": {"$ref": "#/components/schemas/Pet"},
+                    **{kin: {"$ref": "#/components/schemas/Pet"} for kin in KIN},
                 },
             }
         },
@@ -82,6 +84,7 @@ def test_the_chosen_operations_are_tools(tmp_path: Path, name: str) -> None:
     assert (patch.method, patch.spec.risk, patch.spec.effect) == ("PATCH", "high", "write")
     properties = patch.input_schema["properties"]
     assert properties["name"] == {"type": ["string", "null"]}
+    assert [properties[kin] for kin in KIN] == [{}] * 12  # and not trees of trees
     assert properties["age"] == {"type": "integer", "exclusiveMinimum": 0}
     assert set(patch.input_schema["required"]) == {"petId", "name"}
 
