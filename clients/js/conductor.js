@@ -1,9 +1,12 @@
 // A client of Conductor's protocol for browsers and Node: docs/protocol.md says what goes over the wire.
-const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "diagnostics"];
+const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "metrics", "goaway", "diagnostics"];
 const SUPERSEDED = 4409; // another connection serves the session: coming back would be a duel
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
-const PASSING = new Set(["assistant.speech.partial", "session.ping", "session.started", "event.ack", "diagnostic"]);
+const PASSING = new Set([
+  "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
+  "turn.ended", "turn.metrics",
+]);
 
 const REMEMBERED = 2_000; // ids of events and calls
 const SAVED_IDS = 500; // of them over a reload

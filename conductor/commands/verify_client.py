@@ -8,9 +8,8 @@ import random
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
-import msgspec
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -32,6 +31,7 @@ from conductor.events.server import (
     ApprovalResolved,
     ErrorEvent,
     EventAck,
+    SessionGoaway,
     SessionPing,
     SessionStarted,
     SpeechFinal,
@@ -52,14 +52,6 @@ SLOW_S = 0.3
 
 class MissingEventError(Exception):
     """What the app should have sent did not come."""
-
-
-class Goaway(msgspec.Struct, frozen=True, rename="camel"):
-    """An event of a later version, which an app of this one does not know."""
-
-    TYPE: ClassVar[str] = "session.goaway"
-    time_left_ms: int = 1_000
-    reason: str = "restart"
 
 
 class Play:
@@ -229,7 +221,7 @@ async def _twice(play: Play) -> bool:
 
 
 async def _unknown(play: Play) -> bool:
-    await play.send(Goaway())
+    await play.send(SessionGoaway(1_000, "service restart"))
     await play.ui(set_state, "idle")
     return True
 

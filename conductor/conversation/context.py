@@ -127,6 +127,8 @@ class TurnContext:
         spec = ready.spec
         took = outcome.metadata.execution_time_ms / 1000
         self._metrics.called(spec.name, spec.source, outcome.error_type, took)
+        if self.turn is not None:
+            self.turn.stats.tool_s += took
         self._audit.ended(spec, ready.arguments, outcome)
         if outcome.error_type == "unknown" and spec.effect != "read":
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))

@@ -35,7 +35,7 @@ from conductor.conversation.turn_queue import TurnQueue
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
-from conductor.events.server import SessionStarted
+from conductor.events.server import SessionGoaway, SessionStarted
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.rate_limit import ANONYMOUS
 from conductor.stores.base import Claim, OutboundRecord, SessionState
@@ -231,8 +231,11 @@ class Session:
         """Use another system prompt and catalog, from the next model call on."""
         self._profile.reload(services)
 
-    def drain(self) -> None:
-        """Start no more turns: the server is about to stop."""
+    def drain(self, seconds: float = 0.0) -> None:
+        """Start no more turns: the server is about to stop, within ``seconds``."""
+        if "goaway" in self._profile.capabilities:
+            goaway = SessionGoaway(round(seconds * 1000), "service restart")
+            self._outbox.send(self._encoder.frame(goaway))
         self._turns.drain()
         self._outbox.expect_no_acknowledgements()
 

@@ -185,6 +185,8 @@ class Turn:
 
         def said() -> None:
             context.speeches.add(speech)
+            if speech is not None and state.stats.first_speech_s is None:
+                state.stats.first_speech_s = time.monotonic() - state.stats.started
             if prepared is None:
                 state.end()
 

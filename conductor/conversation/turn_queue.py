@@ -36,7 +36,15 @@ from conductor.conversation.turn import Turn
 from conductor.conversation.turn_state import EndReason
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdGenerator, new_call_id
-from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append_message, set_state
+from conductor.events.server import (
+    ErrorEvent,
+    ServerEvent,
+    SpeechFinal,
+    TurnEnded,
+    TurnMetrics,
+    append_message,
+    set_state,
+)
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
@@ -414,6 +422,8 @@ class TurnQueue:
         if self._summarizer is not None:
             self._summarizer.start()
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
+        if "metrics" in self._context.profile.capabilities:
+            self._show_metrics(turn, reason)
 
     def follow(self) -> bool:
         """Whether another turn starts at once: then no ``idle`` is sent between them."""
@@ -470,9 +480,23 @@ class TurnQueue:
             self._context.show_at_once(error)
         self._context.show_at_once(set_state(new_call_id(), "idle"))
 
+    def _show_metrics(self, turn: Turn, reason: EndReason) -> None:
+        stats, turn_id = turn.state.stats, turn.state.id
+        self._context.show_at_once(TurnEnded(turn_id, reason))
+        self._context.show_at_once(
+            TurnMetrics(
+                turn_id,
+                round(stats.tool_s * 1000),
+                stats.usage.input_tokens,
+                stats.usage.output_tokens,
+                reason == "interrupted",
+                _ms(stats.first_token_s),
+                _ms(stats.first_speech_s),
+            )
+        )
+
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
         figures = turn.state.stats
-        first = figures.first_token_s
         content = {"said": figures.said, "answered": figures.answered} if self._log_content else {}
         log.info(
             "turn",
@@ -481,7 +505,7 @@ class TurnQueue:
             end=reason,
             error=turn.error,
             ms=round(seconds * 1000),
-            first_token_ms=None if first is None else round(first * 1000),
+            first_token_ms=_ms(figures.first_token_s),
             rounds=figures.rounds,
             subject=self._committer.key.subject,
             models=",".join(figures.models) or None,
@@ -491,3 +515,7 @@ class TurnQueue:
             trace=" -> ".join(figures.trace),
             **content,
         )
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

@@ -83,6 +83,8 @@ class TurnStats:
     cost: float = 0.0
     models: list[str] = field(default_factory=list)
     first_token_s: float | None = None
+    first_speech_s: float | None = None
+    tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
     def add(self, finished: Finished) -> None:

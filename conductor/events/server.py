@@ -38,6 +38,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "late": "Results after the time limit are confirmed.",
         "async": "A call may go on as a job beside the conversation.",
         "activity": "The app is told when a tool begins and ends, wherever it runs.",
+        "metrics": "The app is told when a turn has ended, and how long its parts took.",
+        "goaway": "The app is told before the server closes the connection on purpose.",
         "diagnostics": "The app's developer is told what the server ignores.",
     }
 )
@@ -347,6 +349,46 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     event_id: Annotated[str | None, Meta(description="The id of the event that it is about.")] = None
 
 
+class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
+    """A turn has ended, with an answer or without one."""
+
+    TYPE: ClassVar[str] = "turn.ended"
+    CAPABILITY: ClassVar[str] = "metrics"
+    turn_id: Annotated[str, Meta(description="Names the turn.", examples=["turn_5d_1"])]
+    reason: Annotated[
+        Literal["answered", "interrupted", "session_end", "timed_out", "failed"],
+        Meta(description="Why.", examples=["answered"]),
+    ]
+
+
+class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How long the parts of a turn took; follows its ``turn.ended``."""
+
+    TYPE: ClassVar[str] = "turn.metrics"
+    CAPABILITY: ClassVar[str] = "metrics"
+    turn_id: Annotated[str, Meta(description="Names the turn.", examples=["turn_5d_1"])]
+    tool_ms: Annotated[int, Meta(description="The times of its calls, added up.", examples=[48])]
+    input_tokens: Annotated[int, Meta(description="What the model has read.", examples=[812])]
+    output_tokens: Annotated[int, Meta(description="What the model has written.", examples=[34])]
+    interrupted: Annotated[bool, Meta(description="Whether the person stopped it.", examples=[False])]
+    first_token_ms: Annotated[
+        int | None,
+        Meta(description="From its begin to the model's first word or call.", examples=[310]),
+    ] = None
+    first_speech_ms: Annotated[
+        int | None, Meta(description="From its begin to the first ``tts.speak``.", examples=[620])
+    ] = None
+
+
+class SessionGoaway(msgspec.Struct, frozen=True, rename="camel"):
+    """The server is about to close this connection on purpose; the app comes back at once after that."""
+
+    TYPE: ClassVar[str] = "session.goaway"
+    CAPABILITY: ClassVar[str] = "goaway"
+    time_left_ms: Annotated[int, Meta(description="Until then, at the latest.", examples=[25_000])]
+    reason: Annotated[str, Meta(description="For the log.", examples=["service restart"])]
+
+
 class SessionPing(msgspec.Struct, frozen=True, rename="camel"):
     """A sign of life; a client ignores it."""
 
@@ -367,6 +409,9 @@ ServerEvent: TypeAlias = (
     | ApprovalRequest
     | ApprovalResolved
     | Diagnostic
+    | TurnEnded
+    | TurnMetrics
+    | SessionGoaway
     | SessionPing
 )
 

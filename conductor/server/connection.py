@@ -100,10 +100,13 @@ class Connection:
                 self._registry.unbind(self._session.key, self)
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
 
-    async def drain(self, code: int, reason: str) -> None:
-        """Close once the session's turn has ended and its client has answered every call."""
+    async def drain(self, code: int, reason: str, seconds: float) -> None:
+        """Close once the session's turn has ended and its client has answered every call.
+
+        The server waits ``seconds`` for that.
+        """
         if self._session is not None:
-            self._session.drain()
+            self._session.drain(seconds)
             # The app speaks what it was sent last: a close before its acknowledgements would cut it off
             # (durability, "Faults").
             await self._session.settled()

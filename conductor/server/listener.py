@@ -158,7 +158,7 @@ class Listener:
 
     async def _drain(self, seconds: float) -> None:
         retiring = [
-            asyncio.create_task(connection.drain(CloseCode.SERVICE_RESTART, "service restart"))
+            asyncio.create_task(connection.drain(CloseCode.SERVICE_RESTART, "service restart", seconds))
             for connection in self._connections
         ]
         # Sessions without a connection may have running turns, too.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from tests.end_to_end.conftest import Serve
+from tests.end_to_end.conftest import Serve, provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, shape_of
+from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_service import AnthropicService
 
 
 async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:
@@ -32,3 +34,30 @@ async def test_a_tool_on_the_device_is_called_and_its_result_reaches_the_model(s
             assert phone.finals() == ["It is done."]
     result = provider.requests[1].messages[-1]
     assert "state of a-77" in result.content  # type: ignore[union-attr]
+
+
+async def test_who_asks_for_metrics_is_told_how_long_a_turn_took(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(Call("calculator", {"expression": "6*7"}),)), Reply(text="It is 42.")]
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(start_fields={"capabilities": ["metrics"]}) as phone:
+            await phone.ask("what is it")
+            metrics = (await phone.until(lambda event: event["type"] == "turn.metrics"))["payload"]
+            (ended,) = (event["payload"] for event in phone.log if event["type"] == "turn.ended")
+            assert ended == {"turnId": metrics["turnId"], "reason": "answered"}
+            assert 0 <= metrics["firstTokenMs"] <= metrics["firstSpeechMs"]
+            assert metrics["inputTokens"] > 0 and metrics["outputTokens"] > 0
+            assert metrics["interrupted"] is False and metrics["toolMs"] >= 0
+        async with served.phone("s-2") as phone:
+            await phone.ask("and without")
+            assert not any(event["type"].startswith("turn.") for event in phone.log)
+
+
+async def test_who_asks_for_it_is_told_before_the_server_stops(claude: AnthropicService) -> None:
+    async with serving(provider_for(claude)) as served:
+        async with served.phone(start_fields={"capabilities": ["goaway"]}) as phone:
+            await served.listener.stop(drain_s=2.0)
+            await phone.closed.wait()
+            goaway = phone.log[-1]
+            assert goaway["type"] == "session.goaway"
+            assert goaway["payload"] == {"timeLeftMs": 2000, "reason": "service restart"}
+            assert phone.close_code == 1012

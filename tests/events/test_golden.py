@@ -21,6 +21,7 @@ from conductor.events.server import (
     ErrorEvent,
     EventAck,
     RejectedTool,
+    SessionGoaway,
     SessionPing,
     SessionStarted,
     SpeechFinal,
@@ -30,6 +31,8 @@ from conductor.events.server import (
     ToolCancel,
     ToolLate,
     ToolsChanged,
+    TurnEnded,
+    TurnMetrics,
     append_message,
     is_ui_call,
     set_state,
@@ -95,6 +98,9 @@ EVENTS: dict[str, Payload] = {
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
+    "turn.ended": TurnEnded("turn_1", "answered"),
+    "turn.metrics": TurnMetrics("turn_1", 48, 812, 34, interrupted=False, first_token_ms=310),
+    "session.goaway": SessionGoaway(25_000, "service restart"),
     "session.ping": SessionPing(),
 }
 

@@ -127,6 +127,8 @@ def test_a_capability_names_each_sides_events_and_fields() -> None:
         "late": ([], ["tool.late"]),
         "async": (["tool.accepted"], []),
         "activity": ([], ["tool.activity"]),
+        "metrics": ([], ["turn.ended", "turn.metrics"]),
+        "goaway": ([], ["session.goaway"]),
         "diagnostics": ([], ["diagnostic"]),
     }
 
