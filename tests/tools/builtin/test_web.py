@@ -13,6 +13,7 @@ from conductor.settings import load_settings
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin import standard_tools
 from conductor.tools.builtin.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
+from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
 
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -83,8 +84,7 @@ async def test_a_broken_page_is_empty_and_no_error(html: str) -> None:
 
 
 async def test_a_search_gives_numbered_results() -> None:
-    found = [{"title": f"T{n}", "url": f"https://e.example/{n}", "content": "c" * 1_000} for n in range(20)]
-    async with site(lambda request: {"query": "x", "results": found}) as here:
+    async with site(searxng()) as here:
         outcome = await WebSearch(here.url("/")).run({"query": "grey herons & co"}, CONTEXT)
         assert here.asked[0][1] == "/search?q=grey+herons+%26+co&format=json"
     results = outcome.data["results"]
