@@ -16,6 +16,7 @@ import msgspec
 from conductor.app import builtin_tools, mcp_folder, secrets
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
+from conductor.events.envelope import new_call_id
 from conductor.logs import configure_logs
 from conductor.messages import ToolCall
 from conductor.settings import Settings, load_settings
@@ -195,7 +196,8 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
         executor = ToolExecutor(toolsets, settings.limits, gate, redactor)
         if executor.spec(options.tool) is None:
             raise SettingsError(_unknown(options.tool, toolsets, settings))
-        prepared = executor.prepare(ToolCall("call_cli", options.tool, options.arguments))
+        call_id = new_call_id()
+        prepared = executor.prepare(ToolCall(call_id, options.tool, options.arguments))
         if isinstance(prepared, ApprovalNeeded):
             if not (options.yes or _consents(prepared, out, stdin)):
                 out.write("Nothing was run.\n")
@@ -205,9 +207,9 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
             prepared = await executor.dry_run(prepared.ready)
         outcome = prepared
         if isinstance(prepared, PreparedCall):
-            outcome = await executor.run(prepared, CallContext("cli", "call_cli"))
+            outcome = await executor.run(prepared, CallContext("cli", call_id))
         assert isinstance(outcome, ToolOutcome)
-        content = executor.to_result("call_cli", outcome).content
+        content = executor.to_result(call_id, outcome).content
         out.write(as_json(msgspec.json.decode(content), indent=2))
         return 0 if outcome.success else 2
 
