@@ -66,3 +66,12 @@ def test_a_program_that_is_no_server_is_said(conductor: Main) -> None:
     assert conductor("mcp", "add", "s", "sh", "-c", "echo broken >&2")[0] == 0
     code, out, _ = conductor("mcp", "test", "s")
     assert code == 2 and "it said: broken" in out
+
+
+def test_a_login_that_cannot_be_is_a_mistake(conductor: Main) -> None:
+    conductor("mcp", "add", "s", "http://127.0.0.1:1/mcp")
+    code, _, said = conductor("mcp", "login", "s")
+    assert code == 2 and "DATA_DIR" in said
+    Path(".env").write_text("DATA_DIR=data\n")
+    code, _, said = conductor("mcp", "login", "s")
+    assert code == 2 and "oauth" in said

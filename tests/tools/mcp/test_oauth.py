@@ -9,7 +9,6 @@ import secrets
 import socket
 import time
 import webbrowser
-from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +29,6 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from pydantic import AnyHttpUrl
 
 from conductor.commands import mcp as command
-from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.tools.mcp.server import McpConnection, tokens_path
@@ -177,13 +175,3 @@ async def test_without_a_login_the_server_is_down_and_says_how(tmp_path: Path) -
                 async with connection.connected():
                     pass
             assert says in connection.describe(caught.value)
-
-
-def test_a_login_that_cannot_be_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mcp.json").write_text('{"mcpServers": {"s": {"url": "http://127.0.0.1:1/mcp"}}}')
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match="DATA_DIR"):
-        command.run(Namespace(action="login", name="s"), io.StringIO())
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    with pytest.raises(SettingsError, match="oauth"):
-        command.run(Namespace(action="login", name="s"), io.StringIO())
