@@ -22,6 +22,7 @@ _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _POSTGRES = ("postgres", "postgresql")
 _REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
@@ -349,6 +350,22 @@ def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
     file = read_env_file(env_file, {name.lower()}, os.environ)
     given = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
     return (given or "").strip() or None
+
+
+def with_environment(where: str, text: str, secrets: list[str]) -> str:
+    """Replace each ``${NAME}`` by its value from the environment or the file, and add that to ``secrets``.
+
+    Raises `SettingsError`, which begins with ``where``, for a name that is not set.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        taken = environment_value(found[1])
+        if taken is None:
+            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
+        secrets.append(taken)
+        return taken
+
+    return _VARIABLE.sub(value, text)
 
 
 def environment_names() -> list[str]:

@@ -250,7 +250,7 @@ def _plain_words(text: str) -> list[str]:
 
 
 def _history() -> History:
-    # What a person says is nobody else's to read.
+    # Only this user may read what they said.
     try:
         path = Path.home() / ".local" / "state" / "conductor" / "talk_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

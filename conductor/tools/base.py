@@ -155,7 +155,7 @@ class PersonQuestion:
 
 
 async def nobody_answers(question: PersonQuestion) -> Mapping[str, Any] | None:
-    """Answer a question where there is nobody to ask."""
+    """Answer a question without a person: there is no answer."""
     return None
 
 

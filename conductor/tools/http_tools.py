@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from conductor.errors import SettingsError
-from conductor.settings import Settings, environment_value
+from conductor.settings import Settings, with_environment
 from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
@@ -29,7 +29,6 @@ MAX_ANSWER_BYTES = 1_048_576
 _MAX_PROBLEM = 500
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -166,7 +165,7 @@ def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]
     if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):
         raise SettingsError(f"{where} needs another name: letters, digits, dots, hyphens and underscores.")
     _check_url(where, tool)
-    headers = {name: _with_environment(where, text, secrets) for name, text in tool.headers.items()}
+    headers = {name: with_environment(where, text, secrets) for name, text in tool.headers.items()}
     return tool.model_copy(update={"headers": headers})
 
 
@@ -184,17 +183,6 @@ def _check_url(where: str, tool: HttpToolConfig) -> None:
     for name in (*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))):
         if name not in known:
             raise SettingsError(f'{where}: input_schema has no "{name}", which url or body uses.')
-
-
-def _with_environment(where: str, text: str, secrets: list[str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        taken = environment_value(found[1])
-        if taken is None:
-            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
-        secrets.append(taken)
-        return taken
-
-    return _VARIABLE.sub(value, text)
 
 
 # -- a call

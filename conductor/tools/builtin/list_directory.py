@@ -104,7 +104,7 @@ def _entry(folder: int, name: str, kind: Kind) -> dict[str, Any]:
         return entry
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:  # removed meanwhile
+    except OSError:  # it has been removed
         return entry
     if kind == "file":
         entry["size_bytes"] = found.st_size

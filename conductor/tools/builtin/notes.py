@@ -160,7 +160,7 @@ class NotesSearch:
                 if error.error_type == "cancelled":
                     raise
                 continue
-            except (OSError, DirectoryMissing):  # no permission; removed or replaced meanwhile
+            except (OSError, DirectoryMissing):  # no permission, or it was removed or replaced
                 continue
             text = data.decode(errors="replace")
             plain = text.casefold()

@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from conductor.errors import StoreError
-from conductor.tools.base import CallContext, ErrorType, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.builtin.clock import find_zone, utc_now
+from conductor.tools.builtin.tasks import TaskError
 
 FIELD = "reminders"
 # Reminders of a person, and characters of one: all are stored in one field.
@@ -54,7 +55,7 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
         return datetime.fromtimestamp(self.due_ms / 1000, ZoneInfo(self.zone))
 
     def next(self, now_ms: int) -> Reminder | None:
-        """Return its first repetition after ``now_ms``, nobody's yet; None if it is told once."""
+        """Return its first repetition after ``now_ms``, taken by no session; None if it is told once."""
         if self.repeat is None:
             return None
         due = self.local
@@ -93,14 +94,6 @@ def write_reminders(reminders: Reminders) -> str:
 def epoch_ms(time: datetime) -> int:
     """Convert to epoch milliseconds."""
     return round(time.timestamp() * 1000)
-
-
-class ScheduleError(Exception):
-    """A reminder that cannot be; the message is for the model."""
-
-    def __init__(self, error_type: ErrorType, message: str) -> None:
-        super().__init__(message)
-        self.error_type: ErrorType = error_type
 
 
 class ScheduleTask:
@@ -148,14 +141,14 @@ class ScheduleTask:
         try:
             due = _due(arguments, now, zone)
             if due - now > timedelta(days=MAX_DAYS):
-                raise ScheduleError("validation_failed", "That is more than five years away.")
-        except ScheduleError as error:
+                raise TaskError("validation_failed", "That is more than five years away.")
+        except TaskError as error:
             return failed(error.error_type, f"{error} Nothing was scheduled.")
         made: list[Reminder] = []
 
         def add(reminders: Reminders) -> Reminders:
             if len(reminders) >= MAX_REMINDERS:
-                raise ScheduleError("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
+                raise TaskError("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
             number = 1 + max((int(one.id.removeprefix("reminder_")) for one in reminders), default=0)
             made[:] = [
                 Reminder(
@@ -217,7 +210,7 @@ class CancelScheduledTask:
             gone[:] = [one for one in reminders if one.id == arguments["id"]]
             if not gone:
                 ids = ", ".join(one.id for one in reminders[:10]) or "none"
-                raise ScheduleError("not_found", f"There is no such reminder. The ids are: {ids}.")
+                raise TaskError("not_found", f"There is no such reminder. The ids are: {ids}.")
             return tuple(one for one in reminders if one not in gone)
 
         return await _changed(context, cancel, lambda: {"cancelled": gone[0].shown})
@@ -225,7 +218,7 @@ class CancelScheduledTask:
 
 def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
     if ("in_minutes" in arguments) == ("at" in arguments):
-        raise ScheduleError("validation_failed", "Give either in_minutes or at.")
+        raise TaskError("validation_failed", "Give either in_minutes or at.")
     if "in_minutes" in arguments:
         return now + timedelta(minutes=arguments["in_minutes"])
     here, text = now.astimezone(zone), arguments["at"].strip()
@@ -239,10 +232,10 @@ def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
             due = due if due > here else due + timedelta(days=1)
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
-        raise ScheduleError("validation_failed", message) from None
+        raise TaskError("validation_failed", message) from None
     if due <= now:
         told = here.isoformat(timespec="minutes")
-        raise ScheduleError("validation_failed", f"That time has passed: the user's time is {told}.")
+        raise TaskError("validation_failed", f"That time has passed: the user's time is {told}.")
     return due
 
 
@@ -253,7 +246,7 @@ async def _changed(
         return _no_place()
     try:
         await context.person.update(FIELD, lambda text: write_reminders(change(read_reminders(text))))
-    except ScheduleError as error:
+    except TaskError as error:
         return failed(error.error_type, f"{error} Nothing was changed.")
     except StoreError:
         return failed("io_error", "The reminders could not be saved.")

@@ -175,7 +175,7 @@ class _Search(Walk):
                 raise
             self._counts["large"] += 1
             return
-        except (OSError, DirectoryMissing):  # no permission; a second name; replaced meanwhile
+        except (OSError, DirectoryMissing):  # no permission, a second name, or it was replaced
             self._counts["unreadable"] += 1
             return
         self._bytes_left -= len(data)

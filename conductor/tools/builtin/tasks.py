@@ -46,7 +46,7 @@ Tasks: TypeAlias = tuple[Task, ...]
 
 
 class TaskError(Exception):
-    """A change to the list that cannot be made; the message is for the model."""
+    """A change to a list of tasks that cannot be made; the message is for the model."""
 
     def __init__(self, error_type: ErrorType, message: str) -> None:
         super().__init__(message)

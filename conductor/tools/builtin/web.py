@@ -16,7 +16,7 @@ from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, suc
 # Bytes of a page, and characters of its text in one result.
 MAX_PAGE_BYTES = 512 * 1024
 MAX_TEXT_CHARS = 10_000
-# Elements of a page whose article is looked for, which takes quadratic time: up to 5 s for so many.
+# Elements of a page whose article is looked for: the time is quadratic, and 5 s for this number.
 MAX_ELEMENTS = 10_000
 MAX_RESULTS = 8
 _SNIPPET_CHARS = 400

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conductor.errors import SettingsError
-from conductor.settings import Settings, environment_value
+from conductor.settings import Settings, with_environment
 from conductor.tools.base import Risk
 from conductor.tools.declarations import SERVER_PREFIXES
 
@@ -20,7 +20,6 @@ MCP_CONFIG_NAME = "mcp.json"
 MAX_CONFIG_BYTES = 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _TYPES = {"streamable-http": "http", "streamableHttp": "http"}
 
@@ -120,7 +119,7 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
     _check_place(where, config)
     secrets: list[str] = []
     taken = {
-        field: {key: _with_environment(where, text, secrets) for key, text in getattr(config, field).items()}
+        field: {key: with_environment(where, text, secrets) for key, text in getattr(config, field).items()}
         for field in ("env", "headers")
     }
     return config.model_copy(update={**taken, "secrets": tuple(secrets)})
@@ -145,17 +144,6 @@ def _check_place(where: str, config: McpServerConfig) -> None:
         raise SettingsError(f"{where}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
     if url.username is not None or url.password is not None:
         raise SettingsError(f"{where}: url must hold no user name and no password; use headers.")
-
-
-def _with_environment(where: str, text: str, secrets: list[str]) -> str:
-    def value(found: re.Match[str]) -> str:
-        taken = environment_value(found[1])
-        if taken is None:
-            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
-        secrets.append(taken)
-        return taken
-
-    return _VARIABLE.sub(value, text)
 
 
 def _lower(text: str) -> str:
