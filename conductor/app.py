@@ -21,6 +21,7 @@ import structlog
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.subject_record import SubjectRecords
+from conductor.conversation.turn_figures import TurnFigures
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
@@ -96,6 +97,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         failures=FAILURES if settings.speak_errors else {},
         metrics=metrics,
         model_metrics=model_metrics,
+        turn_figures=TurnFigures(metrics.registry),
         local_only=settings.local_only,
         rules=policies.rules,
         policies=policies,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.subject_record import SubjectRecords
+from conductor.conversation.turn_figures import TurnFigures
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics
@@ -52,6 +53,7 @@ class Services:
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
+    turn_figures: TurnFigures = field(default_factory=TurnFigures)
     local_only: bool = False
     rules: Sequence[Rule] = ()
     policies: PolicyFile | None = None

@@ -79,6 +79,7 @@ class TurnQueue:
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
+        self._figures = services.turn_figures
         self._pending = context.pending
         self._committer = context.committer
         self._outbox = context.outbox
@@ -421,6 +422,7 @@ class TurnQueue:
         self._answer_request()
         if self._summarizer is not None:
             self._summarizer.start()
+        self._figures.ended(turn.state.cause, reason, turn.state.stats)
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
         if "metrics" in self._context.profile.capabilities:
             self._show_metrics(turn, reason)

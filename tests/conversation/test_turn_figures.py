@@ -1,0 +1,31 @@
+"""Figures of turns: counted by cause and end, with the times that were reached."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from conductor.conversation.turn_figures import TurnFigures
+from conductor.models.base import TextDelta
+from tests.conversation.helpers import make_services, run, stage
+
+
+def test_turns_are_counted_as_they_end() -> None:
+    async def scenario() -> None:
+        registry = CollectorRegistry()
+        services = make_services([[TextDelta("Hello.")], [TextDelta("One "), 5.0, TextDelta("two.")]])
+        one = await stage(replace(services, turn_figures=TurnFigures(registry)))
+        one.app.say("hello")
+        await one.quiet()
+        one.app.say("count")
+        await one.app.until("assistant.speech.partial", since=len(one.app.log))
+        one.app.interrupt()
+        await one.quiet()
+        found = generate_latest(registry).decode()
+        assert 'conductor_turns_total{cause="transcript",end="answered"} 1.0' in found
+        assert 'conductor_turns_total{cause="transcript",end="interrupted"} 1.0' in found
+        assert "conductor_turn_first_token_seconds_count 2.0" in found
+        assert "conductor_turn_first_speech_seconds_count 1.0" in found
+
+    run(scenario())
