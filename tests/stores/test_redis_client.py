@@ -30,7 +30,7 @@ async def connect() -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         def make(url: str) -> RedisStore:
-            store = RedisStore(url, retry_for=1.0)
+            store = RedisStore(url, retry_for=3.0)
             stack.push_async_callback(store.aclose)
             return store
 
