@@ -18,10 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent / "conductor"
 BELOW: dict[str, frozenset[str]] = {}
 """Part of the package -> the parts that it may import, itself not counted."""
 
-_LEAVES = ("errors", "messages", "env_file", "settings", "prompts", "speech", "logs", "rate_limit")
+_LEAVES = (
+    "errors",
+    "messages",
+    "env_file",
+    "settings",
+    "prompts",
+    "speech",
+    "segments",
+    "logs",
+    "rate_limit",
+)
 BELOW["errors"] = BELOW["messages"] = frozenset()
 BELOW["env_file"] = frozenset({"errors"})
-for _leaf in ("settings", "prompts", "speech", "logs", "rate_limit"):
+for _leaf in ("settings", "prompts", "speech", "segments", "logs", "rate_limit"):
     BELOW[_leaf] = frozenset({"errors", "env_file", "settings"} - {_leaf})
 for _sibling in ("events", "models", "stores"):
     BELOW[_sibling] = frozenset(_LEAVES)
