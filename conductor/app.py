@@ -93,6 +93,8 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
+        speak_segments=settings.speak_segments == "always",
+        bridge_phrases=settings.bridge_phrases,
         summarize_history=settings.summarize_history,
         failures=FAILURES if settings.speak_errors else {},
         metrics=metrics,

@@ -45,6 +45,7 @@ class Limits:
     ui_timeout: float = 5.0  # a UI call only draws; a client that takes longer does not answer
     speech_timeout: float = 5.0  # a speech may take this long ...
     speech_seconds_per_char: float = 0.1  # ... and as long as a slow voice needs to read it
+    bridge_after: float = 1.5  # experience, "Speech sooner": a turn that waits this long for tools says so
     model_silence: float = 30.0
     model_retry: float = 0.5  # models, "The seam": longest pause before the retry of a reply that broke off
     turn_timeout: float = 120.0
@@ -143,6 +144,8 @@ class Settings(BaseSettings):
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     trusted_proxies: _List = ()
     interruption_mode: Literal["cancel", "queue"] = "cancel"
+    speak_segments: Literal["client", "always"] = "client"
+    bridge_phrases: _List = ()
     summarize_history: bool = False
     speak_errors: bool = True
     system_prompt_file: Path | None = None
@@ -189,10 +192,16 @@ class Settings(BaseSettings):
             raise ValueError("it has nothing between its commas")
         return parts
 
+    @field_validator("bridge_phrases", mode="before")
+    @classmethod
+    def _split_phrases(cls, value: Any) -> Any:
+        return [one.strip() for one in value.split("|") if one.strip()] if isinstance(value, str) else value
+
     @field_validator(
         "log_level",
         "log_format",
         "interruption_mode",
+        "speak_segments",
         "model_provider",
         "openai_api",
         "text_tools",

@@ -147,6 +147,8 @@ def test_names_that_are_not_settings_are_left_alone(tmp_path: Path) -> None:
         ("INTERRUPTION_MODE", "Queue", "queue"),
         ("MODEL_PROVIDER", " Demo ", "demo"),
         ("SPEAK_ERRORS", "0", False),
+        ("SPEAK_SEGMENTS", "Always", "always"),
+        ("BRIDGE_PHRASES", "One moment, please. | Let me see.|", ("One moment, please.", "Let me see.")),
         ("LOG_CONTENT", "yes", True),
         ("SYSTEM_PROMPT_FILE", "prompt.md", Path("prompt.md")),
         ("MAX_TURNS", " 30 ", 30),

@@ -28,9 +28,7 @@ from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
     ServerEvent,
-    append_message,
     set_state,
-    speak,
 )
 from conductor.settings import Limits
 from conductor.stores.base import FinishCall, ForgetCall, OpenCall, Operation, SetField
@@ -149,7 +147,8 @@ class SpokenPrompts:
     id while the commit that sends it is running.
     """
 
-    def __init__(self, outbox: Outbox, speeches: SpeechTracker) -> None:
+    def __init__(self, profile: ClientProfile, outbox: Outbox, speeches: SpeechTracker) -> None:
+        self._profile = profile
         self._outbox = outbox
         self._speeches = speeches
         self._append_id = ""
@@ -175,11 +174,12 @@ class SpokenPrompts:
         self._approval_id, self.unsent = approval.approval_id, self._speak_id
         self.interrupted = False
         # No turn and no log position: an interruption of a prompt truncates no message and stops no turn.
-        self._speeches.add(Speech(self._speak_id, "", -1, text, text))
+        speech = Speech(self._speak_id, "", -1, text, text)
+        self._speeches.add(speech)
         return [
-            append_message(self._append_id, "assistant", text),
+            self._profile.append_message("assistant", text, speech.speech_id, self._append_id),
             set_state(new_call_id(), "speaking"),
-            speak(self._speak_id, text),
+            self._profile.speak(speech),
             set_state(new_call_id(), "idle"),
         ]
 

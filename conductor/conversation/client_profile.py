@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from conductor.conversation.commit import CallLimits
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import ProfileSnapshot, decode, encode
+from conductor.conversation.speech import Speech
 from conductor.events.client import SessionStart
-from conductor.events.server import CAPABILITIES, RejectedTool, ToolCallEvent
+from conductor.events.envelope import new_call_id
+from conductor.events.server import (
+    CAPABILITIES,
+    RejectedTool,
+    Segment,
+    ToolCallEvent,
+    append_message,
+    speak,
+)
 from conductor.prompts import session_prompt
 from conductor.rate_limit import Admission, TokenBucket
 from conductor.tools.base import CallContext, SessionFields, ToolSpec
@@ -157,6 +166,30 @@ class ClientProfile:
         timeout_ms = round(self.executor.timeout(ready.spec) * 1000) if "lease" in self.capabilities else None
         arguments = msgspec.json.encode(ready.arguments).decode()
         return ToolCallEvent(ready.call.call_id, ready.spec.name, arguments, timeout_ms)
+
+    @property
+    def segments(self) -> bool:
+        """Whether replies are spoken in segments while the model writes them."""
+        return "segments" in self.capabilities or self._services.speak_segments
+
+    def speak(self, speech: Speech) -> ToolCallEvent:
+        """Make the UI call that speaks."""
+        segment = None
+        if "segments" in self.capabilities:
+            segment = Segment(speech.speech_id, speech.segment, speech.last)
+        return speak(speech.call_id, speech.spoken, segment)
+
+    def append_message(
+        self,
+        role: Literal["user", "assistant"],
+        text: str,
+        speech_id: str | None = None,
+        call_id: str | None = None,
+    ) -> ToolCallEvent:
+        """Make the UI call that shows a message; ``speech_id`` names the speech of it, if there is one."""
+        call_id = call_id or new_call_id()
+        message_id = (speech_id or call_id) if "segments" in self.capabilities else None
+        return append_message(call_id, role, text, message_id)
 
     @property
     def system_prompt(self) -> str:

@@ -17,7 +17,7 @@ from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, 
 from conductor.conversation.tool_round import CallResults
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
-from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state, speak
+from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state
 from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
@@ -64,6 +64,7 @@ class TurnContext:
         self.approvals = approvals
         self.speeches = speeches
         self.history = HistoryBudget(services.history_tokens)
+        self.bridge_phrases = services.bridge_phrases
         self._metrics = services.metrics
         self._audit = audit
         self._model_metrics = services.model_metrics
@@ -153,6 +154,13 @@ class TurnContext:
         position = self.committer.state.log_end
         return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
 
+    def speech_events(self, speech: Speech | None) -> list[ServerEvent]:
+        """Make the UI calls that speak a speech."""
+        if speech is None:
+            return []
+        states = [set_state(new_call_id(), "speaking")] if speech.segment == 0 else []
+        return [*states, self.profile.speak(speech)]
+
     def speech_snapshot(self, speech: Speech | None) -> dict[str, Callable[[], str]]:
         """Make the snapshot of the speeches with this one; empty without one."""
         return {} if speech is None else {SPEECH: lambda: self.speeches.dump(speech)}
@@ -171,7 +179,9 @@ class TurnContext:
         return self.committer.state.calls.get(call_id)
 
     def _send_partial(self, text: str) -> None:
-        self.show_at_once(SpeechPartial(text))
+        speech_id = self.turn.speech_id if self.turn is not None else ""
+        in_segments = "segments" in self.profile.capabilities
+        self.show_at_once(SpeechPartial(text, (speech_id or None) if in_segments else None))
 
     def show_at_once(self, event: ServerEvent) -> None:
         """Send an event without recording it."""
@@ -202,10 +212,3 @@ def _finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
         size,
         f"{name}: {status}, {size} bytes, {took} ms",
     )
-
-
-def speech_events(speech: Speech | None) -> list[ServerEvent]:
-    """Make the UI calls that speak a speech."""
-    if speech is None:
-        return []
-    return [set_state(new_call_id(), "speaking"), speak(speech.call_id, speech.spoken)]

@@ -14,7 +14,7 @@ from conductor.conversation.diagnostics import of_ignored, of_tools, of_unknown_
 from conductor.conversation.pending_inputs import MAX_TRANSCRIPTS, ServerNotice
 from conductor.conversation.phrases import MESSAGES, agent_notice
 from conductor.conversation.snapshot import PROFILE, WAITING, PendingInputsSnapshot, decode
-from conductor.conversation.speech import FloorControl
+from conductor.conversation.speech import FloorControl, heard_part
 from conductor.conversation.spoken_approvals import SpokenApprovals
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
@@ -297,9 +297,13 @@ class InboundHandler:
             return
         # The running turn continues only if the interrupted speech is another turn's and was not over.
         other = speech if speech is not None and speech.over_at is None else None
-        self._turns.interrupt(other, None if event.spoken_text is None else event.spoken_text.strip())
+        heard = None if event.spoken_text is None else event.spoken_text.strip()
+        if speech is not None and speech.position < 0:  # a segment of a reply that is being written
+            heard = heard_part(speech, event.spoken_text, event.played_ms)
+        self._turns.interrupt(other, heard)
         if speech is not None:
-            self._outbox.end_speech(speech.call_id)
+            for one in self._speeches.of_reply(speech.speech_id):
+                self._outbox.end_speech(one.call_id)
             operations += self._speeches.amend(speech, event.spoken_text, event.played_ms)
         await self._committer.commit(operations)
         self._turns.deliver_notices()

@@ -2,7 +2,8 @@
 
 The shipped client handles one event at a time and answers a call before it reads the next (protocol, "How
 the shipped client behaves"). So calls wait in a `SerialCallQueue`: only the first one's time limit runs. A
-second ``tts.speak`` is held, with everything after it, until the first one is over.
+second ``tts.speak`` is held, with everything after it, until the first one is over. A client with
+``segments`` queues speeches itself: none is held, and its other answers say nothing of them.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Outbox:
                 continue
             if entry.record.kind != "speak":
                 self._remove(entry)
-            elif entry is self._speaking:
+            elif entry is self._speaking and not self._queues_speeches:
                 self._lose(entry)
         self._probed = []
 
@@ -218,7 +219,7 @@ class Outbox:
         for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
             if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
                 self._finish(earlier)
-            elif earlier.record.kind == "speak" and earlier.replayed:
+            elif earlier.record.kind == "speak" and earlier.replayed and not self._queues_speeches:
                 # Its answer was lost with the old socket; an app that has spoken it does not answer twice.
                 self._lose(earlier)
         if entry.record.kind in _UI_CALLS:
@@ -313,10 +314,11 @@ class Outbox:
             if entry.record.event_id not in self._call_queue:
                 del self._by_call[call_id]
 
-    def handled(self, event_id: str | None) -> None:
+    def handled(self, event_id: str | None, *, queues_speeches: bool = False) -> None:
         """Acknowledge everything up to this event, which the client's ``resume`` names as handled.
 
-        The event may be acknowledged already, or be one that is not replayed.
+        The event may be acknowledged already, or be one that is not replayed. A client that
+        ``queues_speeches`` may not have said those before it yet.
         """
         if event_id is None:
             return
@@ -326,7 +328,7 @@ class Outbox:
                 continue
             if kind in ("state", "message", "final"):
                 self._finish(entry)
-            elif kind == "speak" and own_id != event_id:
+            elif kind == "speak" and own_id != event_id and not queues_speeches:
                 self._lose(entry)  # the client is past it, so its answer was lost
         self._settle()
 
@@ -398,11 +400,18 @@ class Outbox:
         return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
 
     def _offer(self, entry: UnackedEvent) -> None:
-        gated = entry.record.kind == "speak" and self._speaking not in (None, entry)
-        if self._held or gated:
+        if self._held or self._waits_for_speech(entry):
             self._held.append(entry)
         else:
             self._write(entry)
+
+    @property
+    def _queues_speeches(self) -> bool:
+        return self._transport is not None and self._transport.segments
+
+    def _waits_for_speech(self, entry: UnackedEvent) -> bool:
+        speaks = entry.record.kind == "speak" and not self._queues_speeches
+        return speaks and self._speaking not in (None, entry)
 
     def _write(self, entry: UnackedEvent) -> None:
         assert self._transport is not None
@@ -415,7 +424,7 @@ class Outbox:
         if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
             self._call_queue.join(entry)
             if kind == "speak":
-                self._speaking = entry
+                self._speaking = self._speaking or entry
         if kind in _UI_CALLS:
             self.shown_at = _now()
         self._transport.send(entry.frame)
@@ -426,7 +435,7 @@ class Outbox:
         while self._held and self._transport is not None:
             first = self._held[0]
             if isinstance(first, UnackedEvent):
-                if first.record.kind == "speak" and self._speaking not in (None, first):
+                if self._waits_for_speech(first):
                     break
                 self._held.pop(0)
                 if not first.frame.withdrawn and first.record.event_id in self._entries:
@@ -466,7 +475,8 @@ class Outbox:
             self._gone.append(entry.record.event_id)
         self._call_queue.leave(entry)
         if self._speaking is entry:
-            self._speaking = None
+            written = (e for e in self._entries.values() if e.record.kind == "speak" and e.frame.written)
+            self._speaking = next(written, None) if self._queues_speeches else None
         if entry.state is not None:
             state, entry.state = entry.state, None
             state.speech = None

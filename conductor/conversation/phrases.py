@@ -42,6 +42,7 @@ MESSAGES: Mapping[ErrorCode, str] = MappingProxyType(
 MAX_NOTICE_BYTES = 4_096
 
 CUT_OFF = "[The reply broke off here.]"
+CONTINUE = "Your reply broke off there, and that much was spoken. Go on from there, and repeat nothing of it."
 
 
 def agent_notice(event: AgentCompleted) -> str:

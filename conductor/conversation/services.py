@@ -34,8 +34,10 @@ class Services:
 
     ``catalog`` lists the device's tools for clients that declare none. ``failures`` are the sentences that a
     failed turn speaks, by error code; an empty mapping switches them off. ``log_content`` logs transcripts
-    and replies. ``summarize_history`` lets the model summarise what is dropped of a long history. ``rules``
-    are the operator's, read from ``policies``. Without ``subject_records`` the scope "always" is not offered.
+    and replies. ``speak_segments``: replies are spoken in segments to all clients. One of ``bridge_phrases``
+    is spoken when a turn waits long for a tool. ``summarize_history`` lets the model summarise what is
+    dropped of a long history. ``rules`` are the operator's, read from ``policies``. Without
+    ``subject_records`` the scope "always" is not offered.
     ``turn_rates`` and ``budget`` limit turns and model tokens by subject. ``audit`` records decisions and
     calls in a file. With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes,
     first events, first turns, long events and tool declarations.
@@ -49,6 +51,8 @@ class Services:
     limits: Limits = field(default_factory=Limits)
     interruption_mode: Literal["cancel", "queue"] = "cancel"
     log_content: bool = False
+    speak_segments: bool = False
+    bridge_phrases: Sequence[str] = ()
     summarize_history: bool = False
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)

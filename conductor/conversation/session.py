@@ -92,7 +92,7 @@ class Session:
         self._speeches = SpeechTracker(limits.heard_window)
         results = CallResults(profile, committer)
         device = self._device = DeviceCalls(profile, pending, results, committer, encoder, self._is_busy)
-        prompts = SpokenPrompts(outbox, self._speeches)
+        prompts = SpokenPrompts(profile, outbox, self._speeches)
         audit = SessionAudit(services.audit, self.key.subject, self.key.session_id)
         approvals = self._approvals = Approvals(
             limits, profile, pending, committer, outbox, prompts, tasks, grants, services.metrics, audit
@@ -301,6 +301,7 @@ class Session:
         """
         rejected = self._profile.start(event, readings)
         transport.resumes = "resume" in self._profile.capabilities
+        transport.segments = "segments" in self._profile.capabilities
         if self._profile.dump() != self._committer.state.fields.get(PROFILE):
             self._committer.mark_dirty(PROFILE)
         started = SessionStarted(
@@ -342,7 +343,7 @@ class Session:
         drop += [call_id for call_id in resume.pending if not self._device.wants(call_id)]
         # UI calls are acknowledged by `handled`; the bound holds against any number of made-up ids.
         drop = [call_id for call_id in drop if not self._outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
-        self._outbox.handled(resume.last_event_id)
+        self._outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
         return Known(resend, drop)
 
     def rejoin(self, transport: Transport) -> None:

@@ -33,7 +33,8 @@ _T = TypeVar("_T")
 class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The running turn. ``attempts`` counts requests to the model since its last reply.
 
-    ``stop`` is the reason why the turn is being stopped.
+    ``said`` is the part of the model's running reply that is spoken already, ``bridged`` tells whether a
+    bridging phrase was. ``stop`` is the reason why the turn is being stopped.
     """
 
     turn_id: str
@@ -44,6 +45,8 @@ class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     refused_rounds: int = 0
     actions: tuple[str, ...] = ()
     stop: Literal["interrupted", "session_end", "timed_out"] | None = None
+    said: str = ""
+    bridged: bool = False
 
 
 class SummarySnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,13 +115,19 @@ class ProfileSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpeechSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A speech; ``position`` is that of its message in the log, which an interruption truncates."""
+    """A speech; ``position`` is that of its message in the log, which an interruption truncates.
+
+    The other fields are those of `conductor.conversation.speech.Speech`.
+    """
 
     call_id: str
     turn_id: str
     position: int
     spoken: str
     actions: tuple[str, ...] = ()
+    speech_id: str = ""
+    before: str = ""
+    last: bool = True
 
 
 class SpeechesSnapshot(msgspec.Struct, frozen=True):

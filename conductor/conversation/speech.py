@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.snapshot import SpeechesSnapshot, SpeechSnapshot, decode, encode
+from conductor.events.envelope import new_speech_id
 from conductor.rate_limit import SharedRate
 from conductor.settings import Limits
 from conductor.stores.base import Amendment, AppendLog, Operation
@@ -26,9 +27,12 @@ HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
 class Speech:
     """A ``tts.speak`` that was sent, or will be.
 
-    ``position`` is its message's place in the log, ``text`` the message's text, ``spoken`` the text for
-    speech, ``actions`` the tools that had changed something in its turn and that it may have reported.
-    ``over_at`` is the loop's time of its acknowledgement.
+    ``position`` is its message's place in the log (-1: it has none, or is not logged yet), ``text`` the
+    message's text, ``spoken`` the text for speech, ``actions`` the tools that had changed something in its
+    turn and that it may have reported. ``over_at`` is the loop's time of its acknowledgement.
+
+    Of a reply in segments there is one for each, with the reply's ``speech_id``: ``before`` is the message's
+    text before the segment, ``text`` that up to its end.
     """
 
     call_id: str
@@ -39,20 +43,36 @@ class Speech:
     actions: tuple[str, ...] = ()
     interrupted: bool = False
     over_at: float | None = None
+    speech_id: str = field(default_factory=new_speech_id)
+    before: str = ""
+    segment: int = 0
+    last: bool = True
+
+
+def heard_part(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str | None:
+    """Return the part of the message that was heard, by the best information there is; None if unknown.
+
+    That is the text that the client reports as spoken; else what fits into the milliseconds played; else the
+    acknowledged segments.
+    """
+    if spoken_text is not None:
+        part = spoken_text.strip()[: len(speech.spoken)]
+    elif played_ms is not None:
+        part = _prefix(speech.spoken, int(played_ms / 1000 * CHARS_PER_SECOND))
+    elif speech.over_at is not None and not speech.last:
+        return speech.text
+    else:
+        return speech.before or None
+    return f"{speech.before} {part}" if speech.before and part else speech.before or part
 
 
 def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str:
-    """Truncate an interrupted speech for the history, by the best information there is.
+    """Truncate an interrupted speech for the history, as `heard_part` says.
 
-    That is the text that the client reports as spoken; else what fits into the milliseconds played; else the
-    whole text, marked as cut at an unknown place (protocol, "Honest outcomes").
+    Of what is unknown the whole text stays, marked as cut at an unknown place (protocol, "Honest outcomes").
     """
-    if spoken_text is not None:
-        text = marked(spoken_text.strip()[: len(speech.spoken)])
-    elif played_ms is not None:
-        text = marked(_prefix(speech.spoken, int(played_ms / 1000 * CHARS_PER_SECOND)))
-    else:
-        text = f"{speech.text} {CUT_SOMEWHERE}".strip()
+    part = heard_part(speech, spoken_text, played_ms)
+    text = marked(part) if part is not None else f"{speech.text} {CUT_SOMEWHERE}".strip()
     if speech.actions:
         text += f" [Done, though the user may not have heard so: {', '.join(speech.actions)}.]"
     return text
@@ -97,8 +117,14 @@ class SpeechTracker:
 
     def dump(self, last: Speech) -> str:
         """Encode the outstanding speeches, and ``last``, which is about to be added."""
-        under_way = [one for one in self._speeches.values() if one.over_at is None and one.position >= 0]
-        return encode(SpeechesSnapshot(tuple(_snapshot_of(one) for one in [*under_way, last][-_MAX_STORED:])))
+        under_way = [
+            # The segments before ``last`` are logged with it.
+            replace(one, position=last.position) if one.speech_id == last.speech_id else one
+            for one in self._speeches.values()
+            if one.over_at is None
+        ]
+        kept = [one for one in [*under_way, last] if one.position >= 0]
+        return encode(SpeechesSnapshot(tuple(_snapshot_of(one) for one in kept[-_MAX_STORED:])))
 
     def restore(
         self, stored: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
@@ -114,7 +140,15 @@ class SpeechTracker:
                 continue
             text = text_at(snapshot.position)
             self._speeches[snapshot.call_id] = Speech(
-                snapshot.call_id, snapshot.turn_id, snapshot.position, text, snapshot.spoken, snapshot.actions
+                snapshot.call_id,
+                snapshot.turn_id,
+                snapshot.position,
+                text if snapshot.last else f"{snapshot.before} {snapshot.spoken}".strip(),
+                snapshot.spoken,
+                snapshot.actions,
+                speech_id=snapshot.speech_id or new_speech_id(),
+                before=snapshot.before,
+                last=snapshot.last,
             )
 
     def over(self, call_id: str, now: float) -> None:
@@ -124,14 +158,33 @@ class SpeechTracker:
             speech.over_at = now
 
     def interrupt(self, now: float) -> Speech | None:
-        """Mark and return the speech that an interruption concerns: the oldest one that is not over."""
+        """Mark and return the speech that an interruption concerns: the oldest one that is not over.
+
+        The later segments of the same reply are marked, too.
+        """
         open_ones = [speech for speech in self._speeches.values() if not speech.interrupted]
-        concerned = next((speech for speech in open_ones if speech.over_at is None), None) or next(
-            (s for s in open_ones if s.over_at is not None and now - s.over_at <= self._window), None
-        )
-        if concerned is not None:
-            concerned.interrupted = True
+        recent = (s for s in reversed(open_ones) if now - (s.over_at or 0.0) <= self._window)
+        concerned = next((s for s in open_ones if s.over_at is None), None) or next(recent, None)
+        for one in self.of_reply(concerned.speech_id) if concerned is not None else ():
+            one.interrupted = True
         return concerned
+
+    def of_reply(self, speech_id: str) -> list[Speech]:
+        """List the segments of a reply that are known still, in order."""
+        return [one for one in self._speeches.values() if one.speech_id == speech_id]
+
+    def heard_of(self, speech_id: str) -> str | None:
+        """Return the text of a reply whose segments were acknowledged; None if none was."""
+        segments = self.of_reply(speech_id)
+        first = next((one for one in segments if one.over_at is None), None)
+        if first is not None:
+            return first.before or None
+        return segments[-1].text if segments else None
+
+    def logged(self, speech_id: str, position: int) -> None:
+        """Note that the message of a reply in segments is in the log."""
+        for one in self.of_reply(speech_id):
+            one.position = position
 
     def forget(self, call_id: str) -> None:
         """Forget a withdrawn speech."""
@@ -142,12 +195,23 @@ class SpeechTracker:
         return [s for s in self._speeches.values() if s.over_at is None and not was_written(s.call_id)]
 
     def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
-        """Make the operation that truncates the message in the history."""
+        """Make the operation that truncates the message in the history; none if it is not logged."""
+        if speech.position < 0:
+            return []
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
 
 
 def _snapshot_of(speech: Speech) -> SpeechSnapshot:
-    return SpeechSnapshot(speech.call_id, speech.turn_id, speech.position, speech.spoken, speech.actions)
+    return SpeechSnapshot(
+        speech.call_id,
+        speech.turn_id,
+        speech.position,
+        speech.spoken,
+        speech.actions,
+        speech.speech_id,
+        speech.before,
+        speech.last,
+    )
 
 
 class FloorControl:

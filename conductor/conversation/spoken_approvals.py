@@ -12,7 +12,7 @@ import structlog
 from conductor.conversation.approvals import NOT_SPOKEN, Approvals, PendingApproval, SpokenAnswer
 from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.envelope import new_call_id
-from conductor.events.server import ApprovalResolved, append_message, set_state
+from conductor.events.server import ApprovalResolved, set_state
 from conductor.stores.base import RememberInbound
 from conductor.tools.approvals import Scope, denied, not_answered
 from conductor.tools.spoken import Answer, Question, classify_answer
@@ -55,7 +55,8 @@ class SpokenApprovals:
             return False
         self._stop_waiting_for_silence()
         answer = classify_answer(text, focus.question)
-        said = SpokenAnswer([RememberInbound(event_id)], [append_message(new_call_id(), "user", text)])
+        shown = self._approvals.profile.append_message("user", text)
+        said = SpokenAnswer([RememberInbound(event_id)], [shown])
         if focus.by_card:
             return await self._take_answer_to_cards(focus, answer, said, began_at)
         if answer.kind == "other":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,10 +14,12 @@ import msgspec
 
 from conductor.conversation.approvals import QUESTION, ApprovalBatch, Decided
 from conductor.conversation.context import TurnContext
+from conductor.conversation.snapshot import TURN
 from conductor.conversation.tool_round import ToolRound
 from conductor.conversation.turn_state import TurnState
-from conductor.errors import Duplicate
+from conductor.errors import Duplicate, StoreError
 from conductor.events.envelope import new_call_id
+from conductor.events.server import set_state
 from conductor.messages import ToolCall
 from conductor.tools.approvals import not_answered
 from conductor.tools.base import PersonQuestion, ToolOutcome, ToolSpec
@@ -60,6 +63,7 @@ class ToolCallRunner:
         """
         running = self._running = {self._begin(one): one for one in prepared.ready}
         self.batch = asked or self.batch
+        bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
         try:
             await self._see_to(prepared, running)
             if prepared.asked and asked is None:
@@ -67,11 +71,39 @@ class ToolCallRunner:
                 self.batch = await self._context.approvals.ask(self._turn.id, prepared.asked)
                 await self._see_to(prepared, running)
         finally:
+            if bridge is not None:
+                bridge.cancel()
             for task in running:
                 task.cancel()
             if running:
                 await asyncio.wait(running, timeout=self._context.limits.close_timeout)
             self._running = {}
+
+    async def _bridge(self) -> None:
+        """Speak a bridging phrase if the turn has been silent for long."""
+        context, turn = self._context, self._turn
+        await asyncio.sleep(context.limits.bridge_after)
+        device = any(one.spec.source == "device" for one in self._running.values())
+        if (
+            turn.bridged
+            or turn.stats.first_speech_s is not None
+            or turn.cause == "request"
+            or context.outbox.transport is None
+            or (device and not context.outbox.transport.segments)  # the app would say it after the call
+            or context.approvals.open
+        ):
+            return
+        turn.bridged = True
+        speech = context.speech(turn, "", random.choice(context.bridge_phrases))
+        if speech is None:
+            return
+        speech.position = -1  # it is no part of the history
+        context.speeches.add(speech)
+        states = [set_state(new_call_id(), "thinking")] if turn.cause != "news" else []
+        with suppress(StoreError):  # a phrase less
+            await context.committer.commit(
+                [], [*context.speech_events(speech), *states], turn.id, snapshots={TURN: turn.dump}
+            )
 
     def _begin(self, ready: PreparedCall) -> asyncio.Task[ToolOutcome]:
         self._context.begins(ready)

@@ -21,9 +21,10 @@ class Frame:
 
 
 class Transport(Protocol):
-    """A connection to one client. ``resumes``: its client has the capability ``resume``."""
+    """A connection to one client; its client may have the capabilities ``resume`` and ``segments``."""
 
     resumes: bool
+    segments: bool
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; never waits. A full queue closes the connection, not the session."""

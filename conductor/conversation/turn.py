@@ -16,17 +16,19 @@ import msgspec
 import structlog
 
 from conductor.conversation.citations import without_invented
-from conductor.conversation.context import ENDED, TurnContext, speech_events
+from conductor.conversation.context import ENDED, TurnContext
+from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.recovery import Recovered
+from conductor.conversation.reply_speaker import ReplySpeaker
 from conductor.conversation.snapshot import TURN
-from conductor.conversation.speech import CUT_BEFORE_SPEECH, ReplyBuffer, marked
+from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, ReplyBuffer, marked
 from conductor.conversation.tool_calls import ToolCallRunner
 from conductor.conversation.tool_round import ToolRound, prepare_round
 from conductor.conversation.turn_state import EndReason, StoppedError, TurnState
 from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.envelope import new_call_id
-from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, append_message, set_state
-from conductor.messages import AssistantMessage, ToolCall
+from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
+from conductor.messages import AssistantMessage, Note, ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta
 from conductor.models.retry import RETRYABLE
 from conductor.stores.base import AppendLog, Operation, TrimLog
@@ -65,11 +67,13 @@ class Turn:
         self._recovered = recovered
         self._request = request
         self._reply = ReplyBuffer()
+        self._speaker: ReplySpeaker | None = None
         self._round: ToolRound | None = None
         self._runner = ToolCallRunner(context, self.state)
         if recovered is not None:
             self._round = recovered.round
             self.state.restore(recovered.snapshot, in_round=recovered.round is not None)
+            self._reply.add(self.state.said)
 
     async def run(self) -> EndReason:
         """Answer the last message; leave the history valid however the turn ends."""
@@ -170,11 +174,19 @@ class Turn:
         operations: list[Operation] = [AppendLog(message)]
         events: list[ServerEvent] = []
         device_calls = prepared.device_calls if prepared is not None else []
+        speaker, self._speaker = self._speaker, None
+        if speaker is not None:
+            speech = speaker.last(message.text)
+        else:
+            # The device answers a speech before it reads the call behind it.
+            speech = context.speech(state, message.text, "" if device_calls else message.text)
+        speech_id = state.speech_id if speaker is not None else speech.speech_id if speech is not None else ""
         if message.text:
-            events += [SpeechFinal(message.text), append_message(new_call_id(), "assistant", message.text)]
-        speech = context.speech(state, message.text, "" if device_calls else message.text)
-        events += speech_events(speech)
-        if speech is not None and prepared is not None and state.cause != "news":
+            events.append(SpeechFinal(message.text))
+            events.append(context.profile.append_message("assistant", message.text, speech_id))
+        events += context.speech_events(speech)
+        spoke = speech is not None or (speaker is not None and speaker.spoke)
+        if spoke and prepared is not None and state.cause != "news":
             events.append(set_state(new_call_id(), "thinking"))
         if prepared is not None:
             operations += prepared.open(state.id)
@@ -182,11 +194,13 @@ class Turn:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         state.stats.answered = message.text or state.stats.answered
+        state.said, position = "", context.committer.state.log_end
 
         def said() -> None:
+            context.speeches.logged(speech_id, position)
             context.speeches.add(speech)
-            if speech is not None and state.stats.first_speech_s is None:
-                state.stats.first_speech_s = time.monotonic() - state.stats.started
+            if speech is not None:
+                state.stats.note_speech()
             if prepared is None:
                 state.end()
 
@@ -194,8 +208,7 @@ class Turn:
         await context.committer.commit(operations, events, state.id, snapshots=snapshots, then=said)
 
     async def _ask_model(self, *, tools_off: bool) -> tuple[ReplyBuffer, list[ToolCall], Finished]:
-        # Retry once if the reply broke off: nothing of it was recorded or spoken. Before the first event of a
-        # reply the provider retries by itself.
+        # Retry once if the reply broke off. Before the first event of a reply the provider retries by itself.
         self._reply = ReplyBuffer()
         for may_retry in (True, False):
             reply, calls = ReplyBuffer(), list[ToolCall]()
@@ -211,6 +224,7 @@ class Turn:
                 if not (may_retry and broke_off and pause < self.state.clock.left):
                     raise
                 self.state.stats.trace.append(f"retry:{error.reason}")
+                await self._keep_said()
                 with self.state.interruptible():
                     await asyncio.sleep(pause)
             else:
@@ -222,6 +236,23 @@ class Turn:
         self.state.stats.add(finished)
         self._context.count(request, finished)
         return reply, calls, finished
+
+    async def _keep_said(self) -> None:
+        """Log what is spoken already of a reply that broke off, so that the model goes on from there."""
+        context, state = self._context, self.state
+        said, state.said = state.said.strip(), ""
+        if not said:
+            return
+        message = context.profile.append_message("assistant", said, state.speech_id)
+        position = context.committer.state.log_end
+        await context.committer.commit(
+            [AppendLog(AssistantMessage(said)), AppendLog(Note(CONTINUE))],
+            [SpeechFinal(said), message],
+            state.id,
+            snapshots={TURN: state.dump},
+            then=lambda: context.speeches.logged(state.speech_id, position),
+        )
+        self._reply = ReplyBuffer()
 
     def _model_request(self, tools_off: bool) -> ModelRequest:
         context = self._context
@@ -249,6 +280,7 @@ class Turn:
     ) -> Finished | None:
         context = self._context
         finished: Finished | None = None
+        self._speaker = ReplySpeaker(context, self.state) if context.profile.segments else None
         with self.state.interruptible():
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(context.provider.stream(request)) as stream:
@@ -258,6 +290,8 @@ class Turn:
                         reply.add(event.text)
                         self._reply = reply
                         context.show(reply)
+                        if self._speaker is not None:
+                            await self._speaker.add(event.text)
                     elif isinstance(event, ToolCall):
                         self._note_first_token()
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
@@ -310,7 +344,11 @@ class Turn:
         if prepared is None:
             if self.state.attempts > _MAX_ATTEMPTS:
                 raise ModelError("protocol", "The process ended in every attempt to answer this transcript.")
-            await self._context.note_attempt()
+            if self.state.said:
+                self.state.check()
+                await self._keep_said()
+            else:
+                await self._context.note_attempt()
             return
         self._context.results.round = prepared
         try:
@@ -339,11 +377,12 @@ class Turn:
                 operations += prepared.close()
         cut = self.unspoken
         if cut and reason in ("interrupted", "session_end"):
-            kept = (
-                f"{cut} {CUT_BEFORE_SPEECH}"
-                if self.state.heard is None
-                else marked(self.state.heard[: len(cut)])
-            )
+            if self.state.heard is not None:
+                kept = marked(self.state.heard[: len(cut)])
+            elif self.state.said:
+                kept = f"{self.state.said.strip()} {CUT_SOMEWHERE}"
+            else:
+                kept = f"{cut} {CUT_BEFORE_SPEECH}"
             operations.append(AppendLog(AssistantMessage(kept)))
             self._reply = ReplyBuffer()
         self.state.stats.trace.append(reason if self.error is None else f"error:{self.error}")

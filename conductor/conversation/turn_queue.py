@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from conductor.conversation.approvals import FIELD as APPROVALS
-from conductor.conversation.context import ENDED, TurnContext, speech_events
+from conductor.conversation.context import ENDED, TurnContext
 from conductor.conversation.history import cut_point, lost_result
 from conductor.conversation.pending_inputs import (
     MAX_NOTICES,
@@ -42,7 +42,6 @@ from conductor.events.server import (
     SpeechFinal,
     TurnEnded,
     TurnMetrics,
-    append_message,
     set_state,
 )
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
@@ -190,11 +189,13 @@ class TurnQueue:
     def interrupt(self, speech: Speech | None = None, heard: str | None = None) -> None:
         """Stop the running turn for a barge-in, unless the interrupted speech is another turn's.
 
-        No more partials are sent. ``heard`` is the part of its reply that the client reports as spoken.
+        No more partials are sent. ``heard`` is the part of its reply that was heard, if it is known.
         """
         turn = self._turn
         if turn is None or (speech is not None and speech.turn_id != turn.state.id):
             return
+        if heard is None:
+            heard = self.speeches.heard_of(turn.state.speech_id)
         turn.state.stop("interrupted", heard)
         self._committer.mark_dirty(TURN)
         self._context.stop_partials()
@@ -366,7 +367,7 @@ class TurnQueue:
             operations.append(AppendLog(message))
             # A turn about notices sends no "thinking": that would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
-            events.append(append_message(new_call_id(), "user", message.text))
+            events.append(self._context.profile.append_message("user", message.text))
 
         def recorded() -> None:
             del self._device.notes[: len(told)]
@@ -436,10 +437,13 @@ class TurnQueue:
             return
         outbox = self._outbox
         operations: list[Operation] = []
+        withdrawn: set[str] = set()
         for speech in self.speeches.unsent(outbox.was_written):
             if outbox.withdraw(speech.call_id):
                 self.speeches.forget(speech.call_id)
-                operations += self.speeches.amend(speech, "", None)
+                if speech.speech_id not in withdrawn:  # the first segment tells what was heard before
+                    operations += self.speeches.amend(speech, "", None)
+                withdrawn.add(speech.speech_id)
         if operations:
             await self._committer.commit(operations)
 
@@ -450,15 +454,22 @@ class TurnQueue:
         shown = sentence or unspoken
         operations: list[Operation] = [AppendLog(AssistantMessage(kept))] if kept else []
         events: list[ServerEvent] = [*errors]
-        if shown:
-            events += [SpeechFinal(shown), append_message(new_call_id(), "assistant", shown)]
         speech = self._context.speech(turn.state, kept, sentence)
-        events += speech_events(speech)
+        if speech is not None:
+            speech.before = kept.removesuffix(sentence).strip() if turn.state.said else ""
+        if shown:
+            speech_id = speech.speech_id if speech is not None else None
+            events.append(SpeechFinal(shown))
+            events.append(self._context.profile.append_message("assistant", shown, speech_id))
+        events += self._context.speech_events(speech)
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
         snapshots = {**ENDED, **self._context.speech_snapshot(speech)}
 
+        position = self._committer.state.log_end
+
         def said() -> None:
+            self.speeches.logged(turn.state.speech_id, position)
             self.speeches.add(speech)
             turn.state.end()
 

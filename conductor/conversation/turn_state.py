@@ -87,6 +87,11 @@ class TurnStats:
     tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
+    def note_speech(self) -> None:
+        """Note that something is spoken."""
+        if self.first_speech_s is None:
+            self.first_speech_s = time.monotonic() - self.started
+
     def add(self, finished: Finished) -> None:
         """Add the tokens of one model request."""
         mine, usage = self.usage, finished.usage
@@ -104,8 +109,9 @@ class TurnStats:
 class TurnState:
     """The state of one turn that its tool calls, the queue and the session see.
 
-    ``attempts`` counts requests to the model since its last reply. ``heard`` is the part of a streaming reply
-    that the client reports as spoken. ``over``: its end is recorded, so no other process resumes it.
+    ``attempts`` counts requests to the model since its last reply. ``speech_id`` and ``said`` are of a reply
+    that is spoken while it streams. ``heard`` is the part of a streaming reply that the person has heard.
+    ``bridged``: a bridging phrase was spoken. ``over``: its end is recorded, so no other process resumes it.
     """
 
     def __init__(self, turn_id: str, cause: str, seconds: float) -> None:
@@ -117,6 +123,9 @@ class TurnState:
         self.calls_made = 0
         self.refused_rounds = 0
         self.over = False
+        self.speech_id = ""
+        self.said = ""
+        self.bridged = False
         self.heard: str | None = None
         self.stopped_for: EndReason | None = None
         self.clock = TurnClock(seconds, partial(self.stop, "timed_out"))
@@ -137,6 +146,8 @@ class TurnState:
             self.refused_rounds,
             tuple(self.actions),
             stop if stop in ("interrupted", "session_end", "timed_out") else None,
+            self.said,
+            self.bridged,
         )
         return encode(snapshot)
 
@@ -149,6 +160,7 @@ class TurnState:
         self.actions = list(snapshot.actions)
         self.calls_made, self.refused_rounds = snapshot.calls, snapshot.refused_rounds
         self.stopped_for = snapshot.stop
+        self.said, self.bridged = snapshot.said, snapshot.bridged
 
     def begin(self) -> None:
         """Start the clock; `stop` cancels this task."""
@@ -191,6 +203,16 @@ class TurnState:
             raise StoppedError from None
         finally:
             self._waiting = False
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Within `interruptible`, let the block end, then raise `StoppedError` if the turn is to stop."""
+        self._waiting = False
+        try:
+            yield
+        finally:
+            self._waiting = True
+        self.check()
 
     @contextmanager
     def paused(self, pause: bool) -> Iterator[None]:

@@ -72,7 +72,10 @@ def _event(event: Event) -> str:
 
 
 def _ui_call(call: UICall) -> str:
-    arguments = ((f"`{name}`", _kind(schema)) for name, schema in call.properties.items())
+    arguments = [(f"`{name}`", _kind(schema)) for name, schema in call.properties.items()]
+    arguments += [
+        (f"`{name}`", f"{_kind(schema)}; with `segments`") for name, schema in call.in_segments.items()
+    ]
     parts = [f"### `{call.name}`", call.description, _table(("Argument", "Type"), arguments)]
     if "state" in call.properties:
         states = ((f"`{name}`", meaning) for name, meaning in STATE_MEANINGS.items())

@@ -93,3 +93,4 @@ def timestamp() -> str:
 
 
 new_call_id = IdGenerator("call")
+new_speech_id = IdGenerator("speech")

@@ -85,17 +85,22 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class UICall:
-    """A ``tool.call`` that the server itself makes; ``properties`` are the schemas of its arguments."""
+    """A ``tool.call`` that the server itself makes; ``properties`` are the schemas of its arguments.
+
+    ``in_segments`` are those that only clients with ``segments`` get.
+    """
 
     name: str
     description: str
     properties: Json
+    in_segments: Json
     example: Json
 
     @property
     def arguments(self) -> Json:
         """The JSON Schema of the arguments."""
-        return {"type": "object", "properties": self.properties, "required": list(self.properties)}
+        properties = {**self.properties, **self.in_segments}
+        return {"type": "object", "properties": properties, "required": list(self.properties)}
 
 
 def json_schema() -> Json:
@@ -344,8 +349,11 @@ def _message(event: Event) -> Json:
     return message
 
 
-def _ui_call(call: server.ToolCallEvent, description: str, **properties: Json) -> UICall:
-    return UICall(call.name, description, properties, frame("server", call.TYPE, msgspec.to_builtins(call)))
+def _ui_call(
+    call: server.ToolCallEvent, description: str, in_segments: Json | None = None, **properties: Json
+) -> UICall:
+    example = frame("server", call.TYPE, msgspec.to_builtins(call))
+    return UICall(call.name, description, properties, in_segments or {}, example)
 
 
 UI_CALLS = (
@@ -357,9 +365,15 @@ UI_CALLS = (
     _ui_call(
         append_message("call_5d_1", "user", "Hello."),
         "Puts a whole message into the app's transcript.",
+        {"messageId": {"type": "string"}},
         role={"enum": ["assistant", "user"]},
         text={"type": "string"},
         isPartial={"const": False},
     ),
-    _ui_call(speak("call_5d_1", "Hello."), "Has the device say something.", text={"type": "string"}),
+    _ui_call(
+        speak("call_5d_1", "Hello."),
+        "Has the device say something.",
+        {"speechId": {"type": "string"}, "segment": {"type": "integer"}, "last": {"type": "boolean"}},
+        text={"type": "string"},
+    ),
 )

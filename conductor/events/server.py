@@ -38,6 +38,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "late": "Results after the time limit are confirmed.",
         "async": "A call may go on as a job beside the conversation.",
         "activity": "The app is told when a tool begins and ends, wherever it runs.",
+        "segments": "Replies are spoken sentence by sentence, while the rest is still being written.",
         "metrics": "The app is told when a turn has ended, and how long its parts took.",
         "goaway": "The app is told before the server closes the connection on purpose.",
         "diagnostics": "The app's developer is told what the server ignores.",
@@ -140,7 +141,7 @@ class EventAck(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class SpeechPartial(msgspec.Struct, frozen=True, rename="camel"):
+class SpeechPartial(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The reply so far: cumulative text, never a bare delta."""
 
     TYPE: ClassVar[str] = "assistant.speech.partial"
@@ -151,6 +152,14 @@ class SpeechPartial(msgspec.Struct, frozen=True, rename="camel"):
             examples=["Seventeen percent of 2340"],
         ),
     ]
+    speech_id: Annotated[
+        str | None,
+        Meta(
+            description="The ``speechId`` of the reply's ``tts.speak`` calls.",
+            examples=["speech_5d_1"],
+            extra={"needs": "segments"},
+        ),
+    ] = None
 
 
 class SpeechFinal(msgspec.Struct, frozen=True, rename="camel"):
@@ -416,21 +425,34 @@ ServerEvent: TypeAlias = (
 )
 
 
+class Segment(msgspec.Struct, frozen=True, rename={"number": "segment", "speech_id": "speechId"}):
+    """The part of a reply that a ``tts.speak`` says: its ``number`` from 0, and whether it is the last."""
+
+    speech_id: str
+    number: int
+    last: bool
+
+
 def set_state(call_id: str, state: ConversationState) -> ToolCallEvent:
     """Make the UI call that shows the conversation's state; ``idle`` reopens the microphone."""
     # Written by hand, since it is sent three times a turn; the states need no escaping.
     return ToolCallEvent(call_id, "convo.setState", f'{{"state":"{state}"}}')
 
 
-def append_message(call_id: str, role: Literal["user", "assistant"], text: str) -> ToolCallEvent:
-    """Make the UI call that puts a whole message into the app's transcript."""
-    arguments = msgspec.json.encode({"role": role, "text": text, "isPartial": False}).decode()
-    return ToolCallEvent(call_id, "convo.appendMessage", arguments)
+def append_message(
+    call_id: str, role: Literal["user", "assistant"], text: str, message_id: str | None = None
+) -> ToolCallEvent:
+    """Make the UI call that puts a message into the app's transcript; ``message_id`` for ``segments``."""
+    arguments: dict[str, str | bool] = {"role": role, "text": text, "isPartial": False}
+    if message_id is not None:
+        arguments["messageId"] = message_id
+    return ToolCallEvent(call_id, "convo.appendMessage", msgspec.json.encode(arguments).decode())
 
 
-def speak(call_id: str, text: str) -> ToolCallEvent:
-    """Make the UI call that has the device say something."""
-    return ToolCallEvent(call_id, "tts.speak", msgspec.json.encode({"text": text}).decode())
+def speak(call_id: str, text: str, segment: Segment | None = None) -> ToolCallEvent:
+    """Make the UI call that has the device say something; ``segment`` for ``segments``."""
+    arguments = {"text": text} if segment is None else {"text": text, **msgspec.to_builtins(segment)}
+    return ToolCallEvent(call_id, "tts.speak", msgspec.json.encode(arguments).decode())
 
 
 def is_ui_call(name: str) -> bool:

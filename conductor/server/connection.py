@@ -73,6 +73,7 @@ class Connection:
         self._stale = False
         self._resumed = False
         self.resumes = False
+        self.segments = False
         self._ping: asyncio.TimerHandle | None = None
 
     # -- the life of a connection

@@ -118,6 +118,7 @@ class _Client:
     """The other end of a session: says what the scene has it say, and answers calls and questions."""
 
     resumes = False
+    segments = False
 
     def __init__(self, session: Session, scene: Scene) -> None:
         self._session = session

@@ -81,6 +81,7 @@ class Wire:
     """A connection: a `Transport`, and a reader that takes one event at a time as the server's does."""
 
     resumes = False
+    segments = False
 
     def __init__(self, phone: Phone, session: Session, capabilities: Sequence[str], *, slow: bool) -> None:
         self.phone = phone

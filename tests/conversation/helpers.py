@@ -340,6 +340,7 @@ class Line:
     # `Transport`
 
     resumes = False
+    segments = False
 
     def ownership_lost(self, *, stale: bool) -> None:
         """Nothing: what the session sends is all that counts here."""

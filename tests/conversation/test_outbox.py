@@ -42,6 +42,7 @@ class Wire:
     """A transport that writes at once, or, where it is ``slow``, when it is let."""
 
     resumes = False
+    segments = False
 
     def __init__(self, *, slow: bool = False) -> None:
         self.slow = slow

@@ -52,6 +52,9 @@ REPLIES: Mapping[str, list[Script]] = {
         [TextDelta("The light is on.")],
     ],
     "Hello.": [[TextDelta("Good morning.")]],
+    "Tell me about owls.": [
+        [TextDelta("Owls hunt at night. They hear a mouse under the snow. Some of them hunt by day.")]
+    ],
     "Is the hall lit?": [[call("lamp.status", room="hall")], [TextDelta("No, it is dark.")]],
 }
 """What a person says first -> the model's replies."""
@@ -116,7 +119,7 @@ class Player:
         """Put written ids, and times, in the place of those on the wire; the same one each time."""
         if isinstance(payload, dict) and isinstance(written, dict):
             return {name: self.with_written_ids(value, written.get(name)) for name, value in payload.items()}
-        if isinstance(written, str) and re.fullmatch(r"(call|appr|batch|app)_\d+", written):
+        if isinstance(written, str) and re.fullmatch(r"(call|appr|batch|app|speech)_\d+", written):
             return written if self.real.setdefault(written, payload) == payload else payload
         if isinstance(written, str) and re.fullmatch(r"2026-03-01T[\d:.]+Z", written):
             return written

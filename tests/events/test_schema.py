@@ -129,6 +129,7 @@ def test_a_capability_names_each_sides_events_and_fields() -> None:
         "activity": ([], ["tool.activity"]),
         "metrics": ([], ["turn.ended", "turn.metrics"]),
         "goaway": ([], ["session.goaway"]),
+        "segments": ([], ["assistant.speech.partial: speechId"]),
         "diagnostics": ([], ["diagnostic"]),
     }
 

@@ -62,6 +62,7 @@ class Wire:
     """A transport that remembers what it was given."""
 
     resumes = False
+    segments = False
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
