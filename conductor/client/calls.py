@@ -229,6 +229,11 @@ class Calls:
     def speaking(self) -> bool:
         return self._speech is not None
 
+    @property
+    def queues_speeches(self) -> bool:
+        """Whether speeches wait for each other, and nothing else waits for them: with ``segments``."""
+        return self._sender.accepts("segments")
+
     def silence(self, number: int) -> None:
         """Stop the running speech, and skip any that waits among the first ``number`` events."""
         self._silent_to = number

@@ -118,7 +118,7 @@ class EventDispatcher:
         brief = is_ui_call(call.name) and call.name != SPEAK
         if brief:
             await answering
-        elif self._serial:
+        elif self._serial and not (call.name == SPEAK and self._calls.queues_speeches):
             self._occupied = True
             self._approvals.ask()  # approval requests do not wait behind a tool or a speech
             try:

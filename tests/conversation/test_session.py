@@ -60,13 +60,21 @@ def check_rest(one: Stage, *, calls: bool = True) -> None:
 
 # -- anything at all
 
-WORDS = ("alpha", "bravo", "charlie", "delta")
+WORDS = ("alpha ", "bravo ", "charlie ", "delta ")
+SENTENCES = (
+    "Alpha is the first of all letters. ",
+    "Bravo, ",
+    "said Charlie to his friend. ",
+    "Delta.\n\n- A river ",
+)
 
 
 NAMES = ("device.look", "device.do", "device.pick", "local.sum", "local.wait", "nobody.home")
 
 
-def random_reply(rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES) -> Script:
+def random_reply(
+    rng: random.Random, request: ModelRequest, names: Sequence[str] = NAMES, words: Sequence[str] = WORDS
+) -> Script:
     """Say something, call something, fail, or take time; end after some rounds."""
     rounds = 0
     for message in reversed(request.messages):
@@ -75,7 +83,7 @@ def random_reply(rng: random.Random, request: ModelRequest, names: Sequence[str]
         rounds += isinstance(message, AssistantMessage)
     script: list[Any] = []
     for _ in range(rng.randint(0, 3)):
-        script += [TextDelta(f"{rng.choice(WORDS)} "), rng.choice((0.0, 0.0, 0.1, 3.0))]
+        script += [TextDelta(rng.choice(words)), rng.choice((0.0, 0.0, 0.1, 3.0))]
     if rng.random() < 0.1:
         return [*script, ModelError("overloaded", "busy")]
     if rounds < 3 and rng.random() < 0.5:
@@ -176,7 +184,7 @@ def random_device(rng: random.Random) -> Callable[[str, str], str | None | Await
     return answer
 
 
-async def chaos(seed: int, mode: str, stale_speech: float = -1.0) -> None:
+async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str = "no") -> None:
     """Do forty things at random, let time pass, and check what is left.
 
     With a ``stale_speech`` below 0 no speech is ever replayed.
@@ -185,15 +193,20 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0) -> None:
     store = randomly_slow(rng)
     local = LocalTools()
     local.go.set()
+    words = WORDS if segments == "no" else SENTENCES
     services = make_services(
-        lambda request: random_reply(rng, request),
+        lambda request: random_reply(rng, request, words=words),
         store=store,
         toolsets=[local],
         mode=mode,
         max_turns=1000,
         stale_speech=stale_speech,
     )
+    services = replace(services, speak_segments=segments == "always")
     one = await stage(services, random_device(rng))
+    if segments == "capable":
+        one.app.capabilities = ["segments"]
+        open_with(one, one.app.capabilities)
     world = Chaos(rng, one, store)
     try:
         for _ in range(40):
@@ -220,6 +233,12 @@ def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None
 def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
     for seed in range(140, 160):
         run(chaos(seed, "cancel", stale_speech=10.0))
+
+
+@pytest.mark.parametrize("segments", ["always", "capable"])
+def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(segments: str) -> None:
+    for seed in range(160, 180):
+        run(chaos(seed, "cancel", stale_speech=10.0, segments=segments))
 
 
 def check_one_idle(one: Stage, since: int = 0) -> None:

@@ -1,0 +1,100 @@
+"""Replies in segments, over a real connection, with the Python library."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conductor.client import connect
+from conductor.conversation.speech import CUT_HERE
+from conductor.messages import AssistantMessage, ToolCall
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from tests.end_to_end.conftest import Served, serving
+
+SENTENCES = ["I look at the lamps.", "This may take a little while.", "Please wait until it is done."]
+TOOL = {"name": "lamp.status", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+
+
+class Voice:
+    """Says each text when it is let; ``said`` are those that were said to their end."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.go = asyncio.Semaphore(0)
+        self.said: list[str] = []
+
+    async def speak(self, text: str) -> None:
+        self.begun.put_nowait(text)
+        await self.go.acquire()
+        self.said.append(text)
+
+
+def messages(served: Served) -> list[str]:
+    (session,) = served.listener.registry.sessions
+    return [message.text for message in session.messages if isinstance(message, AssistantMessage)]
+
+
+async def test_a_tool_runs_while_the_app_says_what_came_before_it() -> None:
+    provider = ScriptedProvider(
+        [[TextDelta(" ".join(SENTENCES)), ToolCall("", "lamp.status", "{}")], [TextDelta("All are off.")]]
+    )
+    voice, ran = Voice(), asyncio.Event()
+    async with (
+        serving(provider) as served,
+        connect(
+            served.url,
+            tools=[TOOL],
+            handlers={"lamp.status": lambda arguments: ran.set()},
+            speak=voice.speak,
+            capabilities=["resume", "segments"],
+        ) as client,
+    ):
+        turn = await client.say("the lamps?")
+        assert await voice.begun.get() == SENTENCES[0]
+        await ran.wait()
+        await turn
+        assert voice.said == []
+        for _ in range(4):
+            voice.go.release()
+        assert [await voice.begun.get() for _ in range(3)] == [*SENTENCES[1:], "All are off."]
+        await client.say("thanks")
+
+
+async def test_a_lost_connection_does_not_say_anything_twice() -> None:
+    provider = ScriptedProvider([[TextDelta(" ".join(SENTENCES))]])
+    voice = Voice()
+    async with (
+        serving(provider) as served,
+        connect(served.url, speak=voice.speak, capabilities=["resume", "segments"]) as client,
+    ):
+        await (await client.say("go"))
+        voice.go.release()
+        await voice.begun.get()
+        await voice.begun.get()
+        (session,) = served.listener.registry.sessions
+        assert session.transport is not None
+        session.transport.close(1012, "restart")
+        for _ in range(2):
+            voice.go.release()
+        assert await voice.begun.get() == SENTENCES[2]
+        await session.settled()
+        assert voice.said == SENTENCES
+        assert voice.begun.empty()
+
+
+async def test_the_model_hears_which_sentence_was_interrupted() -> None:
+    provider = ScriptedProvider([[TextDelta(" ".join(SENTENCES))], [TextDelta("Yes?")]])
+    voice = Voice()
+    async with (
+        serving(provider) as served,
+        connect(served.url, speak=voice.speak, capabilities=["resume", "segments"]) as client,
+    ):
+        await (await client.say("go"))
+        voice.go.release()
+        await voice.begun.get()
+        await voice.begun.get()
+        await client.interrupt(spoken_text="This may")
+        await (await client.say("stop"))
+        assert messages(served) == [f"{SENTENCES[0]} This may {CUT_HERE}", "Yes?"]
+        assert await voice.begun.get() == "Yes?"
+        voice.go.release()
