@@ -55,8 +55,8 @@ class ClientLimits:
 
 
 SERVED = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
-"""Capabilities that need nothing of the app, as ``tools`` and ``approval`` do. With ``segments`` speeches go on
-beside the other events: so the app asks for it."""
+"""Capabilities that need nothing of the app, as ``tools`` and ``approval`` do. With ``segments`` speeches go
+on beside the other events: so the app asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

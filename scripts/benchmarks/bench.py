@@ -75,6 +75,7 @@ TARGETS = {
     "round.p50_ms": ("1.5", "0.7"),
     "first.p50_ms": ("3", "1"),
     "first.p99_ms": ("10", ""),
+    "speech.p50_ms": ("50", ""),
     "barge.max_ms": ("100", ""),
     "burst.longest_over_cpu": ("1.5", "1.1"),
     "burst.longest_over_median": ("2", ""),
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="turns stream round first barge burst memory start gate redaction knowledge durable echo (all)",
+        help="turns stream round first speech barge burst memory start gate redaction knowledge durable echo",
     )
     parser.add_argument("--quick", action="store_true", help="short windows: for a look, not for figures")
     parser.add_argument("--seconds", type=float, help="length of a window")
@@ -130,12 +131,12 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     profile = str(options.profile.resolve()) if options.profile is not None else None
 
     async def with_server(
-        name: str, run: Callable[[Process, AnthropicService], Awaitable[ToolMetrics]]
+        name: str, run: Callable[[Process, AnthropicService], Awaitable[ToolMetrics]], **environment: str
     ) -> None:
         if wanted and name.partition("_")[0] not in wanted:
             return
         async with AnthropicService(api_keys=None, keep_requests=0) as service:
-            async with conductor(service.base_url, pinned=pinned, profile=profile) as server:
+            async with conductor(service.base_url, pinned=pinned, profile=profile, **environment) as server:
                 await _warm_up(server, service)
                 results[name] = await run(server, service)
                 results[name]["tracebacks"] = server.tracebacks()
@@ -162,6 +163,9 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     await with_server("stream", partial(scenarios.paced_stream, sessions=100, per_second=50, seconds=seconds))
     await with_server("round", partial(scenarios.tool_round, turns=200))
     await with_server("first", partial(scenarios.first_partial, sessions=100, per_second=50, seconds=seconds))
+    await with_server(
+        "speech", partial(scenarios.first_speech, sessions=50, turns=20), SPEAK_SEGMENTS="always"
+    )
     await with_server("barge", partial(scenarios.barge_in, times=50))
     await with_server("burst", partial(scenarios.first_words, sessions=500))
     if not wanted or "durable" in wanted:

@@ -151,7 +151,7 @@ class Phone(Frames):
     """Behaves as the shipped app does: one event after the other, each call answered before the next is read.
 
     ``on_partial`` and ``on_error`` are called with the phone, ``on_idle`` when the microphone opens,
-    ``on_result`` just before the result of a device tool is sent.
+    ``on_result`` just before the result of a device tool is sent, ``on_speech`` when something is to be said.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -161,6 +161,7 @@ class Phone(Frames):
         self.on_idle: Callable[[Phone], None] = _nothing
         self.on_error: Callable[[Phone], None] = _nothing
         self.on_result: Callable[[Phone], None] = _nothing
+        self.on_speech: Callable[[Phone], None] = _nothing
         self.said_at = 0.0
         self.partials = 0
         self._number = 0
@@ -202,6 +203,8 @@ class Phone(Frames):
             ui = call.name.startswith(("convo.", "tts."))
             if not ui:
                 self.on_result(self)
+            elif call.name == "tts.speak":
+                self.on_speech(self)
             self.event("tool.result", f'{{"callId":"{call.call_id}","result":"{{}}","error":null}}')
             if ui and call.arguments == '{"state":"idle"}':
                 self.on_idle(self)

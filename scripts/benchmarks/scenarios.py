@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from benchmarks.client import Frames, Phone
 from benchmarks.nodes import Process
@@ -254,6 +255,55 @@ async def first_partial(
             await asyncio.sleep(pause)
 
     await asyncio.gather(*(talk(phone, number / per_second) for number, phone in enumerate(phones)))
+    for phone in phones:
+        phone.abort()
+    return {**milliseconds(times), "turns": len(times)}
+
+
+class Passed(asyncio.Event):
+    """A hold of a reply that holds nothing, and notes when the reply has come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0.0
+
+    async def wait(self) -> Literal[True]:
+        """Note the time."""
+        self.at = time.perf_counter()
+        return True
+
+
+async def first_speech(server: Process, service: AnthropicService, sessions: int, turns: int) -> ToolMetrics:
+    """Time the way from the end of the model's first sentence to the first ``tts.speak``.
+
+    The model writes 50 words a second: the next word, which shows that the sentence is over, takes 20 ms.
+    """
+    times: list[float] = []
+    ends: dict[str, Passed] = {}
+
+    def reply(request: dict[str, Any]) -> Reply:
+        content = request["messages"][-1]["content"]
+        end = ends[content if isinstance(content, str) else content[-1]["text"]] = Passed()
+        text = (
+            "Owls hunt at night. They hear a mouse under the snow, and some of them hunt by day. That is all."
+        )
+        chunks = re.findall(r"\s*\S+", text)
+        return Reply(text=text, chunks=chunks, delay_s=0.02, hold=end, hold_at=4)
+
+    def on_speech(phone: Phone) -> None:
+        end = ends.pop(phone.session_id, None)
+        if end is not None:
+            times.append(time.perf_counter() - end.at)
+
+    service.default = reply
+    phones = await connected(server, sessions, "speech")
+
+    async def talk(phone: Phone) -> None:
+        phone.on_speech = on_speech
+        for _ in range(turns):
+            await one_turn(phone, phone.session_id)
+
+    await asyncio.gather(*map(talk, phones))
     for phone in phones:
         phone.abort()
     return {**milliseconds(times), "turns": len(times)}
