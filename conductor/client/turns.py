@@ -89,7 +89,6 @@ class Turn:
         # Whether ``event.ack`` named the transcript: the server will process it.
         self.recorded = False
         self._asked: set[str] = set()
-        self._resolved: set[str] = set()
         self._turn_s = turn_s
         self._events: list[Event] = []
         self._answers: dict[str, ToolResultEvent] = {}
@@ -100,7 +99,7 @@ class Turn:
     @property
     def asking(self) -> bool:
         """Whether an approval request of this turn is open: its ``idle`` is for the answer by voice."""
-        return not self._asked <= self._resolved
+        return bool(self._asked)
 
     @property
     def done(self) -> bool:
@@ -155,7 +154,10 @@ class Turn:
         if isinstance(event, ApprovalRequest):
             self._asked.add(event.approval_id)
         elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
-            self._resolved.add(event.approval_id)
+            self._asked.discard(event.approval_id)
+        elif isinstance(event, SpeechFinal):
+            # After a lost connection the outcome of a question may come later than the answer.
+            self._asked.clear()
         # Bounded: a turn with long partials may have thousands.
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)

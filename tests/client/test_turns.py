@@ -7,7 +7,16 @@ import pytest
 from conductor.client.errors import ClientError
 from conductor.client.turns import Turn, Turns
 from conductor.events.client import ToolResultEvent
-from conductor.events.server import ErrorEvent, SpeechFinal, ToolCallEvent, append_message, set_state
+from conductor.events.server import (
+    ApprovalRequest,
+    ApprovalResolved,
+    ErrorEvent,
+    ServerEvent,
+    SpeechFinal,
+    ToolCallEvent,
+    append_message,
+    set_state,
+)
 
 LIMIT_S = 5.0
 
@@ -24,7 +33,7 @@ class Wire:
         self.turns.add(turn)
         return turn
 
-    def hear(self, *events: SpeechFinal | ToolCallEvent | ErrorEvent) -> None:
+    def hear(self, *events: ServerEvent) -> None:
         for event in events:
             self.turns.note(event)
             self.turns.settle(event, self.connection)
@@ -32,6 +41,9 @@ class Wire:
 
 IDLE = set_state("c", "idle")
 THINKING = set_state("c", "thinking")
+QUESTION = ApprovalRequest(
+    "appr_1", "batch_1", "call_1", "notes.delete", {}, "digest", "medium", [], "May I?", ["once"], ""
+)
 
 
 async def test_the_idle_of_an_earlier_turn_does_not_end_one_just_said() -> None:
@@ -130,6 +142,24 @@ async def test_a_fresh_idle_on_a_later_connection_tells_that_the_transcript_is_l
     wire.connection = 2
     wire.hear(IDLE)
     assert (await turn).ending == "lost"
+
+
+async def test_a_turn_outlasts_the_idle_at_which_its_question_is_answered() -> None:
+    wire = Wire()
+    turn = wire.say("delete it")
+    wire.hear(append_message("c", "user", "delete it"), SpeechFinal("Let me see."), QUESTION, IDLE)
+    assert not turn.done
+    wire.hear(ApprovalResolved("appr_1", "allowed"), THINKING, SpeechFinal("Gone."), IDLE)
+    assert (await turn).finals == ("Let me see.", "Gone.")
+
+
+async def test_a_turn_ends_when_the_answer_comes_before_what_became_of_its_question() -> None:
+    wire = Wire()
+    turn = wire.say("delete it")
+    wire.hear(append_message("c", "user", "delete it"), QUESTION, IDLE)
+    wire.connection = 2
+    wire.hear(SpeechFinal("Gone."), IDLE, ApprovalResolved("appr_1", "allowed"))
+    assert (await turn).ending == "idle"
 
 
 async def test_the_result_holds_what_the_device_answered() -> None:
