@@ -48,6 +48,15 @@ export class ToolCancelled extends Error {
 }
 
 /** What a person is asked. Its texts come from a model and from the server: show them as text. */
+export interface SpeechRun {
+  /** Aborted to stop the speech. */
+  signal: AbortSignal;
+  /** The reply that it is a part of, its number in that reply, and whether it is the last: with `segments`. */
+  speechId?: string;
+  segment?: number;
+  last?: boolean;
+}
+
 export interface Approval {
   approvalId: string;
   batchId: string;
@@ -151,7 +160,7 @@ export interface ConnectOptions {
   /** Every frame, as it is sent or read, also those that come a second time. */
   onEvent?(direction: "in" | "out", event: WireEvent): void;
   /** Say a text and return at its end; the signal is aborted to stop it. Without it the voice is silent. */
-  speak?(text: string, run: { signal: AbortSignal }): void | Promise<void>;
+  speak?(text: string, run: SpeechRun): void | Promise<void>;
   /** Default: IndexedDB where there is one, else memory. */
   storage?: SessionStorage;
   /** Default: global WebSocket. Node 20 has none: `import { WebSocket } from "ws"`. */

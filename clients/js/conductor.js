@@ -1,5 +1,5 @@
 // A client of Conductor's protocol for browsers and Node: docs/protocol.md says what goes over the wire.
-const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "metrics", "goaway", "diagnostics"];
+const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "segments", "metrics", "goaway", "diagnostics"];
 const SUPERSEDED = 4409; // another connection serves the session: coming back would be a duel
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
@@ -300,6 +300,7 @@ class Client {
   #runs = new Map();
   #approvals = new Map();
   #queue = Promise.resolve();
+  #voice = Promise.resolve(); // with segments speeches wait for each other, and only an `idle` for them
   #arrivals = 0;
   #silentTo = 0;
   #speech = null;
@@ -628,18 +629,24 @@ class Client {
     this.#queue = this.#queue.then(async () => {
       if (this.#closed) return;
       try {
-        await this.#handle(event, number);
+        if (await this.#handle(event, number)) return;
       } catch (error) {
         console.error("conductor: an event could not be handled", error);
       }
       if (this.#closed || PASSING.has(event.type)) return;
       this.#lastEventId = event.id;
       // A question that stands is asked again after a reload.
-      if (event.type !== "approval.request") remember(this.#handled, event.id);
-      this.#save();
+      this.#done(event, event.type !== "approval.request");
     });
   }
 
+  #done(event, forGood = true) {
+    if (this.#closed) return;
+    if (forGood) remember(this.#handled, event.id);
+    this.#save();
+  }
+
+  /** Whether the event goes on beside those after it. */
   async #handle(event, number) {
     const { type, payload } = event;
     const args = type === "tool.call" ? parsed(payload.arguments) : null;
@@ -648,7 +655,10 @@ class Client {
       this.#replying = true;
       this.#tell(type.endsWith("partial") ? "onPartial" : "onFinal", payload.text);
     } else if (type === "error") this.#tell("onError", payload);
-    else if (type === "tool.call" && isUiCall(payload.name)) await this.#show(payload, args, number);
+    else if (payload.name === "tts.speak" && this.#accepted.has("segments")) {
+      this.#voice = this.#voice.then(() => this.#closed || this.#show(payload, args, number)).then(() => this.#done(event));
+      return true;
+    } else if (type === "tool.call" && isUiCall(payload.name)) await this.#show(payload, args, number);
     else if (type === "tool.call" && !payload.name.startsWith("bridge.")) await this.#run(payload, args);
   }
 
@@ -663,10 +673,11 @@ class Client {
   // UI calls
 
   async #show({ callId, name }, args, number) {
+    if (args?.state === "idle") await this.#voice;
     const answer = { callId, result: name === "tts.speak" ? '{"spoken":true}' : '{"ok":true}', error: null };
     try {
       if (!args) throw new Error("The arguments are not a JSON object.");
-      if (name === "tts.speak") await this.#speak(String(args.text ?? ""), number);
+      if (name === "tts.speak") await this.#speak(String(args.text ?? ""), args, number);
       else await this.#draw(name, args, callId);
     } catch (error) {
       Object.assign(answer, { result: null, error: clean(String(error?.message ?? error)) });
@@ -687,12 +698,12 @@ class Client {
     await this.#options.handlers?.[name]?.(args, { callId, name, signal: new AbortController().signal, progress() {} });
   }
 
-  async #speak(text, number) {
+  async #speak(text, { speechId, segment, last }, number) {
     if (number <= this.#silentTo) return;
     const speech = (this.#speech = new AbortController());
     try {
       // A voice that does not hear the signal must not hold the events that follow.
-      await Promise.race([this.#options.speak?.(text, { signal: speech.signal }), aborted(speech.signal)]);
+      await Promise.race([this.#options.speak?.(text, { signal: speech.signal, speechId, segment, last }), aborted(speech.signal)]);
     } catch (error) {
       if (!speech.signal.aborted) throw error;
     } finally {

@@ -30,6 +30,29 @@ test("a turn", async () => {
   assert.equal((await client.say("too late")).ending, "closed");
 });
 
+test("sentences are spoken one after the other, beside the rest, until the person interrupts", async () => {
+  const spoken = [];
+  const begun = [signal(), signal()];
+  const ends = [signal(), signal()];
+  const speak = async (text, { signal: stop, segment, last }) => {
+    const at = spoken.push([text, segment, last]) - 1;
+    begun[at].resolve();
+    await Promise.race([ends[at].promise, new Promise((resolve) => stop.addEventListener("abort", resolve))]);
+  };
+  const final = signal();
+  const client = open("js-segments", { speak, onFinal: final.resolve });
+  const turn = client.say("say The first sentence is here. The second sentence follows it. The third one ends it.");
+  await begun[0].promise;
+  await final.promise; // it came while the first sentence is still being said
+  ends[0].resolve();
+  await begun[1].promise;
+  client.interrupt({ spokenText: "The second" });
+  assert.equal((await turn).interrupted, true);
+  assert.deepEqual(spoken.map(([, segment, last]) => [segment, last]), [[0, false], [1, false]]);
+  assert.match(spoken[1][0], /second/);
+  await client.close();
+});
+
 test("a tool, its error, and one that is missing", async () => {
   const handlers = {
     "notes.find": async ({ number }, run) => {
