@@ -32,6 +32,7 @@ _COMMANDS = {
     "sessions": "list, show, export and delete what the session store keeps",
     "stats": "print a running server's figures",
     "protocol": "print what goes over the wire",
+    "rehearse": "play conversations from files, and compare what came of them",
     "verify-client": "play a server against an app, and say what the app did right",
 }
 
@@ -82,6 +83,11 @@ def _parse(given: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
 
         terminal.add_arguments(parsers["talk"])
         run = _talk
+    elif given[0] == "rehearse":
+        from conductor.rehearse import command
+
+        command.add_arguments(parsers["rehearse"])
+        run = command.run
     elif given[0] in parsers:
         module = import_module(f"conductor.commands.{given[0].replace('-', '_')}")
         module.add_arguments(parsers[given[0]])

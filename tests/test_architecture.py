@@ -42,7 +42,8 @@ for _part in ("tools", "conversation", "server", "app"):
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server
 BELOW["client"] = frozenset({"events", "errors"})
 BELOW["talk"] = frozenset({"client", "events", "errors"})
-BELOW["cli"] = frozenset({*_below, "commands", "client", "talk"})
+BELOW["rehearse"] = frozenset({*_below, "commands", "client"})  # plays both sides
+BELOW["cli"] = frozenset({*_below, "commands", "client", "talk", "rehearse"})
 BELOW["__main__"] = frozenset({"cli"})
 BELOW["__init__"] = frozenset()
 

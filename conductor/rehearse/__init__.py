@@ -1,0 +1,1 @@
+"""``conductor rehearse``: conversations as tests; see docs/rehearse.md."""

@@ -1,0 +1,127 @@
+"""``conductor rehearse``: its options, and the server in this process that a rehearsal is played with."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from conductor.app import make_services, running
+from conductor.client.errors import ClientError
+from conductor.errors import ModelError, SettingsError
+from conductor.events.envelope import new_call_id
+from conductor.logs import configure_logs
+from conductor.messages import ToolCall
+from conductor.models.base import ModelProvider, TextDelta
+from conductor.models.metrics import ModelMetrics
+from conductor.models.profiles import Profiles, load_profiles
+from conductor.models.registry import make_router
+from conductor.models.scripted import Script, ScriptedProvider
+from conductor.rehearse.player import Player, Usage
+from conductor.rehearse.report import Performance, write_junit, write_report
+from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
+from conductor.settings import Settings, load_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
+    parser.add_argument("--model", help="a profile or a provider, in place of the files' models")
+    parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
+    parser.add_argument("--seed", type=int, default=1, help="places random cuts (%(default)s)")
+    parser.add_argument("--url", help="a running server's WebSocket, in place of one in this process")
+    parser.add_argument("--token", help="the token for --url")
+
+
+def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
+    """Play the files; returns 1 if an expectation failed, else 0. Raises `SettingsError`."""
+    configure_logs("error", "console", cache=False)
+    # A scripted error of a tool is no news.
+    logging.getLogger("conductor.client").addHandler(logging.NullHandler())
+    out = stdout or sys.stdout
+    rehearsals = [(path, load(path)) for path in options.files]
+    played = [asyncio.run(_play(path, rehearsal, options)) for path, rehearsal in rehearsals]
+    write_report(out, played)
+    if options.junit is not None:
+        try:
+            with options.junit.open("wb") as file:
+                write_junit(file, played)
+        except OSError as error:
+            raise SettingsError(f"{options.junit} cannot be written: {error.strerror}.") from None
+    return 1 if any(one.failed for one in played) else 0
+
+
+async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -> Performance:
+    chance = random.Random(options.seed)
+    try:
+        async with _stage(rehearsal, options) as stage:
+            player = Player(rehearsal, stage.url, options.token, chance, stage.meter)
+            return Performance(rehearsal.name, str(path), await player.play())
+    except (ClientError, SettingsError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The server that is rehearsed with; ``meter`` is None for one in another process."""
+
+    url: str
+    meter: Callable[[], Usage] | None = None
+
+
+@asynccontextmanager
+async def _stage(rehearsal: Rehearsal, options: argparse.Namespace) -> AsyncIterator[_Stage]:
+    if options.url is not None:
+        yield _Stage(options.url)
+        return
+    given: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
+    # `load_settings` takes None for what was not given.
+    settings = load_settings(**given).model_copy(update={k: v for k, v in given.items() if v is None})
+    services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
+    async with running(settings, services) as listener:
+        yield _Stage(f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics))
+
+
+def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:
+    if model == SCRIPTED:
+        return ScriptedProvider([_script(reply) for reply in rehearsal.replies])
+    if model is None:
+        return None
+    return make_router(_profiles(model, settings), settings, ModelMetrics())
+
+
+def _profiles(model: str, settings: Settings) -> Profiles:
+    known = load_profiles(settings.model_copy(update={"model_provider": None})).by_name
+    if model in known:
+        # This one alone: another that stands in for it would hide its failures.
+        profile = known[model].model_copy(update={"fallback": (), "use": None})
+        return Profiles(model, {model: profile})
+    provider, _, name = model.partition(":")
+    chosen = {"model_provider": provider.lower()} | ({f"{provider.lower()}_model": name} if name else {})
+    return load_profiles(settings.model_copy(update=chosen))
+
+
+def _script(reply: Reply) -> Script:
+    calls = [
+        ToolCall(new_call_id(), call.tool, msgspec.json.encode(call.arguments).decode())
+        for call in reply.calls
+    ]
+    words = [TextDelta(word) for word in re.findall(r"\s*\S+\s*", reply.say)]
+    failure = [] if reply.error is None else [ModelError(reply.error, "The rehearsal's model fails here.")]
+    return [reply.after, *words, *calls, *failure]
+
+
+def _used(metrics: ModelMetrics) -> Usage:
+    rows = metrics.snapshot()
+    rounds, read, written = (int(sum(row[name] for row in rows)) for name in ("replies", "input", "output"))
+    return Usage(rounds, read, written)

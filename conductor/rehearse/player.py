@@ -1,0 +1,269 @@
+"""Plays a rehearsal: a person and a device that do as the file says, through the client library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
+from conductor.client.client import Client, connect
+from conductor.client.errors import ClientError
+from conductor.client.options import SERVED
+from conductor.client.reconnect import Reconnect
+from conductor.client.turns import Turn
+from conductor.errors import SettingsError
+from conductor.events.server import (
+    ApprovalResolved,
+    ErrorEvent,
+    SpeechPartial,
+    ToolActivity,
+    TurnMetrics,
+)
+from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
+
+# The longest that a step without a longer limit of its own may take.
+PATIENCE_S = 60.0
+# A person reads a card before they say yes: the server counts no yes of the first 0.15 s.
+READS_S = 0.3
+# How long the figures of a turn may come after its end.
+FIGURES_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Replies of the model so far, and their tokens."""
+
+    rounds: int | None = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def since(self, before: Usage) -> Usage:
+        """Give what was used since then."""
+        rounds = None if self.rounds is None else self.rounds - (before.rounds or 0)
+        return Usage(
+            rounds, self.input_tokens - before.input_tokens, self.output_tokens - before.output_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A tool that ran; the arguments of one in the server are not on the wire."""
+
+    tool: str
+    arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Scene:
+    """What came of one step; ``problems`` are what no expectation need name."""
+
+    step: Step
+    cut: Moment | None = None
+    used: list[ToolUse] = field(default_factory=list)
+    spoken: list[str] = field(default_factory=list)
+    approvals: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    state: str = ""
+    seconds: float = 0.0
+    usage: Usage = Usage()
+    decisions: list[Decision] = field(default_factory=list)
+    was_cut: bool = False
+    was_interrupted: bool = False
+    reached: bool = True
+    turns: list[Turn] = field(default_factory=list)
+
+
+class Player:
+    """The person and the device of one rehearsal, connected to the server at ``url``.
+
+    ``meter`` tells what the model has used; without it ``turn.metrics`` does, which has no rounds.
+    """
+
+    def __init__(
+        self,
+        rehearsal: Rehearsal,
+        url: str,
+        token: str | None,
+        chance: random.Random,
+        meter: Callable[[], Usage] | None = None,
+    ) -> None:
+        self._rehearsal = rehearsal
+        self._chance = chance
+        self._meter = meter
+        self._told = Usage(None)
+        self._figures_came = asyncio.Event()
+        self._answers_given: Counter[int] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        extra = ("metrics", "segments") if rehearsal.segments else ("metrics",)
+        self._client: Client = connect(
+            url,
+            token=token,
+            locale=rehearsal.locale,
+            time_zone=rehearsal.time_zone,
+            capabilities=(*SERVED, *extra),
+            tools=[tool.declaration for tool in rehearsal.tools],
+            handlers={tool.name: self._handler(tool) for tool in rehearsal.tools},
+            speak=self._speak,
+            on_approval=self._decide if rehearsal.cards else None,
+            reconnect=Reconnect(first_s=0, most_s=1, tries=20, random=chance.random),
+        )
+        self._client.on(ToolActivity, self._ran)
+        self._client.on(SpeechPartial, lambda _: self._reach("answer"))
+        self._client.on(ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
+        self._client.on(ErrorEvent, lambda event: self._scene.errors.append(event.code))
+        self._client.on(TurnMetrics, self._count)
+
+    async def play(self) -> list[Scene]:
+        """Play all steps. Raises `SettingsError` for a tool that the server does not take."""
+        scenes = [self._staged(step) for step in self._rehearsal.steps]
+        self._scene = scenes[0]
+        async with self._client as client:
+            for tool in (client.started and client.started.rejected_tools) or ():
+                raise SettingsError(f"the server refuses the tool {tool.name}: {tool.reason}.")
+            for number, scene in enumerate(scenes):
+                self._scene = scene
+                if not await self._perform(scene):
+                    for later in scenes[number + 1 :]:
+                        later.reached = False
+                    break
+        return scenes
+
+    def _staged(self, step: Step) -> Scene:
+        cut = self._chance.choice(MOMENTS) if step.cut == "random" else step.cut
+        return Scene(step, cut, decisions=list(step.approve))
+
+    async def _perform(self, scene: Scene) -> bool:
+        loop = asyncio.get_running_loop()
+        begin, before = loop.time(), self._used()
+        self._figures_came.clear()
+        limit_s = max(PATIENCE_S, scene.step.limits.seconds or 0)
+        ended = True
+        try:
+            async with asyncio.timeout(limit_s):
+                scene.turns.append(await self._client.say(scene.step.say))
+                self._reach("transcript")
+                for turn in scene.turns:  # it grows while the person answers by voice
+                    await turn.wait(limit_s)
+        except TimeoutError:
+            scene.problems.append(f"it did not end within {limit_s:g} s")
+            ended = False
+        except ClientError as error:
+            scene.problems.append(str(error))
+            ended = False
+        scene.seconds = loop.time() - begin
+        scene.state = self._client.state or ""
+        if ended:
+            if self._meter is None:
+                await self._wait_figures()
+            self._note_missing(scene)
+        scene.usage = self._used().since(before)
+        return ended
+
+    def _used(self) -> Usage:
+        return self._told if self._meter is None else self._meter()
+
+    async def _wait_figures(self) -> None:
+        # They follow the end of the turn, and are lost if the socket is cut there.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIGURES_S):
+                await self._figures_came.wait()
+
+    def _note_missing(self, scene: Scene) -> None:
+        step = scene.step
+        if step.cut not in (None, "random") and not scene.was_cut:
+            scene.problems.append(f"the socket was not cut: there was no {step.cut}")
+        if step.interrupt is not None and not scene.was_interrupted:
+            scene.problems.append("the answer was not interrupted: it ended before")
+        if scene.decisions:
+            scene.problems.append(f"{len(scene.decisions)} of approve were not asked for")
+
+    # -- the device
+
+    def _handler(self, tool: Tool) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        async def run(arguments: dict[str, Any]) -> Any:
+            self._scene.used.append(ToolUse(tool.name, arguments))
+            self._reach("call")
+            for answer in tool.answers:
+                if holds(arguments, answer.when) and not (answer.once and self._answers_given[id(answer)]):
+                    self._answers_given[id(answer)] += 1
+                    await asyncio.sleep(answer.delay)
+                    if answer.error is not None:
+                        raise RuntimeError(answer.error)
+                    return answer.result
+            given = msgspec.json.encode(arguments).decode()
+            self._scene.problems.append(f"{tool.name} has no answer to {given}")
+            raise RuntimeError("This tool has no answer to that.")
+
+        return run
+
+    def _ran(self, event: ToolActivity) -> None:
+        if event.status == "started" and event.source != "device":
+            self._scene.used.append(ToolUse(event.name))
+
+    def _count(self, event: TurnMetrics) -> None:
+        told = self._told
+        self._told = Usage(
+            None, told.input_tokens + event.input_tokens, told.output_tokens + event.output_tokens
+        )
+        self._figures_came.set()
+
+    def _reach(self, moment: Moment) -> None:
+        if self._scene.cut == moment and not self._scene.was_cut:
+            self._scene.was_cut = True
+            self._client.drop()
+
+    # -- the person
+
+    async def _decide(
+        self, approval: Approval, shown: Callable[[], Awaitable[None]]
+    ) -> ApprovalDecision | None:
+        await shown()
+        scene = self._scene
+        if not scene.decisions:
+            scene.problems.append(f"{approval.name} asked for consent, and no approve is left to answer it")
+            return deny()
+        decision = scene.decisions.pop(0)
+        if decision.by == "voice":
+            await asyncio.sleep(READS_S)
+            scene.turns.append(await self._client.say(decision.words or "yes"))
+            return None
+        if decision.by == "deny":
+            return deny(decision.words)
+        return allow(decision.scope) if decision.edit is None else edit(decision.edit)
+
+    async def _speak(self, text: str) -> None:
+        scene, plan = self._scene, self._scene.step.interrupt
+        before = sum(map(len, scene.spoken))
+        scene.spoken.append(text)
+        self._reach("speech")
+        if plan is None or scene.was_interrupted:
+            return
+        heard, played_ms = plan.heard, plan.after_ms
+        if plan.after_characters is not None:
+            if before + len(text) < plan.after_characters:
+                return
+            heard = text[: plan.after_characters - before] if heard is None else heard
+        elif plan.after_ms is not None:
+            await asyncio.sleep(plan.after_ms / 1000)
+        scene.was_interrupted = True
+        task = asyncio.create_task(self._client.interrupt(spoken_text=heard, played_ms=played_ms))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.Event().wait()  # the interruption cancels the speech
+
+
+def holds(value: Any, part: Any) -> bool:
+    """Tell whether a value is ``part``, or an object that holds all of its fields so."""
+    if isinstance(part, Mapping):
+        return isinstance(value, Mapping) and all(
+            name in value and holds(value[name], one) for name, one in part.items()
+        )
+    return bool(value == part)

@@ -1,0 +1,25 @@
+"""What the tests of rehearsals share: a file from its text, played in this process."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.conftest import Main
+
+Rehearse: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rehearse(conductor: Main, tmp_path: Path) -> Rehearse:
+    """Write a file and rehearse it; gives the exit code, the output and the errors."""
+
+    def write_and_run(text: str, *options: str, **values: str) -> tuple[int, str, str]:
+        (tmp_path / "one.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
+        return conductor("rehearse", "one.yaml", *options, **values)
+
+    return write_and_run
