@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
@@ -22,50 +23,44 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 def card(approval: Approval) -> RenderableType:
     """Draw a request: the tool, all its arguments, what it would do, the risk, the reasons, and the keys."""
-    high = approval.risk == "high"
-    lines = [Text(visible(approval.prompt)), Text(f"{visible(approval.name)} ({approval.risk} risk), with:")]
-    shown = json.dumps(approval.arguments, ensure_ascii=False, indent=2).split("\n")
-    text = "\n".join(f"  {visible(line)}" for line in shown)
-    lines.append(Text(text[:MAX_SHOWN], style="bold"))
-    if len(text) > MAX_SHOWN:
-        lines.append(Text(f"WARNING: {len(text) - MAX_SHOWN} more characters are not shown."))
-    lines += [Text(f"| {visible(line)}") for line in approval.preview.split("\n") if line]
-    lines += [Text(f"- {visible(reason)}", style="dim") for reason in approval.reasons]
-    if high:
-        lines.append(Text("WARNING: high risk. Look at what would be run before you allow it.", style="bold"))
+    arguments = _visible_lines(json.dumps(approval.arguments, ensure_ascii=False, indent=2))
+    parts: list[RenderableType] = [
+        Text(visible(approval.prompt)),
+        Padding(Text(arguments[:MAX_SHOWN], style="bold"), (0, 0, 0, 2)),
+    ]
+    if len(arguments) > MAX_SHOWN:
+        parts.append(Text(f"WARNING: {len(arguments) - MAX_SHOWN} more characters are not shown."))
+    if approval.preview:
+        parts.append(Padding(Text(_visible_lines(approval.preview)), (0, 0, 0, 2)))
+    parts += [Text(f"- {visible(reason)}", style="dim") for reason in approval.reasons]
     if approval.refused is not None:
-        lines.append(Text(f"The change was refused: {visible(approval.refused)}", style="bold"))
-    lines.append(Text(keys(approval)))
-    return Panel(Group(*lines), title="May it run?", border_style="red" if high else "yellow")
+        parts.append(Text(f"The change was refused: {visible(approval.refused)}", style="bold"))
+    parts.append(Text(keys(approval)))
+    title = Text(f"{visible(approval.name)}, {approval.risk} risk")
+    style = "red" if approval.risk == "high" else "yellow"
+    return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
 
 def keys(approval: Approval) -> str:
     """Say which answers there are."""
     scopes = [f"{key} {scope}" for key, scope in _SCOPES.items() if scope in approval.scopes]
-    return ", ".join([*scopes, "n [why] deny", "e edit"]) + "; a sentence is said to the assistant."
+    return ", ".join([*scopes, "n [why] deny", "e edit"]) + "; or say it in words"
 
 
-def decide(line: str, approval: Approval) -> ApprovalDecision | None:
-    """Read an answer; None for what is no key of this card. `wants_edit` reads the edit's."""
-    key, _, words = line.strip().partition(" ")
+def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", "said"] | None:
+    """Read an answer: a decision, a wish to edit, a sentence or a command; None for a slip of one key."""
+    line = line.strip()
+    key, _, words = line.partition(" ")
     key = _WORDS.get(key.casefold(), key.casefold())
     scope = _SCOPES.get(key)
     if scope in approval.scopes and not words:
         return allow(scope)
+    if key == "e" and not words:
+        return "edit"
     # "no problem, go on" is a sentence; only the key takes words.
-    if key == "n" and (not words or line.strip()[1] == " "):
+    if key == "n" and (not words or line[1] == " "):
         return deny(words.strip() or None)
-    return None
-
-
-def wants_edit(line: str) -> bool:
-    """Tell whether an answer asks for other arguments."""
-    return line.strip().casefold() in ("e", "edit")
-
-
-def is_said(line: str) -> bool:
-    """Tell a sentence or a command from a slip of one key."""
-    return len(line.strip()) > 1 and any(char.isalpha() for char in line)
+    return "said" if len(line) > 1 and any(map(str.isalpha, line)) else None
 
 
 def arguments_text(arguments: dict[str, Any]) -> str:
@@ -87,3 +82,7 @@ def visible(text: str) -> str:
         char if char == " " or unicodedata.category(char)[0] not in "CZ" else json.dumps(char)[1:-1]
         for char in text
     )
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.strip("\n").split("\n")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conductor.client.approvals import Approval, ApprovalDecision, edit
@@ -49,7 +49,7 @@ COMMANDS = {
     "/finish": "end a simulated agent: /finish [ID]",
     "/quit": "leave",
 }
-HINT = "Esc or Ctrl-C stops the answer, Ctrl-C on an empty line leaves; /help lists the commands."
+HINT = "Esc or Ctrl-C stops the answer, Ctrl-D leaves, /help lists the commands."
 
 DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 View: TypeAlias = "Plain | Screen"
@@ -114,7 +114,8 @@ class TerminalChat:
         if text is not None:
             return await self._one(text)
         if self._view.interactive:
-            self._view.note(f"Connected, session {self._client.session_id}. {HINT}")
+            self._view.note(f"Connected, session {self._client.session_id}.")
+            self._view.note(HINT)
         failed = False
         while not self._over.done() and (line := await self._view.next()) is not None:
             if line.strip():
@@ -165,7 +166,8 @@ class TerminalChat:
             raise ConnectionLost("That was lost on the way to the server; say it again.")
         asked = any(isinstance(event, ApprovalRequest) for event in result.events)
         answered = bool(result.finals or result.spoken) or asked  # a question is spoken, or shown
-        if not answered and not result.errors and not result.interrupted:
+        stopped = result.interrupted or result.ending == "followed"  # by the person, with more words
+        if not answered and not result.errors and not stopped:
             self._view.error("There was no answer.")
         return answered and not result.errors
 
@@ -176,7 +178,7 @@ class TerminalChat:
                 self._leave(DONE)
             case "/tools":
                 tools = dict.fromkeys(self._device.handlers(), "simulated device") | self._used
-                show("\n".join(f"{tool}  {about}" for tool, about in sorted(tools.items())))
+                show(_table(dict(sorted(tools.items()))))
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
@@ -192,14 +194,14 @@ class TerminalChat:
             case "/finish":
                 agent = self._device.finish(argument)
                 await self._client.agent_completed(
-                    agent.id,
-                    agent.status,
-                    name=agent.name,
-                    prompt=agent.prompts[0],
+                    agent["id"],
+                    agent["status"],
+                    name=agent["name"],
+                    prompt=agent["prompts"][0],
                     summary="Done (simulated).",
                 )
             case _:
-                show("\n".join([HINT, *(f"{command}  {about}" for command, about in COMMANDS.items())]))
+                show(f"{HINT}\n{_table(COMMANDS)}")
 
     async def _choose(self, question: str, names: Sequence[str]) -> str | None:
         view = self._view
@@ -226,15 +228,15 @@ class TerminalChat:
             with view.question("y/n/a/s/e> ") as answers:
                 while True:
                     line = await answers()
-                    if decision := cards.decide(line, approval):
+                    decision = cards.decide(line, approval)
+                    if isinstance(decision, ApprovalDecision):
                         return decision
-                    if cards.wants_edit(line):
-                        if (arguments := await self._edit(view, approval)) is not None:
-                            return edit(arguments)
-                    elif cards.is_said(line):
+                    if decision == "said":
                         self._spawn(self._handle(line))
-                        continue
-                    view.line(cards.keys(approval))
+                    elif decision == "edit" and (arguments := await self._edit(view, approval)) is not None:
+                        return edit(arguments)
+                    else:
+                        view.line(cards.keys(approval))
 
     async def _edit(self, view: Screen, approval: Approval) -> dict[str, Any] | None:
         text = cards.arguments_text(approval.arguments)
@@ -299,7 +301,7 @@ class TerminalChat:
 
     def _show_resolved(self, resolved: ApprovalResolved) -> None:
         why = f": {cards.visible(resolved.message)}" if resolved.message else ""
-        self._view.note(f"· question {resolved.outcome}{why}")
+        self._view.note(f"· {resolved.outcome}{why}")
 
     def _connection(self, event: Lost | TryFailed | Reconnected | GaveUp) -> None:
         view = self._view
@@ -310,8 +312,10 @@ class TerminalChat:
             self._leave(NO_CONNECTION)
         elif isinstance(event, TryFailed):
             view.error(f"Try {event.number}: {error}")
+        elif error:
+            view.error(error)
         else:
-            view.error(error or "Connected again.")
+            view.connection("Connected again.")
 
     async def _speak(self, text: str) -> None:
         self._view.speech(text)
@@ -344,6 +348,11 @@ class TerminalChat:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {about}" for name, about in rows.items())
 
 
 def voice_speed(text: str) -> float:

@@ -68,67 +68,59 @@ class StdinReader:
 
 
 class Plain:
-    """Answers as lines on ``out``, errors on ``err``; with ``json`` only events, one JSON object a line."""
+    """Answers as lines on ``out``, errors on ``err``; with ``json`` only events, one JSON object a line.
+
+    What a `Screen` draws while something is under way is not shown here.
+    """
 
     interactive = False
 
     def __init__(self, lines: StdinReader, out: TextIO, err: TextIO, *, json: bool = False) -> None:
-        self._lines = lines
+        self.next = lines.next
         self._out = out
         self._err = err
         self._json = json
         # Set when the reader of the output has closed it.
         self.gone = False
 
-    async def next(self) -> str | None:
-        """Wait for a line of the input; None at its end."""
-        return await self._lines.next()
-
     def event(self, kind: str, payload: Any) -> None:
         """Write an event of the server or of the connection, with ``json``."""
         if self._json:
-            self._write(self._out, msgspec.json.encode({"type": kind, "payload": payload}).decode() + "\n")
+            self._write(self._out, msgspec.json.encode({"type": kind, "payload": payload}).decode())
 
     def answer(self, text: str) -> None:
-        """Write a whole message of the assistant."""
         self.line(text)
 
     def speech(self, text: str) -> None:
-        """Write what the voice says."""
         utf8 = (self._out.encoding or "utf-8").lower().replace("-", "") == "utf8"
         self.line(f"{'🔊' if utf8 else '[speaks]'} {text}")
 
     def line(self, text: str) -> None:
-        """Write a text of one or more lines."""
         if not self._json:
-            self._write(self._out, f"{clean(text)}\n")
+            self._write(self._out, clean(text))
 
     def note(self, text: str) -> None:
-        """Write one line of side information."""
         self.line(" ".join(text.split()))
 
     def error(self, text: str) -> None:
-        """Write one line about an error."""
-        self._write(self._err, f"{' '.join(clean(text).split())}\n")
+        self._write(self._err, " ".join(clean(text).split()))
 
-    def partial(self, text: str) -> None:
-        """Show the answer so far: not here."""
+    connection = error
 
     def cut(self) -> None:
-        """Show that the answer was stopped."""
         self.line("[interrupted]")
 
-    def working(self, label: str | None) -> None:
-        """Show what is waited for: not here."""
+    def partial(self, text: str) -> None: ...
 
-    def status(self, **parts: str) -> None:
-        """Show model, session, state or connection: not here."""
+    def working(self, label: str | None) -> None: ...
+
+    def status(self, **parts: str) -> None: ...
 
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "utf-8"
         try:
             # An output in another encoding would raise in the middle of an answer.
-            stream.write(text.encode(encoding, "replace").decode(encoding))
+            stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
             stream.flush()
         except BrokenPipeError:
             self.gone = True

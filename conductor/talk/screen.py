@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
-from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.completion import ConditionalCompleter, WordCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
@@ -61,8 +62,10 @@ class Screen:
         self._session: PromptSession[str] = PromptSession(
             self._message,
             bottom_toolbar=self._toolbar,
-            completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
-            complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
+            completer=ConditionalCompleter(
+                WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
+                Condition(lambda: self._buffer.text.startswith("/")),
+            ),
             history=_history(),
             key_bindings=self._keys(),
             erase_when_done=True,
@@ -106,11 +109,9 @@ class Screen:
             self._buffer.reset(draft)
             self._session.app.invalidate()
 
-    def event(self, kind: str, payload: Any) -> None:
-        """Write an event: not here."""
+    def event(self, kind: str, payload: Any) -> None: ...
 
     def partial(self, text: str) -> None:
-        """Show the answer so far above the editor."""
         if not self._stopped:
             self._partial = text
             self._session.app.invalidate()
@@ -122,7 +123,7 @@ class Screen:
 
     def speech(self, text: str) -> None:
         """Print what the voice says, where it says something else than the answer."""
-        if clean(text).split() != _plain_words(self._last):
+        if _words(text) != _words(self._last):
             self.draw(Text(f"🔊 {clean(text)}", style="dim"))
         self._last = ""
 
@@ -133,15 +134,14 @@ class Screen:
         self.note("[stopped]")
 
     def line(self, text: str) -> None:
-        """Print a text of one or more lines."""
         self.draw(Text(clean(text)))
 
     def note(self, text: str) -> None:
-        """Print one line of side information."""
         self.draw(Text(" ".join(clean(text).split()), style="dim"))
 
+    connection = note
+
     def error(self, text: str) -> None:
-        """Print one line about an error."""
         self.draw(Text(" ".join(clean(text).split()), style="bold red"))
 
     def draw(self, what: RenderableType) -> None:
@@ -205,6 +205,8 @@ class Screen:
         return keys
 
     def _entered(self, text: str) -> None:
+        if self._partial and self._question is None and text.strip() and not text.startswith("/"):
+            self.cut()  # these words end the answer
         self.draw(Text(f"{self._label()}{clean(text)}", style="bold"))
         if self._question is None:
             self._buffer.append_to_history()
@@ -245,8 +247,8 @@ class Screen:
         self._pending.clear()
 
 
-def _plain_words(text: str) -> list[str]:
-    return text.replace("*", "").replace("`", "").split()
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)  # without the signs of markdown, which no voice says
 
 
 def _history() -> History:

@@ -69,16 +69,14 @@ async def talk(
 @contextlib.contextmanager
 def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGINT, handle)
     # Windows, or a thread that is not the main one: Ctrl-C raises KeyboardInterrupt there.
-    except (NotImplementedError, RuntimeError, ValueError):
-        yield
-        return
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        loop.add_signal_handler(signal.SIGINT, handle)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="ID", help="the session to go on with (default: a new one)")
     parser.add_argument(
         "--voice-speed",
-        type=_speed,
+        type=voice_speed,
         default=0.0,
         metavar="CHARS",
         help="characters a second that the voice takes for speaking (default: it speaks at once)",
@@ -133,10 +131,3 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return LEFT
-
-
-def _speed(text: str) -> float:
-    try:
-        return voice_speed(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from conductor.client.approvals import Approval
-from conductor.talk.cards import card, is_said, read_arguments, visible
+from conductor.talk.cards import card, decide, read_arguments, visible
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,18 @@ def test_what_is_no_json_object_is_refused(text: str) -> None:
         read_arguments(text)
 
 
+APPROVAL = Approval(
+    "appr_1", "call_1", "batch_1", "write_file", {"path": "a.txt"}, "high", (), "May I?", ("once",), None
+)
+
+
 def test_a_card_shows_what_the_call_would_do() -> None:
-    arguments = {"path": "a.txt", "content": "new"}
-    approval = Approval(
-        "appr_1", "call_1", "batch_1", "write_file", arguments, "high", (), "May I?", ("once",), None
-    )
     console = Console(width=80)
     with console.capture() as drawn:
-        console.print(card(replace(approval, preview="-old\n+new\x1b")))
-    assert "| -old" in drawn.get() and "| +new\\u001b" in drawn.get()
+        console.print(card(replace(APPROVAL, preview="-old\n+new\x1b")))
+    assert "│   -old" in drawn.get() and "│   +new\\u001b" in drawn.get()
 
 
 def test_a_slip_of_one_key_is_not_said() -> None:
-    assert not any(map(is_said, ("", "q", "1", "42", " ² ")))
-    assert all(map(is_said, ("yes please", "/help", "да, конечно")))
+    assert {decide(line, APPROVAL) for line in ("", "q", "1", "42", " ² ", "s")} == {None}
+    assert {decide(line, APPROVAL) for line in ("yes please", "/help", "да, конечно")} == {"said"}

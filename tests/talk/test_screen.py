@@ -89,6 +89,24 @@ async def test_the_answer_is_stopped_and_what_was_shown_is_kept(key: str) -> Non
     assert "nobody hears" not in one.seen
 
 
+async def test_words_that_end_an_answer_stand_below_what_was_shown_of_it() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await partial(peer, "A long story")
+        await peer.begin()
+        await peer.answer("Goodbye.")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script) as server, person(server.url) as one:
+        await one.sees("Connected")
+        one.type("tell me")
+        await one.sees("A long story")
+        one.type("enough")
+        await one.sees("A long story …\n[stopped]\n> enough\nGoodbye.")
+    assert "There was no answer." not in one.seen
+
+
 async def test_a_tool_under_way_is_named_with_its_seconds() -> None:
     seen = asyncio.Event()
 
@@ -109,7 +127,7 @@ async def test_a_tool_under_way_is_named_with_its_seconds() -> None:
         seen.set()
         await one.sees("· web.read: done, 2 ms", "Read.", gone="web.read 0 s")
         one.type("/tools")
-        await one.sees("agent.spawn  simulated device", "web.read  builtin")
+        await one.sees("agent.spawn          simulated device", "web.read             builtin")
 
 
 async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
@@ -122,7 +140,7 @@ async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
         await one.sees("e edit", "y/n/a/s/e>")
         for line in lines:
             one.type(line)
-        await one.sees("· question allowed")
+        await one.sees("· allowed")
     assert one.status == 0
     return {key: got[0][key] for key in got[0] if key not in ("approvalId", "argumentsDigest")}, one.seen
 
@@ -132,11 +150,10 @@ async def test_a_card_shows_what_would_be_run_and_why() -> None:
     assert got == {"decision": "deny"}
     for shown in (
         "May I run notes delete, path notes.txt?",
-        "notes.delete (high risk), with:",
+        "notes.delete, high risk",
         '"path": "a\\u001b[2J\\u202eb"',
         "- It cannot be undone.",
-        "WARNING: high risk.",
-        "y once, n [why] deny, e edit",
+        "y once, n [why] deny, e edit; or say it in words",
     ):
         assert shown in seen
 
@@ -251,13 +268,13 @@ async def test_lines_are_pasted_whole_and_commands_are_completed_and_obeyed() ->
         one.type("/hi", enter=False)
         await one.sees("/history", "show what was said here")
         one.type("\t")
-        await one.sees("> first line\nsecond line\nBoth.")
+        await one.sees("> first line\nsecond line\nBoth.", gone="begin a new session")
         one.type("/voice")
         await one.sees("The voice says 15 characters a second.")
         one.type("/session two")
         await one.sees("Session two.")
         one.type("/nonsense")
-        await one.sees("/quit  leave")
+        await one.sees("/quit     leave")
         one.type("/quit")
         await one.sees("/quit")
     assert one.status == 0

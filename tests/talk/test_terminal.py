@@ -291,7 +291,7 @@ async def test_a_script_says_its_lines_and_its_failures_are_the_exit_code(tmp_pa
             out, err = await process.communicate()
     assert (process.returncode, err.decode()) == (1, "Error: No. (internal_error)\n")
     assert out.decode().splitlines()[:2] == ["One.", "🔊 One."]
-    assert "agent.cancel  simulated device" in out.decode()
+    assert "agent.cancel         simulated device" in out.decode()
     assert out.decode().splitlines()[-1] == "🔊 Three."
 
 
