@@ -16,16 +16,20 @@ _UNSEEN = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206
 
 
 def write_table(
-    out: TextIO, headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
+    out: TextIO,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Collection[str] = (),
+    texts: Collection[str] = (),
 ) -> None:
     """Write a table, with the columns that ``numbers`` names aligned right.
 
-    On a terminal the last column wraps; elsewhere each row is one uncut line. Cells may come from clients:
-    control characters are escaped.
+    On a terminal the last column wraps, and those that ``texts`` names; elsewhere each row is one uncut line.
+    Cells may come from clients: control characters are escaped.
     """
     shown = [[cell if cell.isprintable() else ascii(cell)[1:-1] for cell in row] for row in rows]
     if out.isatty():
-        _draw(out, headings, shown, numbers)
+        _draw(out, headings, shown, numbers, {headings[-1], *texts})
         return
     # Not by rich, which takes a millisecond a row.
     lines = [headings, *shown]
@@ -39,11 +43,15 @@ def write_table(
 
 
 def _draw(
-    out: TextIO, headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
+    out: TextIO,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Collection[str],
+    texts: Collection[str],
 ) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in headings:
-        wraps = heading == headings[-1]  # names stay whole: people copy them
+        wraps = heading in texts  # names stay whole: people copy them
         table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=not wraps)
     for row in rows:
         table.add_row(*map(Text, row))  # a string would be read as markup

@@ -8,9 +8,9 @@ import logging
 import random
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,22 +21,25 @@ from conductor.client.errors import ClientError
 from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.logs import configure_logs
-from conductor.messages import ToolCall
-from conductor.models.base import ModelProvider, TextDelta
+from conductor.messages import ToolCall, UserMessage
+from conductor.models.base import ModelProvider, ModelRequest, TextDelta
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.rehearse.player import Player, Usage
+from conductor.rehearse.player import Player, Scene, Usage
 from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
+
+_JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
     parser.add_argument("--model", help="a profile or a provider, in place of the files' models")
+    parser.add_argument("--judge", metavar="MODEL", help="which model answers the questions to a judge")
     parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
     parser.add_argument("--seed", type=int, default=1, help="places random cuts (%(default)s)")
     parser.add_argument("--url", help="a running server's WebSocket, in place of one in this process")
@@ -64,32 +67,34 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -> Performance:
     chance = random.Random(options.seed)
     try:
-        async with _stage(rehearsal, options) as stage:
-            player = Player(rehearsal, stage.url, options.token, chance, stage.meter)
-            return Performance(rehearsal.name, str(path), await player.play())
+        async with _serving(rehearsal, options) as (url, meter):
+            player = Player(rehearsal, url, options.token, chance, meter)
+            scenes = await player.play()
+        if options.judge is not None:
+            settings = load_settings()
+            provider = make_router(_profiles(options.judge, settings), settings, ModelMetrics())
+            try:
+                await judge(scenes, provider)
+            finally:
+                await provider.aclose()
+        return Performance(rehearsal.name, str(path), scenes)
     except (ClientError, SettingsError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """The server that is rehearsed with; ``meter`` is None for one in another process."""
-
-    url: str
-    meter: Callable[[], Usage] | None = None
-
-
 @asynccontextmanager
-async def _stage(rehearsal: Rehearsal, options: argparse.Namespace) -> AsyncIterator[_Stage]:
+async def _serving(
+    rehearsal: Rehearsal, options: argparse.Namespace
+) -> AsyncIterator[tuple[str, Callable[[], Usage] | None]]:
     if options.url is not None:
-        yield _Stage(options.url)
+        yield options.url, None
         return
     given: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
     # `load_settings` takes None for what was not given.
     settings = load_settings(**given).model_copy(update={k: v for k, v in given.items() if v is None})
     services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
     async with running(settings, services) as listener:
-        yield _Stage(f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics))
+        yield f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics)
 
 
 def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:
@@ -121,7 +126,23 @@ def _script(reply: Reply) -> Script:
     return [reply.after, *words, *calls, *failure]
 
 
+async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:
+    """Ask a model the questions of the steps, and note its verdicts. Raises `SettingsError` if it fails."""
+    for scene in scenes:
+        question = scene.step.expect.judge
+        if question is None or not scene.reached:
+            continue
+        said = f"Person: {scene.step.say}\nAssistant: {' '.join(scene.spoken)}"
+        request = ModelRequest(_JUDGE, [UserMessage(f"{said}\n\n{question}")])
+        try:
+            async with aclosing(provider.stream(request)) as events:
+                texts = [event.text async for event in events if isinstance(event, TextDelta)]
+        except ModelError as error:
+            raise SettingsError(f"the judge failed: {error}") from None
+        scene.verdict = "".join(texts)
+
+
 def _used(metrics: ModelMetrics) -> Usage:
     rows = metrics.snapshot()
-    rounds, read, written = (int(sum(row[name] for row in rows)) for name in ("replies", "input", "output"))
-    return Usage(rounds, read, written)
+    names = {"rounds": "replies", "input": "input", "output": "output"}
+    return Counter({name: int(sum(row[column] for row in rows)) for name, column in names.items()})

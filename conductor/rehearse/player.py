@@ -8,11 +8,12 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
+from conductor.client.calls import SPEAK
 from conductor.client.client import Client, connect
 from conductor.client.errors import ClientError
 from conductor.client.options import SERVED
@@ -21,9 +22,11 @@ from conductor.client.turns import Turn
 from conductor.errors import SettingsError
 from conductor.events.server import (
     ApprovalResolved,
+    Diagnostic,
     ErrorEvent,
     SpeechPartial,
     ToolActivity,
+    ToolCallEvent,
     TurnMetrics,
 )
 from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
@@ -36,20 +39,8 @@ READS_S = 0.3
 FIGURES_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Replies of the model so far, and their tokens."""
-
-    rounds: int | None = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    def since(self, before: Usage) -> Usage:
-        """Give what was used since then."""
-        rounds = None if self.rounds is None else self.rounds - (before.rounds or 0)
-        return Usage(
-            rounds, self.input_tokens - before.input_tokens, self.output_tokens - before.output_tokens
-        )
+Usage: TypeAlias = Counter[str]
+"""``rounds`` of the model, and its ``input`` and ``output`` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +53,10 @@ class ToolUse:
 
 @dataclass(slots=True)
 class Scene:
-    """What came of one step; ``problems`` are what no expectation need name."""
+    """What came of one step; ``problems`` are what no expectation need name.
+
+    ``verdict`` is what a model said to the question ``judge``.
+    """
 
     step: Step
     cut: Moment | None = None
@@ -73,11 +67,12 @@ class Scene:
     problems: list[str] = field(default_factory=list)
     state: str = ""
     seconds: float = 0.0
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Counter)
     decisions: list[Decision] = field(default_factory=list)
     was_cut: bool = False
     was_interrupted: bool = False
     reached: bool = True
+    verdict: str | None = None
     turns: list[Turn] = field(default_factory=list)
 
 
@@ -98,10 +93,14 @@ class Player:
         self._rehearsal = rehearsal
         self._chance = chance
         self._meter = meter
-        self._told = Usage(None)
+        self._told: Usage = Counter()
         self._figures_came = asyncio.Event()
         self._answers_given: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        # With ``segments`` a turn ends while its speeches still wait for each other.
+        self._unsaid = 0
+        self._silent = asyncio.Event()
+        self._silent.set()
         extra = ("metrics", "segments") if rehearsal.segments else ("metrics",)
         self._client: Client = connect(
             url,
@@ -116,9 +115,11 @@ class Player:
             reconnect=Reconnect(first_s=0, most_s=1, tries=20, random=chance.random),
         )
         self._client.on(ToolActivity, self._ran)
+        self._client.on(ToolCallEvent, self._called)
         self._client.on(SpeechPartial, lambda _: self._reach("answer"))
         self._client.on(ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
         self._client.on(ErrorEvent, lambda event: self._scene.errors.append(event.code))
+        self._client.on(Diagnostic, lambda event: self._scene.problems.append(event.message))
         self._client.on(TurnMetrics, self._count)
 
     async def play(self) -> list[Scene]:
@@ -152,6 +153,7 @@ class Player:
                 self._reach("transcript")
                 for turn in scene.turns:  # it grows while the person answers by voice
                     await turn.wait(limit_s)
+                await self._silent.wait()
         except TimeoutError:
             scene.problems.append(f"it did not end within {limit_s:g} s")
             ended = False
@@ -164,11 +166,11 @@ class Player:
             if self._meter is None:
                 await self._wait_figures()
             self._note_missing(scene)
-        scene.usage = self._used().since(before)
+        scene.usage = self._used() - before
         return ended
 
     def _used(self) -> Usage:
-        return self._told if self._meter is None else self._meter()
+        return Counter(self._told) if self._meter is None else self._meter()
 
     async def _wait_figures(self) -> None:
         # They follow the end of the turn, and are lost if the socket is cut there.
@@ -207,12 +209,10 @@ class Player:
     def _ran(self, event: ToolActivity) -> None:
         if event.status == "started" and event.source != "device":
             self._scene.used.append(ToolUse(event.name))
+            self._reach("call")
 
     def _count(self, event: TurnMetrics) -> None:
-        told = self._told
-        self._told = Usage(
-            None, told.input_tokens + event.input_tokens, told.output_tokens + event.output_tokens
-        )
+        self._told.update(input=event.input_tokens, output=event.output_tokens)
         self._figures_came.set()
 
     def _reach(self, moment: Moment) -> None:
@@ -239,25 +239,42 @@ class Player:
             return deny(decision.words)
         return allow(decision.scope) if decision.edit is None else edit(decision.edit)
 
+    def _called(self, call: ToolCallEvent) -> None:
+        if call.name == SPEAK and not self._scene.was_interrupted:
+            self._leave_unsaid(self._unsaid + 1)
+
+    def _leave_unsaid(self, number: int) -> None:
+        self._unsaid = number
+        (self._silent.clear if number else self._silent.set)()
+
     async def _speak(self, text: str) -> None:
         scene, plan = self._scene, self._scene.step.interrupt
         before = sum(map(len, scene.spoken))
         scene.spoken.append(text)
         self._reach("speech")
-        if plan is None or scene.was_interrupted:
-            return
-        heard, played_ms = plan.heard, plan.after_ms
-        if plan.after_characters is not None:
-            if before + len(text) < plan.after_characters:
-                return
-            heard = text[: plan.after_characters - before] if heard is None else heard
-        elif plan.after_ms is not None:
-            await asyncio.sleep(plan.after_ms / 1000)
-        scene.was_interrupted = True
+        if plan is not None and not scene.was_interrupted:
+            if plan.after_ms is not None:
+                await asyncio.sleep(plan.after_ms / 1000)
+                await self._interrupt(plan.heard, plan.after_ms)
+            elif plan.after_characters is not None and before + len(text) >= plan.after_characters:
+                heard = text[: plan.after_characters - before] if plan.heard is None else plan.heard
+                await self._interrupt(heard)
+        self._leave_unsaid(self._unsaid - 1)
+
+    async def _interrupt(self, heard: str | None, played_ms: int | None = None) -> None:
+        self._scene.was_interrupted = True
+        if heard is not None:
+            self._scene.spoken[-1] = heard
         task = asyncio.create_task(self._client.interrupt(spoken_text=heard, played_ms=played_ms))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.Event().wait()  # the interruption cancels the speech
+        task.add_done_callback(self._interrupted)
+        await asyncio.Event().wait()  # until the interruption cancels the speech
+
+    def _interrupted(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._leave_unsaid(0)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._scene.problems.append(str(error))
 
 
 def holds(value: Any, part: Any) -> bool:

@@ -55,13 +55,13 @@ def checks(scene: Scene) -> Iterator[Check]:
     for call in expect.called:
         times = sum(one.tool == call.tool and _fits(one.arguments, call) for one in scene.used)
         right = times >= 1 if call.times is None else times == call.times
-        count = "" if call.times is None else f" {call.times} times"
+        count = "" if call.times is None else " once" if call.times == 1 else f" {call.times} times"
         yield Check(_written(call.tool, call.arguments) + count, "" if right else used)
     for name in expect.not_called:
         called = any(one.tool == name for one in scene.used)
         yield Check(f"no {name}", used if called else "")
     spoken = " ".join(scene.spoken)
-    said = f"said {spoken!r}" if spoken else "nothing said"
+    said = _said(scene) or "nothing said"
     if expect.said is not None:
         yield Check(f"said /{expect.said}/", "" if _found(expect.said, spoken) else said)
     if expect.not_said is not None:
@@ -72,10 +72,14 @@ def checks(scene: Scene) -> Iterator[Check]:
         yield _equal("approvals", expect.approvals, scene.approvals)
     if expect.errors or scene.errors:
         yield _equal("errors", expect.errors, scene.errors)
+    if scene.verdict is not None:
+        yield Check(
+            f"yes to {expect.judge!r}", "" if re.match(r"\W*yes\b", scene.verdict, re.I) else scene.verdict
+        )
     for name, most, found in (
         ("s", limits.seconds, scene.seconds),
-        ("tokens in", limits.input_tokens, scene.usage.input_tokens),
-        ("tokens out", limits.output_tokens, scene.usage.output_tokens),
+        ("tokens in", limits.input_tokens, scene.usage["input"]),
+        ("tokens out", limits.output_tokens, scene.usage["output"]),
     ):
         if most is not None:
             yield Check(f"at most {most:g} {name}", f"{found:.4g}" if found > most else "")
@@ -86,8 +90,14 @@ def _used(scene: Scene) -> str:
 
 
 def _summary(scene: Scene) -> str:
+    cut = f"cut at the {scene.cut}" if scene.was_cut else ""
+    interrupted = "interrupted" if scene.was_interrupted else ""
+    return "; ".join(part for part in (cut, _used(scene), _said(scene), interrupted) if part)
+
+
+def _said(scene: Scene) -> str:
     spoken = " ".join(scene.spoken)
-    return "; ".join(part for part in (_used(scene), f"said {spoken!r}" if spoken else "") if part)
+    return f"said {spoken!r}" if spoken else ""
 
 
 def _fits(arguments: Any, call: Call) -> bool:
@@ -116,7 +126,7 @@ def write_report(out: TextIO, played: Sequence[Performance]) -> None:
             expected = "; ".join(check.expected for check in checks(scene))
             was = "; ".join(found) or _summary(scene)
             rows.append((one.name, str(number), _outcome(scene), *_figures(scene), expected, was))
-    write_table(out, _HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"))
+    write_table(out, _HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
 
 
 def _plain(text: str) -> str:
@@ -130,11 +140,11 @@ def _outcome(scene: Scene) -> str:
     return "FAILED" if failures(scene) else "ok"
 
 
-def _figures(scene: Scene) -> tuple[str, str, str, str]:
+def _figures(scene: Scene) -> tuple[str, ...]:
     if not scene.reached:
         return ("-", "-", "-", "-")
-    rounds = "-" if scene.usage.rounds is None else str(scene.usage.rounds)
-    return (f"{scene.seconds:.2f}", rounds, str(scene.usage.input_tokens), str(scene.usage.output_tokens))
+    used = [str(scene.usage[name]) for name in ("input", "output")]
+    return (f"{scene.seconds:.2f}", str(scene.usage["rounds"] or "-"), *used)
 
 
 def write_junit(out: BinaryIO, played: Sequence[Performance]) -> None:

@@ -37,6 +37,21 @@ _Seconds = Annotated[float, Field(ge=0, le=3600)]
 _Count = Annotated[int, Field(ge=0)]
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: ``on`` and ``yes`` are texts, and so are 12:30 and 2026-03-01."""
+
+    yaml_implicit_resolvers = {}
+
+
+for _tag, _pattern, _first in (
+    ("null", r"null|~|", ["n", "~", ""]),
+    ("bool", r"true|false", "tf"),
+    ("int", r"-?(0|[1-9][0-9]*)", "-0123456789"),
+    ("float", r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", "-0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -85,21 +100,15 @@ class ToolAnswer(_Part):
 class Tool(_Part):
     """A tool of the device: MCP's Tool, and its ``answers``, of which the first that fits is given."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(extra="allow")  # what a Tool may hold the server knows best
 
     name: str
-    title: str | None = None
-    description: str | None = None
-    inputSchema: dict[str, Any] = {"type": "object"}
-    outputSchema: dict[str, Any] | None = None
-    annotations: dict[str, Any] | None = None
-    meta: Annotated[dict[str, Any] | None, Field(alias="_meta")] = None
     answers: tuple[ToolAnswer, ...] = (ToolAnswer(result="ok"),)
 
     @property
     def declaration(self) -> dict[str, Any]:
         """The tool as the app declares it."""
-        return self.model_dump(by_alias=True, exclude={"answers"}, exclude_none=True)
+        return self.model_dump(exclude={"answers"})
 
 
 class Decision(_Part):
@@ -148,7 +157,8 @@ class Expectation(_Part):
     """What a step is to bring; what is left out may be anything, but errors are expected only if named.
 
     ``said`` and ``not_said`` are regular expressions, looked for in all that was spoken. ``approvals`` are
-    the outcomes of ``approval.resolved``, ``errors`` the codes of ``error`` events.
+    the outcomes of ``approval.resolved``, ``errors`` the codes of ``error`` events. ``judge`` is a question
+    about the step that a model is to answer with yes; it is asked only with ``--judge``.
     """
 
     called: tuple[Call, ...] = ()
@@ -158,6 +168,7 @@ class Expectation(_Part):
     state: str | None = None
     approvals: tuple[str, ...] | None = None
     errors: tuple[str, ...] = ()
+    judge: str | None = None
 
     @field_validator("said", "not_said")
     @classmethod
@@ -183,7 +194,7 @@ class Step(_Part):
     say: str
     approve: tuple[Decision, ...] = ()
     interrupt: Interruption | None = None
-    cut: Moment | Literal["random"] | None = None
+    cut: Literal[Moment, "random"] | None = None
     expect: Expectation = Expectation()
     limits: StepLimits = StepLimits()
 
@@ -213,7 +224,7 @@ class Rehearsal(_Part):
         for name in value:
             if name.lower() not in Settings.model_fields:
                 hint = hint_for(name, Settings.model_fields)
-                raise ValueError(f"{name} is no setting{f'; {hint}' if hint else ''}")
+                raise ValueError(f"{name} is no setting{f'; {hint}' if hint else '.'}")
             if name.lower() in OWN_SETTINGS:
                 raise ValueError(f"{name} is chosen by the rehearsal")
         return {name.lower(): one for name, one in value.items()}
@@ -231,8 +242,8 @@ def load(path: Path) -> Rehearsal:
     """Read a file. Raises `SettingsError`, which names the file, the line and the field."""
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, yaml.SafeLoader)
-        document = yaml.safe_load(text)
+        root = yaml.compose(text, _Loader)
+        document = yaml.load(text, _Loader)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
     except UnicodeDecodeError:
@@ -286,8 +297,11 @@ def _mistake(path: Path, root: yaml.Node | None, error: ValidationError) -> str:
             return f"{where}: there is no {field}."
         case "string_type" if isinstance(first["input"], bool | int | float):
             return f"{where}: {field} must be a text; put it in quotes."
-    text = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{where}: {field + ' is not valid: ' if field else ''}{text[:1].lower()}{text[1:]}."
+    text = first["msg"]
+    text = (
+        text.removeprefix("Value error, ") if text.startswith("Value error") else text[:1].lower() + text[1:]
+    )
+    return f"{where}: {field + ' is not valid: ' if field else ''}{text}{'' if text[-1] in '.?' else '.'}"
 
 
 def _line(node: yaml.Node | None, loc: Sequence[int | str]) -> int:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from conductor.app import running
+from conductor.messages import UserMessage
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.rehearse.command import judge
+from conductor.rehearse.player import Scene
+from conductor.rehearse.report import failures
+from conductor.rehearse.script import Step
+from conductor.settings import load_settings
 from tests.conftest import ROOT, Main
 from tests.rehearse.conftest import Rehearse
 
@@ -60,3 +70,47 @@ def test_settings_of_the_file_are_relative_to_it(rehearse: Rehearse, tmp_path: P
     code, _, err = rehearse("settings: {SYSTEM_PROMPT_FILE: none.md}" + HELLO, "--model", "demo")
     assert code == 2
     assert str(tmp_path / "none.md") in err
+
+
+async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehearse) -> None:
+    settings = load_settings(None, port=0, model_provider="demo", auth_tokens=("a-token-of-some-length",))
+    async with running(settings) as listener:
+        url = ("--url", f"ws://127.0.0.1:{listener.port}/ws")
+        text = HELLO + "    limits: {input_tokens: 0}"
+        code, out, _ = await asyncio.to_thread(rehearse, text, *url, "--token", "a-token-of-some-length")
+        assert code == 1
+        assert "expected at most 0 tokens in, was " in out
+        code, _, err = await asyncio.to_thread(rehearse, HELLO, *url)
+        assert code == 2
+        assert "so the token is missing or not accepted" in err
+
+
+def test_a_judge_is_asked_only_if_named(rehearse: Rehearse) -> None:
+    text = HELLO.replace("said: hello world", "judge: Is it short")
+    code, out, _ = rehearse(text, "--model", "demo")
+    assert code == 0 and "short" not in out
+    code, out, _ = rehearse(text, "--model", "demo", "--judge", "demo")
+    assert code == 1 and "expected yes to 'Is it short', was I am the demo model" in out
+
+
+async def test_a_judge_says_yes_or_no() -> None:
+    step = Step.model_validate({"say": "Hi.", "expect": {"judge": "Is it polite?"}})
+    polite, rude = Scene(step, spoken=["Good morning."]), Scene(step, spoken=["What?"])
+    provider = ScriptedProvider([[TextDelta("Yes"), TextDelta(".")], [TextDelta("No.")]])
+    await judge([polite, rude, Scene(step, reached=False)], provider)
+    assert failures(polite) == []
+    assert failures(rude) == ["expected yes to 'Is it polite?', was No."]
+    [asked, _] = [
+        one.text for request in provider.requests for one in request.messages if isinstance(one, UserMessage)
+    ]
+    assert asked == "Person: Hi.\nAssistant: Good morning.\n\nIs it polite?"
+
+
+def test_a_server_with_tokens_and_a_store_of_its_own_is_not_touched(
+    rehearse: Rehearse, tmp_path: Path
+) -> None:
+    code, _, _ = rehearse(
+        HELLO, "--model", "demo", AUTH_TOKENS="a-token-of-some-length", DATA_DIR=str(tmp_path / "data")
+    )
+    assert code == 0
+    assert not (tmp_path / "data" / "conductor.db").exists()

@@ -1,0 +1,218 @@
+"""What the person and the device of a rehearsal do, and what is noted of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from conductor.messages import AssistantMessage
+from conductor.models.base import TextDelta
+from conductor.models.scripted import ScriptedProvider
+from conductor.rehearse.player import Player, holds
+from conductor.rehearse.script import Rehearsal
+from tests.end_to_end.conftest import serving
+from tests.rehearse.conftest import Rehearse
+
+LAMP = """
+model: scripted
+replies:
+  - calls: [{tool: lamp.switch, arguments: {room: kitchen, on: true}}]
+  - The light is on, and it stays on.
+tools:
+  - name: lamp.switch
+    inputSchema: {type: object}
+    _meta: {conductor: {approval: never}}
+"""
+ASKING = LAMP.replace("never", "ask")
+NINE = """
+model: scripted
+replies:
+  - One two three four five six seven eight nine.
+  - Once more.
+"""
+
+
+@pytest.mark.parametrize("moment", ["transcript", "call", "answer", "speech", "random"])
+def test_a_cut_loses_nothing_and_runs_nothing_twice(rehearse: Rehearse, moment: str) -> None:
+    step = f"""
+steps:
+  - say: Light, please.
+    cut: {moment}
+    expect: {{called: [{{tool: lamp.switch, times: 1}}], said: it stays on, state: idle}}
+"""
+    code, out, err = rehearse(LAMP + step)
+    assert (code, err) == (0, ""), out
+    assert moment == "random" or f"cut at the {moment}" in out
+
+
+def test_the_seed_chooses_the_random_cut(rehearse: Rehearse) -> None:
+    step = "steps: [{say: Light., cut: random}]"
+    outs = {
+        seed: rehearse(LAMP + step, "--seed", seed)[1].rpartition("cut at the ")[2][:5] for seed in "1234"
+    }
+    assert len(set(outs.values())) > 1
+    assert rehearse(LAMP + step, "--seed", "1")[1].rpartition("cut at the ")[2][:5] == outs["1"]
+
+
+def test_a_cut_that_did_not_come_is_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(NINE + "steps: [{say: Count., cut: call}]")
+    assert code == 1
+    assert "the socket was not cut: there was no call" in out
+
+
+@pytest.mark.parametrize(
+    ("interruption", "heard"),
+    [
+        ("{after_characters: 9}", "One two t"),
+        ("{after_characters: 9, heard: One two}", "One two"),
+        ("{after_ms: 20, heard: One}", "One"),
+    ],
+)
+def test_an_interruption_cuts_what_was_said(rehearse: Rehearse, interruption: str, heard: str) -> None:
+    step = f"""
+steps:
+  - say: Count.
+    interrupt: {interruption}
+    expect: {{said: "^{heard}$", state: idle}}
+  - say: Again.
+    expect: {{said: Once more}}
+"""
+    code, out, err = rehearse(NINE + step)
+    assert (code, err) == (0, ""), out
+    assert "interrupted" in out
+
+
+def test_with_segments_the_person_interrupts_between_sentences(rehearse: Rehearse) -> None:
+    text = """
+model: scripted
+segments: true
+replies:
+  - This is a first sentence of some length. This is a second sentence, also of some length. And a third one.
+steps:
+  - say: Talk.
+    interrupt: {after_characters: 60}
+    expect: {said: a second, not_said: third}
+"""
+    code, out, _ = rehearse(text)
+    assert code == 0, out
+
+
+def test_an_interruption_that_came_too_late_is_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(NINE + "steps: [{say: Count., interrupt: {after_characters: 1000}}]")
+    assert code == 1
+    assert "the answer was not interrupted: it ended before" in out
+
+
+def test_a_question_without_an_answer_is_refused_and_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(ASKING + "steps: [{say: Light., expect: {not_called: [lamp.switch]}}]")
+    assert code == 1
+    assert "lamp.switch asked for consent, and no approve is left to answer it" in out
+
+
+def test_an_answer_without_a_question_is_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(NINE + "steps: [{say: Count., approve: [tap, deny]}]")
+    assert code == 1
+    assert "2 of approve were not asked for" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome", "times"), [("yes please", "allowed", 1), ("no, don't", "denied", 0)]
+)
+def test_a_card_is_answered_by_voice(rehearse: Rehearse, words: str, outcome: str, times: int) -> None:
+    step = f"""
+steps:
+  - say: Light.
+    approve: {{by: voice, words: "{words}"}}
+    expect: {{called: [{{tool: lamp.switch, times: {times}}}], approvals: [{outcome}], said: stays on}}
+"""
+    code, out, _ = rehearse(ASKING + step)
+    assert code == 0, out
+
+
+def test_without_cards_the_question_is_spoken_and_the_next_step_answers(rehearse: Rehearse) -> None:
+    steps = """
+cards: false
+steps:
+  - say: Light.
+    expect: {said: May I, not_called: [lamp.switch], state: idle}
+  - say: "Yes."
+    expect: {called: [{tool: lamp.switch, times: 1}], said: stays on}
+"""
+    code, out, _ = rehearse(ASKING + steps)
+    assert code == 0, out
+
+
+def test_answers_of_a_tool_are_taken_in_order(rehearse: Rehearse) -> None:
+    text = """
+model: scripted
+replies:
+  - calls:
+      - {tool: dice, arguments: {sides: 6}}
+      - {tool: dice, arguments: {sides: 6}}
+      - {tool: dice, arguments: {sides: 7}}
+  - Done.
+tools:
+  - name: dice
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    answers: [{when: {sides: 6}, error: lost, once: true}, {when: {sides: 6}, result: 4}]
+steps:
+  - say: Roll.
+    expect: {called: [{tool: dice, times: 3}, {tool: dice, arguments: {sides: 6}, times: 2}]}
+"""
+    code, out, _ = rehearse(text)
+    assert code == 1
+    assert 'dice has no answer to {"sides":7}' in out
+    assert 'sides":6}' not in out.partition("no answer")[2]
+
+
+def test_errors_are_failures_unless_expected(rehearse: Rehearse) -> None:
+    text = "model: scripted\nreplies: [{error: refused}]\nsteps: [{say: Hi, expect: {%s}}]"
+    code, out, _ = rehearse(text % "")
+    assert code == 1
+    assert "expected errors none, was model_provider_failed" in out
+    assert rehearse(text % "errors: [model_provider_failed]")[0] == 0
+
+
+def test_limits_are_compared_with_what_the_step_took(rehearse: Rehearse) -> None:
+    limits = "{seconds: 0.001, input_tokens: 0, output_tokens: 0}"
+    code, out, _ = rehearse(f"model: demo\nsteps: [{{say: say hello world, limits: {limits}}}]")
+    assert code == 1
+    for figure in ("s", "tokens in", "tokens out"):
+        assert f" {figure}, was " in out
+
+
+def test_a_built_in_tool_is_called_by_its_name(rehearse: Rehearse) -> None:
+    expect = "expect: {called: [{tool: calculator, times: 1}]}"
+    code, out, _ = rehearse(f"model: demo\nsteps: [{{say: what is 17 percent of 2340, cut: call, {expect}}}]")
+    assert code == 0, out
+
+
+def test_a_tool_that_the_server_refuses_is_one_sentence(rehearse: Rehearse) -> None:
+    code, _, err = rehearse("model: demo\ntools: [{name: convo.x, inputSchema: {}}]\nsteps: [{say: Hi}]")
+    assert code == 2
+    assert err.startswith("conductor: one.yaml: the server refuses the tool convo.x: ")
+
+
+def test_a_mistake_in_a_declaration_is_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(LAMP + "    anotations: {}\nsteps: [{say: Light.}]")
+    assert code == 1
+    assert "The tool 'lamp.switch' has the unknown field 'anotations'." in out
+
+
+async def test_the_model_learns_what_was_heard() -> None:
+    provider = ScriptedProvider([[TextDelta("One two three four five.")], [TextDelta("Six.")]])
+    steps = [{"say": "Count.", "interrupt": {"after_characters": 7}}, {"say": "Go on."}]
+    async with serving(provider) as served:
+        player = Player(Rehearsal.model_validate({"steps": steps}), served.url, None, random.Random(1))
+        await player.play()
+    before = [one.text for one in provider.requests[1].messages if isinstance(one, AssistantMessage)]
+    assert len(before) == 1 and before[0].startswith("One two") and "three" not in before[0]
+
+
+def test_a_part_of_the_arguments_holds() -> None:
+    assert holds({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1}, "d": [1]})
+    assert not holds({"a": {"b": 1}}, {"a": {"b": 2}})
+    assert not holds({"a": 1}, {"a": {"b": 1}})
+    assert not holds({"d": [1, 2]}, {"d": [1]})

@@ -1,0 +1,45 @@
+"""The report: JUnit XML as build servers read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.rehearse.conftest import Rehearse
+
+THREE = """
+name: three
+model: scripted
+replies: [One., "Two\\x07."]
+steps:
+  - say: First.
+    expect: {said: one}
+  - say: "Second & \\x07last."
+    expect: {said: three, not_said: two}
+  - say: Third.
+"""
+
+
+def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> None:
+    code, _, _ = rehearse(THREE, "--junit", "out.xml")
+    assert code == 1
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("name", "tests", "failures", "skipped")} == {
+        "name": "three",
+        "tests": "3",
+        "failures": "2",
+        "skipped": "0",
+    }
+    first, second, third = suite.findall("testcase")
+    assert (first.get("name"), first.get("file"), list(first)) == ("1 First.", "one.yaml", [])
+    assert second.get("name") == "2 Second & \\x07last."
+    assert [failure.text for failure in second] == [
+        "expected said /three/, was said 'Two.'\nexpected not said /two/, was said 'Two.'"
+    ]
+    assert "expected errors none, was model_provider_failed" in (third[0].get("message") or "")
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(rehearse: Rehearse) -> None:
+    code, _, err = rehearse(THREE, "--junit", "none/out.xml")
+    assert (code, err) == (2, "conductor: none/out.xml cannot be written: No such file or directory.\n")

@@ -1,0 +1,125 @@
+"""The files: what is read from them, and one sentence with file, line and field for each mistake."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from conductor.errors import SettingsError
+from conductor.rehearse.script import load
+from tests.rehearse.conftest import Rehearse
+
+
+def read(tmp_path: Path, text: str) -> str:
+    """Load a file that is wrong; give the sentence."""
+    path = tmp_path / "x.yaml"
+    path.write_text(textwrap.dedent(text).lstrip(), encoding="utf-8")
+    with pytest.raises(SettingsError) as raised:
+        load(path)
+    return str(raised.value).removeprefix(str(path))
+
+
+STEPS = "steps: [{say: Hello}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- say: Hello", " is no rehearsal: it must hold fields such as steps."),
+        ("steps: [", ", line 1 is not valid YAML: expected the node content, but found '<stream end>'."),
+        ("model: demo", ", line 1: steps is missing."),
+        (
+            "steps: []",
+            ", line 1: steps is not valid: tuple should have at least 1 item after validation, not 0.",
+        ),
+        ("steps:\n- expect: {}", ", line 2: steps.1.say is missing."),
+        ("steps:\n- say: Hi\n  expct: {}", ", line 3: there is no steps.1.expct."),
+        ("steps:\n- say: 12", ", line 2: steps.1.say must be a text; put it in quotes."),
+        ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4: say is there twice."),
+        (
+            "steps:\n- say: Hi\n  expect:\n    said: '('",
+            ", line 4: steps.1.expect.said is not valid: it is no regular expression: "
+            "missing ), unterminated subpattern at position 0.",
+        ),
+        (
+            "steps:\n- say: Hi\n  cut: soon",
+            ", line 3: steps.1.cut is not valid: input should be 'transcript', 'call', 'answer', 'speech' "
+            "or 'random'.",
+        ),
+        (
+            "steps:\n- say: Hi\n  interrupt: {heard: Hel}",
+            ", line 3: steps.1.interrupt is not valid: it needs after_characters or after_ms, and not both.",
+        ),
+        (
+            "steps:\n- say: Hi\n  approve: {by: voice, edit: {}}",
+            ", line 3: steps.1.approve.1 is not valid: edit and scope need by: tap.",
+        ),
+        (
+            "steps:\n- say: Hi\n  approve: {by: tap, words: yes please}",
+            ", line 3: steps.1.approve.1 is not valid: words need by: voice or by: deny.",
+        ),
+        (f"model: scripted\n{STEPS}", ", line 1: model: scripted needs replies, and only that."),
+        (f"model: demo\nreplies: [Hi]\n{STEPS}", ", line 1: model: scripted needs replies, and only that."),
+        (
+            "cards: false\nsteps: [{say: Hi, approve: tap}]",
+            ", line 1: without cards a question is spoken: answer it by a step of its own.",
+        ),
+        (
+            f"{STEPS}\nsettings: {{LOG_LEVL: info}}",
+            ", line 2: settings is not valid: LOG_LEVL is no setting; did you mean LOG_LEVEL?",
+        ),
+        (
+            f"{STEPS}\nsettings: {{PORT: 80}}",
+            ", line 2: settings is not valid: PORT is chosen by the rehearsal.",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    assert read(tmp_path, text) == sentence
+
+
+def test_a_file_that_is_not_there_or_no_text_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    with pytest.raises(SettingsError, match=r"none.yaml cannot be read: no such file or directory\.$"):
+        load(path)
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(SettingsError, match=r"cannot be read: it is not UTF-8 text\.$"):
+        load(path)
+
+
+def test_a_wrong_file_is_exit_code_2_and_nothing_is_played(rehearse: Rehearse) -> None:
+    assert rehearse("steps: []")[:2] == (2, "")
+
+
+def test_short_forms_and_the_file_as_name(tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "model: scripted\nreplies: [Hello.]\n"
+        "steps: [{say: Hi, approve: tap, expect: {called: [lamp.switch]}}]"
+    )
+    rehearsal = load(path)
+    assert rehearsal.name == "short"
+    assert rehearsal.replies[0].say == "Hello."
+    assert rehearsal.steps[0].approve[0].by == "tap"
+    assert rehearsal.steps[0].expect.called[0].tool == "lamp.switch"
+
+
+def test_plain_values_are_what_they_seem(tmp_path: Path) -> None:
+    path = tmp_path / "plain.yaml"
+    path.write_text(
+        "steps: [{say: yes, expect: {called: [{tool: x, arguments: "
+        "{on: true, at: 12:30, day: 2026-03-01, none: null, n: -3, x: 1.5e3, zip: 01234}}]}}]"
+    )
+    step = load(path).steps[0]
+    assert step.say == "yes"
+    assert step.expect.called[0].arguments == {
+        "on": True,
+        "at": "12:30",
+        "day": "2026-03-01",
+        "none": None,
+        "n": -3,
+        "x": 1500.0,
+        "zip": "01234",
+    }
