@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", metavar="MODEL", help="which model answers the questions to a judge")
     parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
     parser.add_argument("--seed", type=int, default=1, help="places random cuts (%(default)s)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="when a step is given up (%(default)g)",
+    )
     parser.add_argument("--url", help="a running server's WebSocket, in place of one in this process")
     parser.add_argument("--token", help="the token for --url")
 
@@ -68,7 +75,7 @@ async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -
     chance = random.Random(options.seed)
     try:
         async with _serving(rehearsal, options) as (url, meter):
-            player = Player(rehearsal, url, options.token, chance, meter)
+            player = Player(rehearsal, url, options.token, chance, meter, options.patience)
             scenes = await player.play()
         if options.judge is not None:
             settings = load_settings()
@@ -94,7 +101,10 @@ async def _serving(
     settings = load_settings(**given).model_copy(update={k: v for k, v in given.items() if v is None})
     services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
     async with running(settings, services) as listener:
-        yield f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics)
+        try:
+            yield f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics)
+        finally:
+            await listener.stop(drain_s=0)  # a step that failed may have left a turn
 
 
 def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:

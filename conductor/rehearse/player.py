@@ -31,10 +31,8 @@ from conductor.events.server import (
 )
 from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
 
-# The longest that a step without a longer limit of its own may take.
-PATIENCE_S = 60.0
 # A person reads a card before they say yes: the server counts no yes of the first 0.15 s.
-READS_S = 0.3
+READS_S = 0.4
 # How long the figures of a turn may come after its end.
 FIGURES_S = 1.0
 
@@ -79,7 +77,8 @@ class Scene:
 class Player:
     """The person and the device of one rehearsal, connected to the server at ``url``.
 
-    ``meter`` tells what the model has used; without it ``turn.metrics`` does, which has no rounds.
+    ``meter`` tells what the model has used; without it ``turn.metrics`` does, which has no rounds. A step is
+    given up after ``patience_s`` seconds, or its own longer limit.
     """
 
     def __init__(
@@ -89,9 +88,11 @@ class Player:
         token: str | None,
         chance: random.Random,
         meter: Callable[[], Usage] | None = None,
+        patience_s: float = 60.0,
     ) -> None:
         self._rehearsal = rehearsal
         self._chance = chance
+        self._patience_s = patience_s
         self._meter = meter
         self._told: Usage = Counter()
         self._figures_came = asyncio.Event()
@@ -145,7 +146,7 @@ class Player:
         loop = asyncio.get_running_loop()
         begin, before = loop.time(), self._used()
         self._figures_came.clear()
-        limit_s = max(PATIENCE_S, scene.step.limits.seconds or 0)
+        limit_s = max(self._patience_s, scene.step.limits.seconds or 0)
         ended = True
         try:
             async with asyncio.timeout(limit_s):
@@ -184,6 +185,8 @@ class Player:
             scene.problems.append(f"the socket was not cut: there was no {step.cut}")
         if step.interrupt is not None and not scene.was_interrupted:
             scene.problems.append("the answer was not interrupted: it ended before")
+        if self._client.asking:
+            scene.problems.append("a question was left open: the answer did not count")
         if scene.decisions:
             scene.problems.append(f"{len(scene.decisions)} of approve were not asked for")
 

@@ -130,6 +130,21 @@ steps:
     assert code == 0, out
 
 
+def test_an_answer_that_does_not_count_is_a_failure(rehearse: Rehearse) -> None:
+    tool = ASKING.replace("_meta: {conductor: {approval: ask}}", "annotations: {destructiveHint: true}")
+    code, out, _ = rehearse(tool + "steps: [{say: Light., approve: voice}]")
+    assert code == 1
+    assert "a question was left open: the answer did not count" in out
+
+
+def test_a_step_that_does_not_end_is_a_failure_and_the_rest_is_left(rehearse: Rehearse) -> None:
+    answers = "    answers: [{result: 1, delay: 60}]\n"
+    code, out, _ = rehearse(LAMP + answers + "steps: [{say: Light.}, {say: Thanks.}]", "--patience", "0.05")
+    assert code == 1
+    assert "it did not end within 0.05 s" in out
+    assert "not reached" in out
+
+
 def test_without_cards_the_question_is_spoken_and_the_next_step_answers(rehearse: Rehearse) -> None:
     steps = """
 cards: false
