@@ -229,6 +229,7 @@ class Player:
         self, approval: Approval, shown: Callable[[], Awaitable[None]]
     ) -> ApprovalDecision | None:
         await shown()
+        self._reach("card")
         scene = self._scene
         if not scene.decisions:
             scene.problems.append(f"{approval.name} asked for consent, and no approve is left to answer it")

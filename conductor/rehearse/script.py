@@ -30,7 +30,7 @@ OWN_SETTINGS = {
 }
 """Settings of every rehearsal: it is alone with its server, and leaves nothing behind."""
 
-Moment = Literal["transcript", "call", "answer", "speech"]
+Moment = Literal["transcript", "card", "call", "answer", "speech"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 _Seconds = Annotated[float, Field(ge=0, le=3600)]

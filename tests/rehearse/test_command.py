@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,25 @@ from conductor.models.scripted import ScriptedProvider
 from conductor.rehearse.command import judge
 from conductor.rehearse.player import Scene
 from conductor.rehearse.report import failures
-from conductor.rehearse.script import Step
+from conductor.rehearse.script import (
+    Call,
+    Decision,
+    Expectation,
+    Interruption,
+    Rehearsal,
+    Reply,
+    Step,
+    StepLimits,
+    Tool,
+    ToolAnswer,
+)
 from conductor.settings import load_settings
 from tests.conftest import ROOT, Main
 from tests.rehearse.conftest import Rehearse
 
 EXAMPLES = sorted((ROOT / "examples" / "rehearsals").glob("*.yaml"))
+PAGE = (ROOT / "docs" / "rehearse.md").read_text(encoding="utf-8")
+FILES_OF_PAGE = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 HELLO = """
 steps:
   - say: say hello world
@@ -36,6 +50,24 @@ def test_an_example_is_as_expected(conductor: Main, path: Path) -> None:
     code, out, err = conductor("rehearse", str(path))
     assert (code, err) == (0, ""), out
     assert "FAILED" not in out
+
+
+def test_the_page_shows_files() -> None:
+    assert len(FILES_OF_PAGE) == 2
+
+
+@pytest.mark.parametrize("text", FILES_OF_PAGE)
+def test_a_file_of_the_page_is_as_expected(rehearse: Rehearse, text: str) -> None:
+    code, out, err = rehearse(text)
+    assert (code, err) == (0, ""), out
+
+
+def test_the_page_names_each_field() -> None:
+    parts = (Rehearsal, Reply, Tool, ToolAnswer, Step, Decision, Interruption, Expectation, StepLimits, Call)
+    fields = {name for part in parts for name in part.model_fields}
+    prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    written = {word for code in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", code)}
+    assert fields <= written
 
 
 def test_without_a_model_the_settings_one_answers(rehearse: Rehearse) -> None:

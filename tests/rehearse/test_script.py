@@ -45,8 +45,8 @@ STEPS = "steps: [{say: Hello}]"
         ),
         (
             "steps:\n- say: Hi\n  cut: soon",
-            ", line 3: steps.1.cut is not valid: input should be 'transcript', 'call', 'answer', 'speech' "
-            "or 'random'.",
+            ", line 3: steps.1.cut is not valid: input should be 'transcript', 'card', 'call', 'answer', "
+            "'speech' or 'random'.",
         ),
         (
             "steps:\n- say: Hi\n  interrupt: {heard: Hel}",
