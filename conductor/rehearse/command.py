@@ -9,8 +9,9 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,10 +28,11 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
 from conductor.models.scripted import Script, ScriptedProvider
-from conductor.rehearse.player import Player, Scene, Usage
+from conductor.rehearse.player import Backstage, Player, Scene, Usage
 from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
+from conductor.tools.audit import AuditLog
 
 _JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
@@ -74,8 +76,8 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -> Performance:
     chance = random.Random(options.seed)
     try:
-        async with _serving(rehearsal, options) as (url, meter):
-            player = Player(rehearsal, url, options.token, chance, meter, options.patience)
+        async with _serving(rehearsal, options) as (url, backstage):
+            player = Player(rehearsal, url, options.token, chance, backstage, options.patience)
             scenes = await player.play()
         if options.judge is not None:
             settings = load_settings()
@@ -89,10 +91,20 @@ async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -
         raise SettingsError(f"{path}: {error}") from None
 
 
+class _CallLog(AuditLog):
+    # The audit log as a list: the tools that ran in the server.
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        if entry["event"] == "call" and entry["source"] != "device":
+            self._names.append(entry["tool"])
+
+
 @asynccontextmanager
 async def _serving(
     rehearsal: Rehearsal, options: argparse.Namespace
-) -> AsyncIterator[tuple[str, Callable[[], Usage] | None]]:
+) -> AsyncIterator[tuple[str, Backstage | None]]:
     if options.url is not None:
         yield options.url, None
         return
@@ -100,9 +112,11 @@ async def _serving(
     # `load_settings` takes None for what was not given.
     settings = load_settings(**given).model_copy(update={k: v for k, v in given.items() if v is None})
     services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
+    backstage = Backstage(lambda: _used(services.model_metrics))
+    services = replace(services, audit=_CallLog(backstage.calls))
     async with running(settings, services) as listener:
         try:
-            yield f"ws://127.0.0.1:{listener.port}/ws", lambda: _used(services.model_metrics)
+            yield f"ws://127.0.0.1:{listener.port}/ws", backstage
         finally:
             await listener.stop(drain_s=0)  # a step that failed may have left a turn
 

@@ -15,7 +15,7 @@ import msgspec
 from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, edit
 from conductor.client.calls import SPEAK
 from conductor.client.client import Client, connect
-from conductor.client.errors import ClientError
+from conductor.client.errors import ClientError, ConnectionLost
 from conductor.client.options import SERVED
 from conductor.client.reconnect import Reconnect
 from conductor.client.turns import Turn
@@ -39,6 +39,17 @@ FIGURES_S = 1.0
 
 Usage: TypeAlias = Counter[str]
 """``rounds`` of the model, and its ``input`` and ``output`` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backstage:
+    """What a server in this process knows for certain, though the socket was cut.
+
+    ``usage`` is the model's so far, ``calls`` are the names of the tools that have run in the server.
+    """
+
+    usage: Callable[[], Usage]
+    calls: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +88,8 @@ class Scene:
 class Player:
     """The person and the device of one rehearsal, connected to the server at ``url``.
 
-    ``meter`` tells what the model has used; without it ``turn.metrics`` does, which has no rounds. A step is
-    given up after ``patience_s`` seconds, or its own longer limit.
+    Without ``backstage`` the wire tells what the model and the server's tools did, except for rounds. A step
+    is given up after ``patience_s`` seconds, or its own longer limit.
     """
 
     def __init__(
@@ -87,13 +98,13 @@ class Player:
         url: str,
         token: str | None,
         chance: random.Random,
-        meter: Callable[[], Usage] | None = None,
+        backstage: Backstage | None = None,
         patience_s: float = 60.0,
     ) -> None:
         self._rehearsal = rehearsal
         self._chance = chance
         self._patience_s = patience_s
-        self._meter = meter
+        self._backstage = backstage
         self._told: Usage = Counter()
         self._figures_came = asyncio.Event()
         self._answers_given: Counter[int] = Counter()
@@ -164,14 +175,17 @@ class Player:
         scene.seconds = loop.time() - begin
         scene.state = self._client.state or ""
         if ended:
-            if self._meter is None:
+            if self._backstage is None:
                 await self._wait_figures()
             self._note_missing(scene)
+        if self._backstage is not None:
+            scene.used += [ToolUse(name) for name in self._backstage.calls]
+            self._backstage.calls.clear()
         scene.usage = self._used() - before
         return ended
 
     def _used(self) -> Usage:
-        return Counter(self._told) if self._meter is None else self._meter()
+        return Counter(self._told) if self._backstage is None else self._backstage.usage()
 
     async def _wait_figures(self) -> None:
         # They follow the end of the turn, and are lost if the socket is cut there.
@@ -211,7 +225,8 @@ class Player:
 
     def _ran(self, event: ToolActivity) -> None:
         if event.status == "started" and event.source != "device":
-            self._scene.used.append(ToolUse(event.name))
+            if self._backstage is None:
+                self._scene.used.append(ToolUse(event.name))
             self._reach("call")
 
     def _count(self, event: TurnMetrics) -> None:
@@ -248,8 +263,8 @@ class Player:
             self._leave_unsaid(self._unsaid + 1)
 
     def _leave_unsaid(self, number: int) -> None:
-        self._unsaid = number
-        (self._silent.clear if number else self._silent.set)()
+        self._unsaid = max(0, number)
+        (self._silent.clear if self._unsaid else self._silent.set)()
 
     async def _speak(self, text: str) -> None:
         scene, plan = self._scene, self._scene.step.interrupt
@@ -269,16 +284,15 @@ class Player:
         self._scene.was_interrupted = True
         if heard is not None:
             self._scene.spoken[-1] = heard
-        task = asyncio.create_task(self._client.interrupt(spoken_text=heard, played_ms=played_ms))
+        task = asyncio.create_task(self._speak_over(heard, played_ms))
         self._tasks.add(task)
-        task.add_done_callback(self._interrupted)
+        task.add_done_callback(self._tasks.discard)
         await asyncio.Event().wait()  # until the interruption cancels the speech
 
-    def _interrupted(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    async def _speak_over(self, heard: str | None, played_ms: int | None) -> None:
+        with contextlib.suppress(ConnectionLost):  # the speech has stopped all the same
+            await self._client.interrupt(spoken_text=heard, played_ms=played_ms)
         self._leave_unsaid(0)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._scene.problems.append(str(error))
 
 
 def holds(value: Any, part: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -41,6 +41,15 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain values: ``on`` and ``yes`` are texts, and so are 12:30 and 2026-03-01."""
 
     yaml_implicit_resolvers = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        # YAML takes the last of two fields with the same name, and what the first expected would be lost.
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 for _tag, _pattern, _first in (
@@ -242,8 +251,9 @@ def load(path: Path) -> Rehearsal:
     """Read a file. Raises `SettingsError`, which names the file, the line and the field."""
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, _Loader)
-        document = yaml.load(text, _Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        document = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
     except UnicodeDecodeError:
@@ -254,7 +264,6 @@ def load(path: Path) -> Rehearsal:
         raise SettingsError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}.") from None
     if not isinstance(document, dict):
         raise SettingsError(f"{path} is no rehearsal: it must hold fields such as steps.")
-    _refuse_twins(path, root)
     try:
         rehearsal = Rehearsal.model_validate(document)
     except ValidationError as error:
@@ -266,24 +275,11 @@ def load(path: Path) -> Rehearsal:
 
 def _absolute(folder: Path, name: str, value: Any) -> Any:
     # Paths in the file are relative to the file.
-    kinds = (Settings.model_fields[name].annotation, *get_args(Settings.model_fields[name].annotation))
-    return folder.resolve() / value if Path in kinds and isinstance(value, str) else value
-
-
-def _refuse_twins(path: Path, node: yaml.Node | None) -> None:
-    # YAML takes the last of two fields with the same name, and what the first expected would be lost.
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise SettingsError(f"{path}, line {key.start_mark.line + 1}: {key.value} is there twice.")
-            seen.add(key.value)
-            children.append(value)
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    for child in children:
-        _refuse_twins(path, child)
+    kind = Settings.model_fields[name].annotation
+    if name == "file_roots":
+        roots = value.split(",") if isinstance(value, str) else value
+        return [str(folder.resolve() / root.strip()) for root in roots]
+    return folder.resolve() / value if Path in (kind, *get_args(kind)) and isinstance(value, str) else value
 
 
 def _mistake(path: Path, root: yaml.Node | None, error: ValidationError) -> str:

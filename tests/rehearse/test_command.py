@@ -98,10 +98,18 @@ def test_what_was_not_as_expected_is_told_and_is_exit_code_1(rehearse: Rehearse)
     assert "FAILED" in out and "expected said /bye world/, was said 'hello world'" in out.lower()
 
 
-def test_settings_of_the_file_are_relative_to_it(rehearse: Rehearse, tmp_path: Path) -> None:
-    code, _, err = rehearse("settings: {SYSTEM_PROMPT_FILE: none.md}" + HELLO, "--model", "demo")
-    assert code == 2
-    assert str(tmp_path / "none.md") in err
+def test_settings_of_the_file_are_relative_to_it(conductor: Main, tmp_path: Path) -> None:
+    (tmp_path / "cases" / "docs").mkdir(parents=True)
+    (tmp_path / "cases" / "docs" / "heron.txt").write_text("A heron eats fish.")
+    calls = "replies: [{calls: [{tool: search_files, arguments: {query: heron}}]}, Done.]"
+    steps = "steps: [{say: Find it., approve: tap, expect: {called: [search_files]}}]"
+    case = tmp_path / "cases" / "one.yaml"
+    case.write_text(f"model: scripted\n{calls}\nsettings: {{FILE_ROOTS: [docs]}}\n{steps}")
+    code, out, err = conductor("rehearse", str(case))
+    assert (code, err) == (0, ""), out
+    case.write_text("settings: {SYSTEM_PROMPT_FILE: none.md}" + HELLO)
+    code, _, err = conductor("rehearse", str(case))
+    assert code == 2 and str(tmp_path / "cases" / "none.md") in err
 
 
 async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehearse) -> None:

@@ -198,9 +198,12 @@ def test_limits_are_compared_with_what_the_step_took(rehearse: Rehearse) -> None
         assert f" {figure}, was " in out
 
 
-def test_a_built_in_tool_is_called_by_its_name(rehearse: Rehearse) -> None:
+@pytest.mark.parametrize("moment", ["transcript", "call"])
+def test_a_tool_of_the_server_counts_though_the_socket_was_cut(rehearse: Rehearse, moment: str) -> None:
     expect = "expect: {called: [{tool: calculator, times: 1}]}"
-    code, out, _ = rehearse(f"model: demo\nsteps: [{{say: what is 17 percent of 2340, cut: call, {expect}}}]")
+    code, out, _ = rehearse(
+        f"model: demo\nsteps: [{{say: what is 17 percent of 2340, cut: {moment}, {expect}}}]"
+    )
     assert code == 0, out
 
 

@@ -37,7 +37,7 @@ STEPS = "steps: [{say: Hello}]"
         ("steps:\n- expect: {}", ", line 2: steps.1.say is missing."),
         ("steps:\n- say: Hi\n  expct: {}", ", line 3: there is no steps.1.expct."),
         ("steps:\n- say: 12", ", line 2: steps.1.say must be a text; put it in quotes."),
-        ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4: say is there twice."),
+        ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: say is there twice."),
         (
             "steps:\n- say: Hi\n  expect:\n    said: '('",
             ", line 4: steps.1.expect.said is not valid: it is no regular expression: "
