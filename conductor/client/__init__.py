@@ -19,7 +19,7 @@ parameter is given a `ToolRun`: to report progress, to learn of a cancellation, 
 Inbound events are handled one at a time; UI calls (``convo.*``, ``tts.speak``) are answered by the library.
 When the connection is lost, turns wait for the next one: ``connect(reconnect=Reconnect())`` reconnects
 automatically, `Client.reconnect` on demand. Events that may have been lost are sent again then, and no call
-is run twice. See docs/client.md.
+is run twice. See docs/clients/python.md.
 """
 
 from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandler, allow, deny, edit

@@ -1,7 +1,7 @@
 """The demo model: it needs no key and no network, and understands a short list of requests.
 
 It is a demonstration and a test fake, not an assistant. It calls tools through the same loop as any model
-does, decides from the request's messages and tools alone, and keeps nothing itself. README.md lists what
+does, decides from the request's messages and tools alone, and keeps nothing itself. docs/models.md lists what
 it understands; `INTENTS` is the table behind that list.
 """
 

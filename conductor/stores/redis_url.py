@@ -58,7 +58,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Read an address; README.md lists the forms. Raises `SettingsError`."""
+        """Read an address; docs/deploy.md lists the forms. Raises `SettingsError`."""
         try:
             return cls._parse(url)
         except ValueError:

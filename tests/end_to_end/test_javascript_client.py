@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from conductor.app import make_services, running
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.models.demo import DemoProvider
@@ -96,8 +98,9 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
     assert len(sessions) >= 60
 
 
-async def test_the_quickstart_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "clients" / "javascript.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["docs/clients/javascript.md", "README.md"])
+async def test_the_programs_of_the_documents_run(tmp_path: Path, page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     (program_text,) = re.findall(r"^```js\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert program_text.count("\n") <= 35
     (tmp_path / "app.mjs").write_text(program_text, encoding="utf-8")
@@ -107,7 +110,7 @@ async def test_the_quickstart_runs(tmp_path: Path) -> None:
     async with demo() as listener:
         output = await run(program("node"), str(tmp_path / "app.mjs"), **address(listener))
     assert "May I" in output
-    assert output.endswith("1 call, and the lamp is true\n")
+    assert output.endswith(("1 call, and the lamp is true\n", "The lamp in the hall is on\n"))
 
 
 async def test_its_types_are_right() -> None:

@@ -12,7 +12,7 @@ import conductor.client
 from conductor.client import Client, ClientLimits, Reconnect
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TEXT = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "clients" / "python.md").read_text(encoding="utf-8")
 EXAMPLES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
 SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 

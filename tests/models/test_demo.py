@@ -21,7 +21,7 @@ from conductor.settings import load_settings
 from conductor.tools.base import ToolOutcome, failed, succeeded
 from conductor.tools.device import known_tools
 
-README = Path(__file__).parents[2] / "README.md"
+MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 Run = Callable[[Mapping[str, Any]], ToolOutcome]
 
 
@@ -502,7 +502,7 @@ async def test_what_a_person_did_not_allow_is_left(error_type: Any, said: str) -
 
 def test_it_understands_every_phrase_of_the_readme() -> None:
     tools = tuple(spec.definition for spec in known_tools(load_settings(None)))
-    section = README.read_text().split("## The demo model")[1].split("\n## ")[0]
+    section = MODELS.read_text().split("## The demo model")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\".*?) \| (.*) \|$", section, re.M)
     phrases = [phrase for row, _ in rows for phrase in re.findall(r'"([^"]+)"', row)]
     assert len(rows) > 8 and len(phrases) > 20

@@ -68,10 +68,10 @@ def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: p
     assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-4-5)"
 
 
-def test_the_example_of_the_readme_is_one(load: Callable[..., Profiles]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_example_of_the_documents_is_one(load: Callable[..., Profiles]) -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     Path(".env").write_text(f"CLOUD_KEY={SECRET}\n")
-    profiles = load(readme.partition("```toml\n")[2].partition("```")[0])
+    profiles = load(text.partition("```toml\n")[2].partition("```")[0])
     assert profiles.main.fallback == ("cloud",) and key_of(profiles.by_name["cloud"]) == SECRET
 
 

@@ -19,7 +19,7 @@ from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
 from conductor.tools.python_tools import PythonToolset, python_tools
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 SHOP = '''
 from dataclasses import dataclass
 from typing import Annotated
@@ -198,8 +198,8 @@ def test_installed_packages_offer_tools_by_entry_point(
         python_tools.cache_clear()
 
 
-def test_a_server_offers_the_tools_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = README.split("### Tools in Python")[1].split("\n### ")[0]
+def test_a_server_offers_the_tools_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = TEXT.split("## Tools in Python")[1].split("\n## ")[0]
     path = tmp_path / "mine.py"
     path.write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.setenv("TOOLS_PATH", str(path))

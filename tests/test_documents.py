@@ -1,0 +1,100 @@
+"""The documents: links lead somewhere, programs run, frames are valid, and made pages are up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conductor.events.codec import decode_event
+from conductor.events.schema import PAYLOADS, sent_by
+from tests.conftest import ROOT, environment
+from tests.end_to_end.test_javascript_client import address, demo
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "clients/js/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Make the anchors of a page's headings as GitHub does."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (anchor and place.suffix == ".md" and anchor not in anchors(place)):
+            yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_the_site_names_every_page() -> None:
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().split("nav:")[1]))
+    assert named == {
+        str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")
+    }
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "docs"))
+    page = script["settings_page"]((ROOT / ".env.example").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page, "run scripts/docs"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) < 9_000
+
+
+async def test_the_python_program_of_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert program.count("\n") <= 35
+    (tmp_path / "lamp.py").write_text(program, encoding="utf-8")
+    async with demo() as listener:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(tmp_path / "lamp.py"),
+            stdout=asyncio.subprocess.PIPE,
+            env=environment(**address(listener)),
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert output == b"Lamp switch answered: lamp is on.\n"
+
+
+def test_the_frames_of_the_documents_are_valid() -> None:
+    text = (ROOT / "docs" / "your-first-voice-app.md").read_text(encoding="utf-8")
+    (frame,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert decode_event(frame.replace("\n", "").encode()).type == "session.start"
+    events = {event.type: event for direction in ("client", "server") for event in sent_by(direction)}
+    shown = re.findall(r"^[→←] (\S+) +(\{.*\})$", text, re.MULTILINE)
+    assert len(shown) > 10
+    for event_type, payload in shown:
+        schema = PAYLOADS[events[event_type].struct.__name__]
+        given = json.loads(payload)
+        assert set(given) <= set(schema["properties"]), payload
+        assert set(schema["required"]) <= set(given), payload
