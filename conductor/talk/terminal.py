@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", metavar="ID", help="the session to go on with (default: a new one)")
     parser.add_argument(
         "--voice-speed",
-        type=voice_speed,
+        type=_voice_speed,
         default=0.0,
         metavar="CHARS",
         help="characters a second that the voice takes for speaking (default: it speaks at once)",
@@ -131,3 +131,10 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return LEFT
+
+
+def _voice_speed(text: str) -> float:
+    try:
+        return voice_speed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
