@@ -40,7 +40,7 @@ _JUDGE = "You judge a part of a conversation. Answer the question about it with 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
-    parser.add_argument("--model", help="a profile or a provider, in place of the files' models")
+    parser.add_argument("--model", help="a profile, a provider or PROVIDER:MODEL, for all files")
     parser.add_argument("--judge", metavar="MODEL", help="which model answers the questions to a judge")
     parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
     parser.add_argument("--seed", type=int, default=1, help="places random cuts (%(default)s)")

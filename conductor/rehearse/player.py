@@ -28,6 +28,7 @@ from conductor.events.server import (
     ToolActivity,
     ToolCallEvent,
     TurnMetrics,
+    is_ui_call,
 )
 from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
 
@@ -261,6 +262,8 @@ class Player:
     def _called(self, call: ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
             self._leave_unsaid(self._unsaid + 1)
+        elif not is_ui_call(call.name) and all(call.name != tool.name for tool in self._rehearsal.tools):
+            self._scene.problems.append(f"{call.name} was called, which is not among the file's tools")
 
     def _leave_unsaid(self, number: int) -> None:
         self._unsaid = max(0, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeAlias
 from xml.etree import ElementTree
 
 from conductor.commands.output import as_json, write_table
@@ -15,16 +15,8 @@ from conductor.rehearse.script import Call
 _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", "expected", "was")
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One expectation and what was instead of it, if it failed."""
-
-    expected: str
-    was: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.was)
+Check: TypeAlias = tuple[str, str]
+"""What was expected, and what was instead; empty if it was so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +34,7 @@ class Performance:
 
 def failures(scene: Scene) -> list[str]:
     """Say in sentences what was not as expected."""
-    return [
-        *scene.problems,
-        *(f"expected {one.expected}, was {one.was}" for one in checks(scene) if one.failed),
-    ]
+    return scene.problems + [f"expected {expected}, was {was}" for expected, was in checks(scene) if was]
 
 
 def checks(scene: Scene) -> Iterator[Check]:
@@ -56,16 +45,16 @@ def checks(scene: Scene) -> Iterator[Check]:
         times = sum(one.tool == call.tool and _fits(one.arguments, call) for one in scene.used)
         right = times >= 1 if call.times is None else times == call.times
         count = "" if call.times is None else " once" if call.times == 1 else f" {call.times} times"
-        yield Check(_written(call.tool, call.arguments) + count, "" if right else used)
+        yield _written(call.tool, call.arguments) + count, "" if right else used
     for name in expect.not_called:
         called = any(one.tool == name for one in scene.used)
-        yield Check(f"no {name}", used if called else "")
+        yield f"no {name}", used if called else ""
     spoken = " ".join(scene.spoken)
     said = _said(scene) or "nothing said"
     if expect.said is not None:
-        yield Check(f"said /{expect.said}/", "" if _found(expect.said, spoken) else said)
+        yield f"said /{expect.said}/", "" if _found(expect.said, spoken) else said
     if expect.not_said is not None:
-        yield Check(f"not said /{expect.not_said}/", said if _found(expect.not_said, spoken) else "")
+        yield f"not said /{expect.not_said}/", said if _found(expect.not_said, spoken) else ""
     if expect.state is not None:
         yield _equal("state", [expect.state], [scene.state])
     if expect.approvals is not None:
@@ -73,16 +62,15 @@ def checks(scene: Scene) -> Iterator[Check]:
     if expect.errors or scene.errors:
         yield _equal("errors", expect.errors, scene.errors)
     if scene.verdict is not None:
-        yield Check(
-            f"yes to {expect.judge!r}", "" if re.match(r"\W*yes\b", scene.verdict, re.I) else scene.verdict
-        )
+        yes = re.match(r"\W*yes\b", scene.verdict, re.IGNORECASE)
+        yield f"yes to {expect.judge!r}", "" if yes else scene.verdict or "no answer"
     for name, most, found in (
         ("s", limits.seconds, scene.seconds),
         ("tokens in", limits.input_tokens, scene.usage["input"]),
         ("tokens out", limits.output_tokens, scene.usage["output"]),
     ):
         if most is not None:
-            yield Check(f"at most {most:g} {name}", f"{found:.4g}" if found > most else "")
+            yield f"at most {most:g} {name}", f"{found:.4g}" if found > most else ""
 
 
 def _used(scene: Scene) -> str:
@@ -114,7 +102,7 @@ def _found(pattern: str, text: str) -> bool:
 
 def _equal(name: str, expected: Sequence[str], was: Sequence[str]) -> Check:
     same = list(expected) == list(was)
-    return Check(f"{name} {', '.join(expected) or 'none'}", "" if same else ", ".join(was) or "none")
+    return f"{name} {', '.join(expected) or 'none'}", "" if same else ", ".join(was) or "none"
 
 
 def write_report(out: TextIO, played: Sequence[Performance]) -> None:
@@ -123,7 +111,7 @@ def write_report(out: TextIO, played: Sequence[Performance]) -> None:
     for one in played:
         for number, scene in enumerate(one.scenes, 1):
             found = failures(scene)
-            expected = "; ".join(check.expected for check in checks(scene))
+            expected = "; ".join(expected for expected, _ in checks(scene))
             was = "; ".join(found) or _summary(scene)
             rows.append((one.name, str(number), _outcome(scene), *_figures(scene), expected, was))
     write_table(out, _HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
@@ -151,12 +139,13 @@ def write_junit(out: BinaryIO, played: Sequence[Performance]) -> None:
     """Write JUnit XML: a suite for each rehearsal, a case for each step."""
     suites = ElementTree.Element("testsuites")
     for one in played:
-        suite = ElementTree.SubElement(suites, "testsuite", name=one.name, tests=str(len(one.scenes)))
+        name = _plain(one.name)
+        suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(one.scenes)))
         for number, scene in enumerate(one.scenes, 1):
             case = ElementTree.SubElement(
                 suite,
                 "testcase",
-                classname=one.name,
+                classname=name,
                 name=_plain(f"{number} {scene.step.say}"),
                 file=one.file,
                 time=f"{scene.seconds:.3f}",

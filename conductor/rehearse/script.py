@@ -244,6 +244,10 @@ class Rehearsal(_Part):
             raise ValueError(f"model: {SCRIPTED} needs replies, and only that")
         if not self.cards and any(step.approve for step in self.steps):
             raise ValueError("without cards a question is spoken: answer it by a step of its own")
+        ours = {tool.name for tool in self.tools}
+        for call in (call for step in self.steps for call in step.expect.called):
+            if call.arguments and call.tool not in ours:
+                raise ValueError(f"arguments of {call.tool} are not seen: it is not among the tools here")
         return self
 
 

@@ -207,6 +207,12 @@ def test_a_tool_of_the_server_counts_though_the_socket_was_cut(rehearse: Rehears
     assert code == 0, out
 
 
+def test_a_call_of_a_tool_that_the_file_has_not_is_a_failure(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse("model: demo\nsteps: [{say: list my repositories}]")
+    assert code == 1
+    assert "repositories.list was called, which is not among the file's tools" in out
+
+
 def test_a_tool_that_the_server_refuses_is_one_sentence(rehearse: Rehearse) -> None:
     code, _, err = rehearse("model: demo\ntools: [{name: convo.x, inputSchema: {}}]\nsteps: [{say: Hi}]")
     assert code == 2

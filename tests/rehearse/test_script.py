@@ -67,6 +67,10 @@ STEPS = "steps: [{say: Hello}]"
             ", line 1: without cards a question is spoken: answer it by a step of its own.",
         ),
         (
+            "steps: [{say: Hi, expect: {called: [{tool: calculator, arguments: {x: 1}}]}}]",
+            ", line 1: arguments of calculator are not seen: it is not among the tools here.",
+        ),
+        (
             f"{STEPS}\nsettings: {{LOG_LEVL: info}}",
             ", line 2: settings is not valid: LOG_LEVL is no setting; did you mean LOG_LEVEL?",
         ),
@@ -109,7 +113,7 @@ def test_short_forms_and_the_file_as_name(tmp_path: Path) -> None:
 def test_plain_values_are_what_they_seem(tmp_path: Path) -> None:
     path = tmp_path / "plain.yaml"
     path.write_text(
-        "steps: [{say: yes, expect: {called: [{tool: x, arguments: "
+        "tools: [{name: x}]\nsteps: [{say: yes, expect: {called: [{tool: x, arguments: "
         "{on: true, at: 12:30, day: 2026-03-01, none: null, n: -3, x: 1.5e3, zip: 01234}}]}}]"
     )
     step = load(path).steps[0]
