@@ -8,8 +8,9 @@ import random
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO, TypeAlias
 
+import msgspec
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -31,6 +32,7 @@ from conductor.events.server import (
     ApprovalResolved,
     ErrorEvent,
     EventAck,
+    Segment,
     SessionGoaway,
     SessionPing,
     SessionStarted,
@@ -52,6 +54,10 @@ SLOW_S = 0.3
 
 class MissingEventError(Exception):
     """What the app should have sent did not come."""
+
+
+class _Unknown(msgspec.Struct):
+    TYPE: ClassVar[str] = "verify.unknown"
 
 
 class Play:
@@ -101,6 +107,10 @@ class Play:
         """Make a call of a tool that the app need not have."""
         return ToolCallEvent(self._new_call(), name, "{}")
 
+    def segment(self, text: str, number: int, *, last: bool) -> ToolCallEvent:
+        """Make the speech of one segment."""
+        return speak(self._new_call(), text, Segment("speech_verify", number, last))
+
     async def ui(self, make: Callable[..., ToolCallEvent], *arguments: Any) -> None:
         """Make a UI call and wait for its result, and so for all that came before it."""
         call = make(self._new_call(), *arguments)
@@ -126,9 +136,10 @@ class Play:
             raise MissingEventError from None
 
     async def cut(self, code: int | None = None) -> None:
-        """Cut the socket, or close it with a code, and wait for the next connection."""
+        """Cut the socket, or close it with a code, and wait for the next connection, which has acks again."""
         before = len(self.starts)
         await self.leave(code)
+        self.withhold_acks = False
         await self.until(lambda: len(self.starts) > before)
 
     async def leave(self, code: int | None = None) -> None:
@@ -191,11 +202,45 @@ class Play:
         self.starts.append(start)
 
 
+Scene: TypeAlias = Callable[[Play], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the app should do, the sentence of docs/protocol.md that says so, and what tries it."""
+
+    does: str
+    reference: str
+    play: Scene
+    needs: str | None
+    outcome: str = "not reached"
+
+
+STEPS: list[Step] = []
+
+
+def _step(does: str, reference: str, needs: str | None = None) -> Callable[[Scene], Scene]:
+    def register(play: Scene) -> Scene:
+        STEPS.append(Step(does, reference, play, needs))
+        return play
+
+    return register
+
+
+@_step(
+    "starts its session by its first event",
+    "One connection serves one session. Its first event, as a rule `session.start`, says which.",
+)
 async def _starts(play: Play) -> bool:
     await play.until(lambda: play.starts)
     return not play.heard
 
 
+@_step(
+    "reads a slow answer, answers pings and UI calls",
+    'A UI call is answered as soon as it is done, with any result, such as `{"ok":true}`; `tts.speak` '
+    "when the speech is over or was stopped.",
+)
 async def _streams(play: Play) -> bool:
     words = "This answer comes slowly, one word after the other."
     for end in range(4, len(words), 8):
@@ -209,6 +254,10 @@ async def _streams(play: Play) -> bool:
     return True
 
 
+@_step(
+    "answers a call that comes twice once",
+    "An event whose id was seen before is not acted upon again, on either side.",
+)
 async def _twice(play: Play) -> bool:
     call = play.call("verify.twice")
     event_id = await play.send(call)
@@ -220,12 +269,20 @@ async def _twice(play: Play) -> bool:
     return len(play.results(call)) == 1
 
 
+@_step(
+    "passes over an event that it does not know",
+    "A type that a receiver does not know is ignored.",
+)
 async def _unknown(play: Play) -> bool:
-    await play.send(SessionGoaway(1_000, "service restart"))
+    await play.send(_Unknown())
     await play.ui(set_state, "idle")
     return True
 
 
+@_step(
+    "connects again after a restart, for the same session",
+    "It closes with code 1012 when it restarts: connect again.",
+)
 async def _restart(play: Play) -> bool:
     session = play.starts[-1].session_id
     await play.cut(1012)
@@ -233,6 +290,42 @@ async def _restart(play: Play) -> bool:
     return play.starts[-1].session_id == session
 
 
+@_step(
+    "comes back after it was told to go",
+    "The server sends `session.goaway` before it closes the connection on purpose, as it does for a restart, "
+    "once the running turn has ended; the app comes back at once after the close.",
+    needs="goaway",
+)
+async def _goaway(play: Play) -> bool:
+    await play.send(SessionGoaway(1_000, "service restart"))
+    return await _restart(play)
+
+
+@_step(
+    "says the segments of a reply in their order",
+    "The app says them one after the other, and answers each when it was said.",
+    needs="segments",
+)
+async def _segments(play: Play) -> bool:
+    words = ("Owls hunt at night.", "They hear a mouse under the snow.", "Some of them hunt by day.")
+    await play.ui(set_state, "speaking")
+    calls = [play.segment(text, number, last=number == 2) for number, text in enumerate(words)]
+    for call in calls:
+        await play.send(call)
+    await play.send(SpeechFinal(" ".join(words)))
+    await play.until(lambda: all(play.results(call) for call in calls))
+    await play.ui(set_state, "idle")
+    answered = [getattr(one.event, "call_id", "") for one in play.events(ToolResultEvent)]
+    order = [answered.index(call.call_id) for call in calls]
+    return order == sorted(order)
+
+
+@_step(
+    "runs a call once though the socket is cut",
+    "So keep the ids of the events that were handled, some thousands of them, and pass over an event "
+    "whose id is among them: else a tool would run twice.",
+    needs="resume",
+)
 async def _cut_in_call(play: Play) -> bool:
     call = play.call("verify.cut")
     play.withhold_acks = True
@@ -240,7 +333,6 @@ async def _cut_in_call(play: Play) -> bool:
     if play.random.random() < 0.5:  # else the call, or its result, may be lost
         await play.until(lambda: play.results(call))
     await play.cut()
-    play.withhold_acks = False
     if not _done(play, call):
         await play.send(call, event_id)  # as a server does with what is not acknowledged
         await play.until(lambda: play.results(call))
@@ -248,6 +340,12 @@ async def _cut_in_call(play: Play) -> bool:
     return len(play.results(call)) <= 1
 
 
+@_step(
+    "tells a result again that was not acknowledged",
+    "With `resume` an app keeps each transcript, `tool.result`, interruption, decision and "
+    "`agent.completed` until an `event.ack` has named its id.",
+    needs="resume",
+)
 async def _cut_after_result(play: Play) -> bool:
     call = play.call("verify.keep")
     play.withhold_acks = True
@@ -255,19 +353,27 @@ async def _cut_after_result(play: Play) -> bool:
     await play.until(lambda: play.results(call))
     heard = len(play.heard)
     await play.cut()
-    play.withhold_acks = False
     if not _done(play, call):
         await play.until(lambda: any(one.id in play.results(call) for one in play.heard[heard:]))
     await play.ui(set_state, "idle")
     return len(play.results(call)) == 1
 
 
+@_step(
+    "hears a spoken question and lets the person answer",
+    "Every turn, however it ends, ends with the state `idle`; where another turn follows at once, the "
+    "`idle` between them is left out.",
+)
 async def _question(play: Play) -> bool:
     said = await play.ask()
     await play.answer(_text(said))
     return True
 
 
+@_step(
+    "goes on after a transcript that was refused",
+    "A transcript that starts no turn is answered by an `error` and by `idle`.",
+)
 async def _refused(play: Play) -> bool:
     refused = await play.ask()
     await play.send(ErrorEvent("rate_limited", "Try again.", event_id=refused.id, retry_after_ms=100))
@@ -277,17 +383,27 @@ async def _refused(play: Play) -> bool:
     return said.id != refused.id
 
 
+@_step(
+    "sends a transcript again that was lost, under its id",
+    "Transcripts and other events that were not acknowledged are sent again, under the same ids.",
+    needs="resume",
+)
 async def _lost_transcript(play: Play) -> bool:
     play.withhold_acks = True
     lost = await play.ask()
     heard = len(play.heard)
     await play.cut()
-    play.withhold_acks = False
     await play.until(lambda: any(one.id == lost.id for one in play.heard[heard:]))
     await play.answer(_text(lost))
     return True
 
 
+@_step(
+    "shows a card and sends its decision",
+    "The server sends an `approval.request` for each such call, the client `approval.shown` once a "
+    "person can see it, and an `approval.response` with one decision or several;",
+    needs="approval",
+)
 async def _card(play: Play) -> bool:
     arguments = {"title": "Milk"}
     call = play.call("verify.delete")
@@ -315,6 +431,11 @@ async def _card(play: Play) -> bool:
     return decision.arguments_digest == request.arguments_digest
 
 
+@_step(
+    "answers a cancelled call",
+    "Answered by `tool.cancelled`, or by the `tool.result` if that was faster.",
+    needs="cancel",
+)
 async def _cancel(play: Play) -> bool:
     call = play.call("verify.slow")
     await play.send(call)
@@ -323,11 +444,26 @@ async def _cancel(play: Play) -> bool:
     return True
 
 
+@_step(
+    "stays away when another client has taken the session",
+    "Where the app has the capability `resume`, the older one is closed with code 4409 instead: do not "
+    "connect again then.",
+    needs="resume",
+)
 async def _superseded(play: Play) -> bool:
     before = len(play.starts)
     await play.leave(SUPERSEDED)
     await asyncio.sleep(play.quiet_s)
     return len(play.starts) == before
+
+
+@_step(
+    "sends valid events only",
+    "A frame that is no valid event, or that is binary, is answered by the error `invalid_event`, and the "
+    "connection stays open.",
+)
+async def _valid(play: Play) -> bool:
+    return not play.invalid
 
 
 def _about(play: Play, kind: type[Any], request: ApprovalRequest) -> list[Any]:
@@ -345,115 +481,17 @@ def _text(transcript: Inbound) -> str:
     return transcript.event.text if isinstance(transcript.event, TranscriptFinal) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the app should do, the sentence of docs/protocol.md that says so, and what tries it."""
-
-    does: str
-    reference: str
-    play: Callable[[Play], Awaitable[bool]]
-    needs: str | None = None
-    outcome: str = "not reached"
-
-
-FIRST = Step(
-    "starts its session by its first event",
-    "One connection serves one session. Its first event, as a rule `session.start`, says which.",
-    _starts,
-)
-MIDDLE = (
-    Step(
-        "reads a slow answer, answers pings and UI calls",
-        'A UI call is answered as soon as it is done, with any result, such as `{"ok":true}`; `tts.speak` '
-        "when the speech is over or was stopped.",
-        _streams,
-    ),
-    Step(
-        "answers a call that comes twice once",
-        "An event whose id was seen before is not acted upon again, on either side.",
-        _twice,
-    ),
-    Step(
-        "passes over an event that it does not know",
-        "A type that a receiver does not know is ignored.",
-        _unknown,
-    ),
-    Step(
-        "connects again after a restart, for the same session",
-        "It closes with code 1012 when it restarts: connect again.",
-        _restart,
-    ),
-    Step(
-        "runs a call once though the socket is cut",
-        "So keep the ids of the events that were handled, some thousands of them, and pass over an event "
-        "whose id is among them: else a tool would run twice.",
-        _cut_in_call,
-        "resume",
-    ),
-    Step(
-        "tells a result again that was not acknowledged",
-        "With `resume` an app keeps each transcript, `tool.result`, interruption, decision and "
-        "`agent.completed` until an `event.ack` has named its id.",
-        _cut_after_result,
-        "resume",
-    ),
-    Step(
-        "hears a spoken question and lets the person answer",
-        "Every turn, however it ends, ends with the state `idle`; where another turn follows at once, the "
-        "`idle` between them is left out.",
-        _question,
-    ),
-    Step(
-        "goes on after a transcript that was refused",
-        "A transcript that starts no turn is answered by an `error` and by `idle`.",
-        _refused,
-    ),
-    Step(
-        "sends a transcript again that was lost, under its id",
-        "Transcripts and other events that were not acknowledged are sent again, under the same ids.",
-        _lost_transcript,
-        "resume",
-    ),
-    Step(
-        "shows a card and sends its decision",
-        "The server sends an `approval.request` for each such call, the client `approval.shown` once a "
-        "person can see it, and an `approval.response` with one decision or several;",
-        _card,
-        "approval",
-    ),
-    Step(
-        "answers a cancelled call",
-        "Answered by `tool.cancelled`, or by the `tool.result` if that was faster.",
-        _cancel,
-        "cancel",
-    ),
-)
-LAST = Step(
-    "stays away when another client has taken the session",
-    "Where the app has the capability `resume`, the older one is closed with code 4409 instead: do not "
-    "connect again then.",
-    _superseded,
-    "resume",
-)
-FRAMES = Step(
-    "sends valid events only",
-    "A frame that is no valid event, or that is binary, is answered by the error `invalid_event`, and the "
-    "connection stays open.",
-    _starts,
-)
-
-
 async def verify(play: Play) -> list[Step]:
-    """Play all steps, those between the first and the last in the seed's order; give their outcomes."""
-    done = [await _try(play, FIRST)]
-    steps = list(MIDDLE)
-    play.random.shuffle(steps)
-    for step in (*steps, LAST):
+    """Play all steps, those between the first and the last two in the seed's order; give their outcomes."""
+    first, *middle, superseded, valid = STEPS
+    play.random.shuffle(middle)
+    done = [await _try(play, first)]
+    for step in (*middle, superseded, valid):
         if done[0].outcome == "right":
             has = step.needs is None or step.needs in (play.starts[-1].capabilities or ())
             step = await _try(play, step) if has else replace(step, outcome=f"skipped: no {step.needs}")
         done.append(step)
-    return [*done, replace(FRAMES, outcome="wrong" if play.invalid else "right")]
+    return done
 
 
 async def _try(play: Play, step: Step) -> Step:

@@ -16,9 +16,10 @@ from websockets.asyncio.server import serve
 
 from conductor.cli import main
 from conductor.client import Approval, ApprovalDecision, Client, Reconnect, allow, connect
-from conductor.commands.verify_client import FIRST, FRAMES, LAST, MIDDLE, QUESTION, Play, Step, verify
+from conductor.client.options import SERVED
+from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
 
-STEPS = (FIRST, *MIDDLE, LAST, FRAMES)
+FIRST = STEPS[0]
 DOCS = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
@@ -54,7 +55,11 @@ def outcomes(steps: list[Step]) -> dict[str, str]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_our_library_does_all_right(seed: int) -> None:
-    async with playing(seed) as (play, url), app(url, on_approval=shown_and_allowed):
+    capabilities = (*SERVED, "segments", "goaway")
+    async with (
+        playing(seed) as (play, url),
+        app(url, capabilities=capabilities, on_approval=shown_and_allowed),
+    ):
         steps = await verify(play)
     assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
     assert {step.does for step in steps} == {step.does for step in STEPS}
@@ -67,6 +72,8 @@ async def test_what_a_capability_needs_is_skipped_for_an_app_without_it() -> Non
         "skipped: no resume",
         "skipped: no approval",
         "skipped: no cancel",
+        "skipped: no segments",
+        "skipped: no goaway",
     }
 
 
@@ -103,7 +110,7 @@ async def test_a_careless_app_is_told_what_the_reference_says() -> None:
 
 
 async def test_a_call_that_came_twice_and_ran_twice_is_wrong() -> None:
-    step = next(step for step in MIDDLE if "comes twice" in step.does)
+    step = next(step for step in STEPS if "comes twice" in step.does)
     async with playing(1, patience_s=1) as (play, url):
         talking = asyncio.create_task(careless(url))
         await play.until(lambda: play.starts)
