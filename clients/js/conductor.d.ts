@@ -69,6 +69,8 @@ export interface Approval {
   prompt: string;
   scopes: Scope[];
   expiresAt: string;
+  /** What the call would do, in lines; for a file that is replaced, a unified diff. */
+  preview?: string;
   /** Why the server refused the last edit; the question is asked again. */
   refused?: string;
 }
