@@ -147,16 +147,17 @@ class TerminalChat:
     # What the person says
 
     async def _handle(self, line: str) -> bool:
-        command = line.lstrip().startswith("/")
+        command, client = line.lstrip().startswith("/"), self._client
         try:
             if command:
                 name, _, argument = line.strip().partition(" ")
                 await self._command(name, argument.strip() or None)
                 return True
             self._said.append(f"> {line}")
-            return await self._finish(await self._client.say(line))
+            return await self._finish(await client.say(line))
         except (ClientError, LookupError, ValueError) as error:
-            if not self._over.done():  # a lost connection is shown already
+            # A lost connection is shown already, and a turn of a session that was left matters no more.
+            if not self._over.done() and (command or client is self._client):
                 self._view.error(str(error))
             return command
 
@@ -182,8 +183,9 @@ class TerminalChat:
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
-                await self._client.close()
-                self._client = self._make(argument)
+                left, self._client = self._client, self._make(argument)
+                await left.close()
+                self._view.working(None)
                 await self._start(self._client)
                 show(f"Session {self._client.session_id}.")
             case "/history":

@@ -22,7 +22,6 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
-from prompt_toolkit.utils import get_cwidth
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
 from rich.text import Text
@@ -58,7 +57,6 @@ class Screen:
         self._question: tuple[str, asyncio.Queue[str]] | None = None
         self._pending: list[str] = []
         self._flushing: asyncio.Future[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._session: PromptSession[str] = PromptSession(
             self._message,
             bottom_toolbar=self._toolbar,
@@ -77,18 +75,18 @@ class Screen:
         self._session.app.min_redraw_interval = FRAME_S / 2
 
     async def __aenter__(self) -> Screen:
-        self._tasks = [asyncio.create_task(self._edit()), asyncio.create_task(self._spin())]
+        self._editing = asyncio.create_task(self._edit())
+        self._spinning = asyncio.create_task(self._spin())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         if self._session.app.is_running:
             self._session.app.exit(result="")
-        self._tasks[1].cancel()
-        await asyncio.wait(self._tasks)
+        self._spinning.cancel()
+        await asyncio.wait({self._editing, self._spinning})
         self._flush()
 
     async def next(self) -> str | None:
-        """Wait for a line; None when the person leaves."""
         return await self._lines.get()
 
     @contextmanager
@@ -117,15 +115,14 @@ class Screen:
             self._session.app.invalidate()
 
     def answer(self, text: str) -> None:
-        """Print a whole message of the assistant; it replaces the partial."""
         self._partial, self._last = "", text
         self.draw(Markdown(clean(text), hyperlinks=False))
 
     def speech(self, text: str) -> None:
         """Print what the voice says, where it says something else than the answer."""
-        if _words(text) != _words(self._last):
+        # While the answer grows, the voice says its sentences.
+        if not self._partial and _words(text) not in _words(self._last):
             self.draw(Text(f"🔊 {clean(text)}", style="dim"))
-        self._last = ""
 
     def cut(self) -> None:
         """Keep what was shown of an answer, and ignore what is still on its way."""
@@ -155,8 +152,9 @@ class Screen:
         if label is None:
             self._keep()
             self._stopped = False
-        if label is None or self._working is None or self._working[0] != label:
-            self._working = None if label is None else (label, time.monotonic())
+            self._working = None
+        elif self._working is None or self._working[0] != label:
+            self._working = label, time.monotonic()
         self._session.app.invalidate()
 
     def status(self, **parts: str) -> None:
@@ -228,11 +226,7 @@ class Screen:
 
     def _toolbar(self) -> str:
         parts = (self._status.get(name, "") for name in ("connection", "state", "model", "session"))
-        text = " " + " · ".join(filter(None, map(clean, parts)))
-        columns = self._session.output.get_size().columns
-        while get_cwidth(text) > columns:
-            text = text[:-2] + "…"
-        return text
+        return " " + " · ".join(filter(None, map(clean, parts)))
 
     def _render(self, what: RenderableType) -> str:
         columns = max(20, self._session.output.get_size().columns)
@@ -247,8 +241,8 @@ class Screen:
         self._pending.clear()
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text)  # without the signs of markdown, which no voice says
+def _words(text: str) -> str:
+    return " ".join(["", *re.findall(r"\w+", text), ""])  # without the signs of markdown, which no voice says
 
 
 def _history() -> History:

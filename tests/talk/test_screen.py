@@ -281,6 +281,45 @@ async def test_lines_are_pasted_whole_and_commands_are_completed_and_obeyed() ->
     assert [peer.session_id for peer in server.peers] == ["one", "two"]
 
 
+async def test_a_session_is_left_in_the_middle_of_an_answer() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await partial(peer, "A long story")
+        await peer.connection.wait_closed()
+
+    async def another(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script, another) as server, person(server.url) as one:
+        await one.sees("Connected")
+        one.type("tell me")
+        await one.sees("A long story", "thinking 0 s")
+        one.type("/session two")
+        await one.sees("A long story …\nSession two.", gone="thinking 0 s")
+    assert "closed" not in one.seen
+
+
+async def test_segments_of_the_answer_are_not_shown_beside_it() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.begin()
+        await partial(peer, "It **rains**. Take")
+        await peer.result(await peer.call("tts.speak", {"text": "It rains."}))
+        await peer.send("assistant.speech.final", {"text": "It **rains**. Take a coat."})
+        await peer.result(await peer.call("tts.speak", {"text": "Take a coat."}))
+        await peer.result(await peer.call("tts.speak", {"text": "And a hat."}))
+        await peer.state("idle")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script) as server, person(server.url) as one:
+        await one.sees("Connected")
+        one.type("and now?")
+        await one.sees("It rains. Take a coat.\n🔊 And a hat.")
+    assert one.seen.count("🔊") == 1
+
+
 async def test_a_narrow_terminal_wraps_and_no_color_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
