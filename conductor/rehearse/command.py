@@ -9,13 +9,15 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
+from rich.console import Console
+from rich.text import Text
 
 from conductor.app import make_services, running
 from conductor.client.errors import ClientError
@@ -62,7 +64,13 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     out = stdout or sys.stdout
     rehearsals = [(path, load(path)) for path in options.files]
-    played = [asyncio.run(_play(path, rehearsal, options)) for path, rehearsal in rehearsals]
+    # On stderr, so that the table alone is piped on.
+    with Console(stderr=True).status("") as status:
+
+        def show(text: str) -> None:
+            status.update(Text(text))
+
+        played = [asyncio.run(_play(path, rehearsal, options, show)) for path, rehearsal in rehearsals]
     write_report(out, played)
     if options.junit is not None:
         try:
@@ -73,12 +81,18 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     return 1 if any(one.failed for one in played) else 0
 
 
-async def _play(path: Path, rehearsal: Rehearsal, options: argparse.Namespace) -> Performance:
+async def _play(
+    path: Path, rehearsal: Rehearsal, options: argparse.Namespace, show: Callable[[str], None]
+) -> Performance:
+    def begins(number: int) -> None:
+        show(f"{path}, step {number} of {len(rehearsal.steps)}: {ascii(rehearsal.steps[number - 1].say)}")
+
+    show(f"{path}: starting the server")
     chance = random.Random(options.seed)
     try:
         async with _serving(rehearsal, options) as (url, backstage):
             player = Player(rehearsal, url, options.token, chance, backstage, options.patience)
-            scenes = await player.play()
+            scenes = await player.play(begins)
         if options.judge is not None:
             settings = load_settings()
             provider = make_router(_profiles(options.judge, settings), settings, ModelMetrics())

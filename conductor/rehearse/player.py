@@ -103,7 +103,9 @@ class Player:
         patience_s: float = 60.0,
     ) -> None:
         self._rehearsal = rehearsal
-        self._chance = chance
+        # Before any delay takes a random number: the seed alone places the cuts.
+        self._scenes = [_staged(step, chance) for step in rehearsal.steps]
+        self._scene = self._scenes[0]
         self._patience_s = patience_s
         self._backstage = backstage
         self._told: Usage = Counter()
@@ -135,24 +137,22 @@ class Player:
         self._client.on(Diagnostic, lambda event: self._scene.problems.append(event.message))
         self._client.on(TurnMetrics, self._count)
 
-    async def play(self) -> list[Scene]:
-        """Play all steps. Raises `SettingsError` for a tool that the server does not take."""
-        scenes = [self._staged(step) for step in self._rehearsal.steps]
-        self._scene = scenes[0]
+    async def play(self, begins: Callable[[int], None] = lambda _: None) -> list[Scene]:
+        """Play all steps; ``begins`` is told the number of each, from 1.
+
+        Raises `SettingsError` for a tool that the server does not take.
+        """
         async with self._client as client:
             for tool in (client.started and client.started.rejected_tools) or ():
                 raise SettingsError(f"the server refuses the tool {tool.name}: {tool.reason}.")
-            for number, scene in enumerate(scenes):
+            for number, scene in enumerate(self._scenes, 1):
                 self._scene = scene
+                begins(number)
                 if not await self._perform(scene):
-                    for later in scenes[number + 1 :]:
+                    for later in self._scenes[number:]:
                         later.reached = False
                     break
-        return scenes
-
-    def _staged(self, step: Step) -> Scene:
-        cut = self._chance.choice(MOMENTS) if step.cut == "random" else step.cut
-        return Scene(step, cut, decisions=list(step.approve))
+        return self._scenes
 
     async def _perform(self, scene: Scene) -> bool:
         loop = asyncio.get_running_loop()
@@ -296,6 +296,11 @@ class Player:
         with contextlib.suppress(ConnectionLost):  # the speech has stopped all the same
             await self._client.interrupt(spoken_text=heard, played_ms=played_ms)
         self._leave_unsaid(0)
+
+
+def _staged(step: Step, chance: random.Random) -> Scene:
+    cut = chance.choice(MOMENTS) if step.cut == "random" else step.cut
+    return Scene(step, cut, decisions=list(step.approve))
 
 
 def holds(value: Any, part: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -127,6 +128,21 @@ steps:
     expect: {{called: [{{tool: lamp.switch, times: {times}}}], approvals: [{outcome}], said: stays on}}
 """
     code, out, _ = rehearse(ASKING + step)
+    assert code == 0, out
+
+
+def test_several_cards_are_answered_in_their_order(rehearse: Rehearse) -> None:
+    calls = "calls: [{tool: lamp.switch, arguments: {room: a}}, {tool: lamp.switch, arguments: {room: b}}]"
+    text = re.sub(r"calls: .*", calls, ASKING)
+    step = """
+steps:
+  - say: Lights.
+    approve: [deny, tap]
+    cut: card
+    expect:
+      called: [{tool: lamp.switch, arguments: {room: b}, times: 1}, {tool: lamp.switch, times: 1}]
+"""
+    code, out, _ = rehearse(text + step)
     assert code == 0, out
 
 
