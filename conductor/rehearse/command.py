@@ -36,6 +36,8 @@ from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, 
 from conductor.settings import Settings, load_settings
 from conductor.tools.audit import AuditLog
 
+# Seconds between two words of a scripted reply: so that a person can interrupt it, and a cut come within it.
+WORD_S = 0.003
 _JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
 
@@ -159,7 +161,7 @@ def _script(reply: Reply) -> Script:
         ToolCall(new_call_id(), call.tool, msgspec.json.encode(call.arguments).decode())
         for call in reply.calls
     ]
-    words = [TextDelta(word) for word in re.findall(r"\s*\S+\s*", reply.say)]
+    words = [step for word in re.findall(r"\s*\S+\s*", reply.say) for step in (TextDelta(word), WORD_S)]
     failure = [] if reply.error is None else [ModelError(reply.error, "The rehearsal's model fails here.")]
     return [reply.after, *words, *calls, *failure]
 

@@ -34,6 +34,8 @@ from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step
 
 # A person reads a card before they say yes: the server counts no yes of the first 0.15 s.
 READS_S = 0.4
+# The longest that a cut takes: long enough for the server to go on without the app.
+AWAY_S = 0.1
 # How long the figures of a turn may come after its end.
 FIGURES_S = 1.0
 
@@ -127,7 +129,7 @@ class Player:
             handlers={tool.name: self._handler(tool) for tool in rehearsal.tools},
             speak=self._speak,
             on_approval=self._decide if rehearsal.cards else None,
-            reconnect=Reconnect(first_s=0, most_s=1, tries=20, random=chance.random),
+            reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
         self._client.on(ToolActivity, self._ran)
         self._client.on(ToolCallEvent, self._called)

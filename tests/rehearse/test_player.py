@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+from collections import Counter
 
 import pytest
 
 from conductor.messages import AssistantMessage
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
-from conductor.rehearse.player import Player, holds
+from conductor.rehearse.player import Backstage, Player, holds
 from conductor.rehearse.script import Rehearsal
 from tests.end_to_end.conftest import serving
 from tests.rehearse.conftest import Rehearse
@@ -239,6 +241,20 @@ def test_a_mistake_in_a_declaration_is_a_failure(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(LAMP + "    anotations: {}\nsteps: [{say: Light.}]")
     assert code == 1
     assert "The tool 'lamp.switch' has the unknown field 'anotations'." in out
+
+
+async def test_the_server_goes_on_while_the_socket_is_cut() -> None:
+    alone = asyncio.Event()
+    provider = ScriptedProvider([[TextDelta("One "), alone, TextDelta("two.")]])
+    rehearsal = Rehearsal.model_validate({"steps": [{"say": "Count.", "cut": "answer"}]})
+    async with serving(provider) as served:
+        player = Player(rehearsal, served.url, None, random.Random(1), Backstage(Counter))
+        playing = asyncio.create_task(player.play())
+        await provider.record(0).started.wait()
+        await served.empty()
+        alone.set()
+        [scene] = await playing
+    assert (scene.spoken, scene.problems, scene.state) == (["One two."], [], "idle")
 
 
 async def test_the_model_learns_what_was_heard() -> None:
