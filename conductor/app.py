@@ -20,8 +20,9 @@ import structlog
 
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
+from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.subject_record import SubjectRecords
-from conductor.conversation.turn_figures import TurnFigures
+from conductor.conversation.tracing import make_tracer
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.models.base import ModelProvider
@@ -73,11 +74,12 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     """
     roots = file_roots(settings)
     policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
-    store = HealthCheckedStore(make_store(settings))
     catalog = load_catalog(settings.device_tools_file)
     servers = mcp_servers(settings, catalog)
     http = load_http_tools(settings, _own_names(settings))
     metrics = ToolMetrics()
+    session_metrics = SessionMetrics(metrics.registry)
+    store = HealthCheckedStore(make_store(settings), committed=session_metrics.committed)
     model_metrics = ModelMetrics(metrics.registry)
     return Services(
         store=store,
@@ -99,12 +101,13 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         failures=FAILURES if settings.speak_errors else {},
         metrics=metrics,
         model_metrics=model_metrics,
-        turn_figures=TurnFigures(metrics.registry),
+        session_metrics=session_metrics,
         local_only=settings.local_only,
         rules=policies.rules,
         policies=policies,
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
+        tracer=make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content),
         redactor=Redactor(secrets(settings), paths=settings.redact_paths),
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
@@ -262,6 +265,8 @@ async def running(
         finally:
             # The order of the start backwards: turns end while the model and the store are still there.
             await listener.stop()
+            if services.tracer is not None:
+                await asyncio.to_thread(services.tracer.close)
             warming_up.cancel()
             await asyncio.wait([warming_up], timeout=services.limits.close_timeout)
             if builtin is not None:

@@ -176,6 +176,7 @@ class Settings(BaseSettings):
     tools_path: Path | None = None
     audit_log: Path | None = None
     admin_token: SecretStr | None = None
+    otel_exporter_otlp_endpoint: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "console"
     log_content: bool = False

@@ -54,7 +54,7 @@ EXCEPTIONS = {
 }
 """Imports that break the order, as (module, what it imports), each with its reason."""
 
-HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis")
+HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemetry")
 LAZY = {
     "models.http",
     "server.mcp_endpoint",

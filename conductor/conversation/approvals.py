@@ -663,7 +663,7 @@ class Approvals:
             self._closed.popitem(last=False)
         ready = question.asked.ready
         waited = self.closed_at - question.opened_at
-        self.figures.decided(ready.spec.name, ready.spec.source, outcome, waited)
+        self.figures.decided(ready.spec.name, ready.spec.source, outcome, waited, by_voice=by_voice)
         self.audit.answered(ready.spec, ready.arguments, outcome, by_voice=by_voice)
 
     def withdraw_card(self, question: PendingApproval) -> None:

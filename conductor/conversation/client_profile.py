@@ -58,6 +58,7 @@ class ClientProfile:
         self._instructions: str | None = None
         self._tools: list[Any] | None = None
         self._model: str | None = None
+        self.traceparent: str | None = None
         self._declared: tuple[ToolSpec, ...] | None = None
         self._rates: dict[str, TokenBucket] = {}
         self.capabilities: tuple[str, ...] = ()
@@ -76,6 +77,7 @@ class ClientProfile:
         """
         self._locale = event.locale or self._locale
         self._time_zone = event.time_zone or self._time_zone
+        self.traceparent = event.traceparent or self.traceparent
         if event.instructions is not None:
             self._instructions = event.instructions
         if event.model is not None and self._services.may_choose(event.model):
@@ -95,6 +97,7 @@ class ClientProfile:
                 self._instructions,
                 self._tools,
                 self._model,
+                self.traceparent,
             )
         )
 
@@ -105,6 +108,7 @@ class ClientProfile:
             return
         self._locale, self._time_zone = snapshot.locale, snapshot.time_zone
         self._instructions, self._model = snapshot.instructions, snapshot.model
+        self.traceparent = snapshot.traceparent
         self.capabilities = tuple(name for name in CAPABILITIES if name in snapshot.capabilities)
         if snapshot.tools is not None:
             self.declare(snapshot.tools, readings)

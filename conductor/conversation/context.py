@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from conductor.conversation.approvals import Approvals
 from conductor.conversation.client_profile import ClientProfile
@@ -15,6 +16,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.snapshot import SPEECH, SUMMARY, TURN, SummarySnapshot, decode
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
 from conductor.conversation.tool_round import CallResults
+from conductor.conversation.tracing import Step
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state
@@ -65,6 +67,7 @@ class TurnContext:
         self.speeches = speeches
         self.history = HistoryBudget(services.history_tokens)
         self.bridge_phrases = services.bridge_phrases
+        self.tracer = services.tracer
         self._metrics = services.metrics
         self._audit = audit
         self._model_metrics = services.model_metrics
@@ -130,11 +133,34 @@ class TurnContext:
         self._metrics.called(spec.name, spec.source, outcome.error_type, took)
         if self.turn is not None:
             self.turn.stats.tool_s += took
+            attributes = {"gen_ai.tool.name": spec.name, "gen_ai.tool.call.id": ready.call.call_id}
+            start_ns = time.time_ns() - outcome.metadata.execution_time_ms * 1_000_000
+            error = "" if outcome.success else outcome.error_type
+            self.note_step(
+                "execute_tool",
+                spec.name,
+                start_ns,
+                error,
+                {**attributes, "conductor.tool.source": spec.source},
+            )
         self._audit.ended(spec, ready.arguments, outcome)
         if outcome.error_type == "unknown" and spec.effect != "read":
             self.device.unknown(ready.call.call_id, arguments_digest(spec.name, ready.arguments))
         if "activity" in self.profile.capabilities:
             self.show_at_once(_finished(ready, outcome))
+
+    def note_step(
+        self,
+        kind: Literal["chat", "execute_tool", "approval"],
+        name: str,
+        start_ns: int,
+        error: str = "",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note a part of the turn that has just ended, for its trace; does nothing without traces."""
+        if self.tracer is not None and self.turn is not None:
+            step = Step(kind, name, start_ns, time.time_ns(), error, attributes or {})
+            self.turn.stats.steps.append(step)
 
     def count(self, request: ModelRequest, finished: Finished) -> None:
         """Count the tokens and the money of a reply."""
@@ -180,6 +206,8 @@ class TurnContext:
 
     def _send_partial(self, text: str) -> None:
         speech_id = self.turn.speech_id if self.turn is not None else ""
+        if self.turn is not None:
+            self.turn.stats.note_partial()
         in_segments = "segments" in self.profile.capabilities
         self.show_at_once(SpeechPartial(text, (speech_id or None) if in_segments else None))
 

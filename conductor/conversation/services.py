@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conductor.conversation.phrases import FAILURES, Failure
+from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.subject_record import SubjectRecords
-from conductor.conversation.turn_figures import TurnFigures
+from conductor.conversation.tracing import TurnTracer
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider
 from conductor.models.metrics import ModelMetrics
@@ -39,8 +40,8 @@ class Services:
     dropped of a long history. ``rules`` are the operator's, read from ``policies``. Without
     ``subject_records`` the scope "always" is not offered.
     ``turn_rates`` and ``budget`` limit turns and model tokens by subject. ``audit`` records decisions and
-    calls in a file. With ``local_only`` nothing leaves the local network. ``admission`` admits handshakes,
-    first events, first turns, long events and tool declarations.
+    calls in a file, ``tracer`` makes a trace of each turn. With ``local_only`` nothing leaves the local
+    network. ``admission`` admits handshakes, first events, first turns, long events and tool declarations.
     """
 
     store: SessionStore
@@ -57,12 +58,13 @@ class Services:
     failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
-    turn_figures: TurnFigures = field(default_factory=TurnFigures)
+    session_metrics: SessionMetrics = field(default_factory=SessionMetrics)
     local_only: bool = False
     rules: Sequence[Rule] = ()
     policies: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
     audit: AuditLog | None = None
+    tracer: TurnTracer | None = None
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     subject_records: SubjectRecords | None = None
     turn_rates: dict[str, TokenBucket] = field(default_factory=dict)

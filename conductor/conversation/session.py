@@ -74,6 +74,7 @@ class Session:
         self.is_new = not (claim.state.log or claim.state.fields or claim.state.seen)
         limits = self._limits = services.limits
         self._local_only = services.local_only
+        self._metrics = services.session_metrics
         tasks = self._tasks = Tasks()
         pending = PendingCalls()
         outbox = self._outbox = Outbox(limits, self._expired)
@@ -318,6 +319,7 @@ class Session:
         )
         if "approval" not in self._profile.capabilities:
             self._approvals.withdraw_cards()
+        self._metrics.started("resumed" if resumed else started.reason or "new")
         transport.send(self._encoder.frame(started, first=True))
         self.attach(transport, resumed=resumed, same_process=known is not None)
         self._inbound_handler.diagnose(of_start(event, self._profile.model))

@@ -112,6 +112,7 @@ class ProfileSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     instructions: str | None = None
     tools: list[Any] | None = None
     model: str | None = None
+    traceparent: str | None = None
 
 
 class SpeechSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -44,6 +45,7 @@ class ToolCallRunner:
         self.batch = ApprovalBatch()
         self._running: dict[asyncio.Task[ToolOutcome], PreparedCall] = {}
         self._denied: set[str] = set()
+        self._asked_ns = 0
         self._ended: set[str] = set()
 
     @property
@@ -63,6 +65,7 @@ class ToolCallRunner:
         """
         running = self._running = {self._begin(one): one for one in prepared.ready}
         self.batch = asked or self.batch
+        self._asked_ns = time.time_ns()
         bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
         try:
             await self._see_to(prepared, running)
@@ -162,7 +165,10 @@ class ToolCallRunner:
         self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
     ) -> None:
         asked = decided.asked
-        self._turn.stats.trace.append("allowed" if decided.ready is not None else "not allowed")
+        said = "allowed" if decided.ready is not None else "not allowed"
+        attributes = {"gen_ai.tool.name": asked.ready.spec.name, "conductor.approval.outcome": said}
+        self._context.note_step("approval", asked.ready.spec.name, self._asked_ns, "", attributes)
+        self._turn.stats.trace.append(said)
         if decided.ready is not None:
             prepared.ready.append(decided.ready)
             running[self._begin(decided.ready)] = decided.ready

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import structlog
@@ -281,6 +283,20 @@ class Turn:
         context = self._context
         finished: Finished | None = None
         self._speaker = ReplySpeaker(context, self.state) if context.profile.segments else None
+        start_ns = time.time_ns()
+        try:
+            finished = await self._stream(request, reply, calls)
+        finally:
+            self._note_request(start_ns, finished)
+        if finished is not None and finished.stop == "context_window" and not (reply.text.strip() or calls):
+            raise ModelError("context_too_long", "The conversation is too long for the model.")
+        return finished
+
+    async def _stream(
+        self, request: ModelRequest, reply: ReplyBuffer, calls: list[ToolCall]
+    ) -> Finished | None:
+        context = self._context
+        finished: Finished | None = None
         with self.state.interruptible():
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(context.provider.stream(request)) as stream:
@@ -297,9 +313,26 @@ class Turn:
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
-        if finished is not None and finished.stop == "context_window" and not (reply.text.strip() or calls):
-            raise ModelError("context_too_long", "The conversation is too long for the model.")
         return finished
+
+    def _note_request(self, start_ns: int, finished: Finished | None) -> None:
+        error = sys.exception()
+        provider = self._context.provider.name
+        attributes: dict[str, Any] = {"gen_ai.provider.name": provider}
+        if finished is not None:
+            provider = finished.provider or provider
+            attributes = {
+                "gen_ai.provider.name": provider,
+                "gen_ai.request.model": finished.profile or provider,
+                "gen_ai.request.stream": True,
+                "gen_ai.usage.input_tokens": finished.usage.input_tokens,
+                "gen_ai.usage.output_tokens": finished.usage.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": finished.usage.cache_read_tokens,
+                "gen_ai.response.finish_reasons": [finished.stop],
+            }
+        reason = getattr(error, "reason", None) or (type(error).__name__ if error is not None else "")
+        name = attributes.get("gen_ai.request.model", provider)
+        self._context.note_step("chat", name, start_ns, reason, attributes)
 
     def _note_first_token(self) -> None:
         if self.state.stats.first_token_s is None:

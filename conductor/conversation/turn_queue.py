@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 import structlog
@@ -32,6 +33,7 @@ from conductor.conversation.snapshot import (
 from conductor.conversation.speech import FloorControl, Speech
 from conductor.conversation.summary import HistorySummarizer
 from conductor.conversation.tasks import Tasks
+from conductor.conversation.tracing import TurnTrace, TurnTracer
 from conductor.conversation.turn import Turn
 from conductor.conversation.turn_state import EndReason
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
@@ -78,7 +80,7 @@ class TurnQueue:
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._log_content = services.log_content
-        self._figures = services.turn_figures
+        self._metrics = services.session_metrics
         self._pending = context.pending
         self._committer = context.committer
         self._outbox = context.outbox
@@ -423,7 +425,9 @@ class TurnQueue:
         self._answer_request()
         if self._summarizer is not None:
             self._summarizer.start()
-        self._figures.ended(turn.state.cause, reason, turn.state.stats)
+        self._metrics.ended(turn.state.cause, reason, turn.state.stats)
+        if self._context.tracer is not None:
+            self._trace(self._context.tracer, turn, reason)
         self._log(turn, reason, asyncio.get_running_loop().time() - started)
         if "metrics" in self._context.profile.capabilities:
             self._show_metrics(turn, reason)
@@ -507,6 +511,23 @@ class TurnQueue:
                 _ms(stats.first_speech_s),
             )
         )
+
+    def _trace(self, tracer: TurnTracer, turn: Turn, reason: EndReason) -> None:
+        stats = turn.state.stats
+        end_ns = time.time_ns()
+        start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
+        trace = TurnTrace(
+            turn.state.id,
+            turn.state.cause,
+            reason,
+            turn.error or "",
+            start_ns,
+            end_ns,
+            tuple(stats.steps),
+            stats.said,
+            stats.answered,
+        )
+        tracer.ended(trace, self._committer.key, self._context.profile.traceparent)
 
     def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
         figures = turn.state.stats

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from conductor.conversation.snapshot import TurnSnapshot, encode
+from conductor.conversation.tracing import Step
 from conductor.models.base import Finished, Usage
 
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
@@ -83,9 +84,16 @@ class TurnStats:
     cost: float = 0.0
     models: list[str] = field(default_factory=list)
     first_token_s: float | None = None
+    steps: list[Step] = field(default_factory=list)
+    first_partial_s: float | None = None
     first_speech_s: float | None = None
     tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
+
+    def note_partial(self) -> None:
+        """Note that a partial text is sent."""
+        if self.first_partial_s is None:
+            self.first_partial_s = time.monotonic() - self.started
 
     def note_speech(self) -> None:
         """Note that something is spoken."""

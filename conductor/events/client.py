@@ -143,6 +143,14 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
             examples=["home"],
         ),
     ] = None
+    traceparent: Annotated[
+        _Short | None,
+        Meta(
+            description="The app's trace (W3C Trace Context): the server's traces of the session's turns are "
+            "part of it. One that is not valid is ignored.",
+            examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+        ),
+    ] = None
 
 
 class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

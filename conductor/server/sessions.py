@@ -28,7 +28,7 @@ class SuspendDetector:
     """Calls ``on_resume`` with the seconds that the process was suspended, as soon as it runs again.
 
     It looks every ``interval`` seconds, in the first pass of the event loop, before the tasks that handle
-    what was read in that pass.
+    what was read in that pass. ``lagged`` is called with how late, in seconds, each look was.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class SuspendDetector:
         on_resume: Callable[[float], None],
         clock: Callable[[], float] = time.time,
         interval: float = STILL_S / 2,
+        lagged: Callable[[float], None] = lambda _: None,
     ) -> None:
+        self._lagged = lagged
         self._on_resume = on_resume
         self._clock = clock
         self._interval = interval
@@ -50,6 +52,7 @@ class SuspendDetector:
         now = self._clock()
         late = now - self._due
         self._arm(now)
+        self._lagged(late)
         if late > STILL_S:
             self._on_resume(late)
 
@@ -94,7 +97,7 @@ class SessionRegistry:
         self.ownership_verified.set()
         self.resumed_at = 0.0
         self._verifying: asyncio.Task[None] | None = None
-        self._suspend_detector = SuspendDetector(self._suspended_for)
+        self._suspend_detector = SuspendDetector(self._suspended_for, lagged=services.session_metrics.lagged)
         self._refusals = Refusals()
 
     def __len__(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -23,12 +24,19 @@ class HealthCheckedStore:
     """Delegates to another store; ``available`` is False from a failure until the store has recovered.
 
     Until then it is probed every ``probe_s`` seconds with a write: a full disk can still be read.
+    ``committed`` is called with the seconds that each commit took.
     """
 
-    def __init__(self, store: SessionStore, probe_s: float = PROBE_S) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        probe_s: float = PROBE_S,
+        committed: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self.inner = store
         self.available = True
         self._probe_s = probe_s
+        self._committed = committed
         self._probing: asyncio.Task[None] | None = None
 
     @property
@@ -49,8 +57,10 @@ class HealthCheckedStore:
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Commit operations. Raises what the other store raises."""
+        began = time.monotonic()
         try:
             await self.inner.commit(claim, commit_id, operations)
+            self._committed(time.monotonic() - began)
         except StoreUnavailable as error:
             self._away(error)
             raise

@@ -67,6 +67,12 @@ class ToolMetrics:
             ("tool", "source", "outcome"),
             registry=self.registry,
         )
+        self._approvals = Counter(
+            "conductor_approvals",
+            "Approval requests by outcome and the way of a person's decision: card, voice or none.",
+            ("outcome", "way"),
+            registry=self.registry,
+        )
         self._running = Histogram(
             "conductor_tool_run_seconds",
             "Execution time of tool calls.",
@@ -97,13 +103,17 @@ class ToolMetrics:
         """Count a call that waits for consent."""
         self._asked.labels(*self._labels(tool, source)).inc()
 
-    def decided(self, tool: str, source: str, outcome: Decision, seconds: float) -> None:
+    def decided(
+        self, tool: str, source: str, outcome: Decision, seconds: float, *, by_voice: bool = False
+    ) -> None:
         """Count the result of an approval request after ``seconds``.
 
         Only a person's decision counts for the time to decide.
         """
         labels = self._labels(tool, source)
         self._decided.labels(*labels, outcome).inc()
+        way = "none" if outcome not in _BY_A_PERSON else "voice" if by_voice else "card"
+        self._approvals.labels(outcome, way).inc()
         if outcome in _BY_A_PERSON:
             self._deciding.labels(*labels).observe(seconds)
 

@@ -221,6 +221,7 @@ def test_label_sets_are_bounded() -> None:
         "conductor_tool_calls": tools * len(get_args(ErrorType)),
         "conductor_tool_approvals_asked": tools,
         "conductor_tool_approvals_decided": tools * len(get_args(Decision)),
+        "conductor_approvals": len(get_args(Decision)),
         "conductor_tool_run_seconds": tools,
         "conductor_tool_decide_seconds": tools,
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from conductor.conversation.turn_figures import TurnFigures
+from conductor.conversation.session_metrics import SessionMetrics
 from conductor.models.base import TextDelta
 from tests.conversation.helpers import make_services, run, stage
 
@@ -15,7 +15,7 @@ def test_turns_are_counted_as_they_end() -> None:
     async def scenario() -> None:
         registry = CollectorRegistry()
         services = make_services([[TextDelta("Hello.")], [TextDelta("One "), 5.0, TextDelta("two.")]])
-        one = await stage(replace(services, turn_figures=TurnFigures(registry)))
+        one = await stage(replace(services, session_metrics=SessionMetrics(registry)))
         one.app.say("hello")
         await one.quiet()
         one.app.say("count")
@@ -26,6 +26,11 @@ def test_turns_are_counted_as_they_end() -> None:
         assert 'conductor_turns_total{cause="transcript",end="answered"} 1.0' in found
         assert 'conductor_turns_total{cause="transcript",end="interrupted"} 1.0' in found
         assert "conductor_turn_first_token_seconds_count 2.0" in found
+        assert "conductor_turn_first_partial_seconds_count 2.0" in found
         assert "conductor_turn_first_speech_seconds_count 1.0" in found
+        assert 'conductor_session_starts_total{result="new"} 1.0' in found
+        one.app.connect(one.session)
+        await one.quiet()
+        assert 'conductor_session_starts_total{result="resumed"} 1.0' in generate_latest(registry).decode()
 
     run(scenario())

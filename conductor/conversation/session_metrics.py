@@ -1,0 +1,88 @@
+"""The metrics of sessions and their turns, as Prometheus metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from conductor.conversation.turn_state import EndReason, TurnStats
+
+BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+"""Upper bounds of the histograms' buckets in seconds."""
+
+
+class SessionMetrics:
+    """Counts turns, the times until a person notices something, and what may slow them.
+
+    Count in the thread of the event loop only; any thread may read.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or CollectorRegistry()
+        self._turns = Counter(
+            "conductor_turns",
+            "Turns by cause (transcript, news, request …) and end.",
+            ("cause", "end"),
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "conductor_turn_first_token_seconds",
+            "From a turn's begin to the model's first word or call.",
+            registry=registry,
+            buckets=BOUNDS_S,
+        )
+        self._first_partial = Histogram(
+            "conductor_turn_first_partial_seconds",
+            "From a turn's begin to the first partial text sent.",
+            registry=registry,
+            buckets=BOUNDS_S,
+        )
+        self._first_speech = Histogram(
+            "conductor_turn_first_speech_seconds",
+            "From a turn's begin to the first speech sent.",
+            registry=registry,
+            buckets=BOUNDS_S,
+        )
+
+        self._starts = Counter(
+            "conductor_session_starts",
+            "Answers to session.start: new, resumed, or not_kept, for a client that came back too late.",
+            ("result",),
+            registry=registry,
+        )
+        self._commits = Histogram(
+            "conductor_store_commit_seconds",
+            "Time of one commit to the session store.",
+            registry=registry,
+            buckets=COMMIT_BOUNDS_S,
+        )
+        self._loop_lag = Histogram(
+            "conductor_loop_lag_seconds",
+            "How late the event loop runs what is due, looked at four times a second.",
+            registry=registry,
+            buckets=COMMIT_BOUNDS_S,
+        )
+
+    def started(self, result: Literal["new", "resumed", "not_kept"]) -> None:
+        """Count an answer to ``session.start``."""
+        self._starts.labels(result).inc()
+
+    def committed(self, seconds: float) -> None:
+        """Observe a commit to the session store."""
+        self._commits.observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """Observe how late the event loop ran a timer."""
+        self._loop_lag.observe(max(0.0, seconds))
+
+    def ended(self, cause: str, reason: EndReason, stats: TurnStats) -> None:
+        """Count a turn that has ended."""
+        self._turns.labels(cause, reason).inc()
+        if stats.first_token_s is not None:
+            self._first_token.observe(stats.first_token_s)
+        if stats.first_partial_s is not None:
+            self._first_partial.observe(stats.first_partial_s)
+        if stats.first_speech_s is not None:
+            self._first_speech.observe(stats.first_speech_s)

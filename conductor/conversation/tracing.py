@@ -1,0 +1,128 @@
+"""Turns as OpenTelemetry traces (extra ``otel``): a span a turn; below it model requests, tools, questions.
+
+A turn notes what it did; its spans are made when it has ended. Names and attributes are those of the semantic
+conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from conductor.errors import SettingsError
+from conductor.stores.base import SessionKey
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTrace:
+    """A turn that has ended; ``said`` and ``answered`` leave the server only with LOG_CONTENT."""
+
+    turn_id: str
+    cause: str
+    end: str
+    error: str
+    start_ns: int
+    end_ns: int
+    steps: tuple[Step, ...]
+    said: str = ""
+    answered: str = ""
+
+
+class TurnTracer:
+    """Makes the spans of turns with ``provider``; ``content``: with what was said and answered."""
+
+    def __init__(self, provider: TracerProvider, *, content: bool = False) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._content = content
+        self._tracer = provider.get_tracer("conductor")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def ended(self, trace: TurnTrace, key: SessionKey, traceparent: str | None) -> None:
+        """Make the spans of a turn, below the app's span if ``traceparent`` names one."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        parent = self._propagator.extract({"traceparent": traceparent}) if traceparent else None
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": "conductor",
+            "gen_ai.conversation.id": key.session_id,
+            "conductor.turn.id": trace.turn_id,
+            "conductor.turn.cause": trace.cause,
+            "conductor.turn.end": trace.end,
+        }
+        if self._content:
+            attributes["gen_ai.input.messages"] = _message("user", trace.said)
+            attributes["gen_ai.output.messages"] = _message("assistant", trace.answered)
+        turn = self._tracer.start_span(
+            "invoke_agent conductor", parent, SpanKind.SERVER, attributes, start_time=trace.start_ns
+        )
+        if trace.error:
+            turn.set_attribute("error.type", trace.error)
+            turn.set_status(Status(StatusCode.ERROR))
+        below = set_span_in_context(turn)
+        for step in trace.steps:
+            kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL
+            named = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
+            span = self._tracer.start_span(
+                f"{step.kind} {step.name}",
+                below,
+                kind,
+                {**named, **step.attributes},
+                start_time=step.start_ns,
+            )
+            if step.error:
+                span.set_attribute("error.type", step.error)
+                span.set_status(Status(StatusCode.ERROR))
+            span.end(step.end_ns)
+        turn.end(trace.end_ns)
+
+    def close(self) -> None:
+        """Send what is left, and stop. Blocks for some seconds at most."""
+        self._provider.shutdown()
+
+
+def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
+    """Make the tracer that sends to ``endpoint`` by OTLP over HTTP; None without one.
+
+    The package reads the other variables ``OTEL_*`` by itself. Raises `SettingsError` without the extra.
+    """
+    if endpoint is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise SettingsError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT needs the extra otel: pip install 'conductor-voice[otel]'."
+        ) from None
+    resource = Resource.create({SERVICE_NAME: "conductor"}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return TurnTracer(provider, content=content)
+
+
+def _message(role: str, text: str) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)

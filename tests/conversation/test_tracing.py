@@ -1,0 +1,141 @@
+"""Traces of turns, by the SDK's in-memory exporter and by a receiver of OTLP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from conductor.conversation.tracing import TurnTrace, TurnTracer, make_tracer
+from conductor.errors import ModelError
+from conductor.events import client
+from conductor.models.base import Finished, TextDelta, Usage
+from conductor.models.scripted import Script
+from tests.conversation.helpers import KEY, LocalTools, call, make_services, run, stage
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+def spans_of(
+    scripts: Sequence[Script], *, content: bool = False, traceparent: str | None = None
+) -> list[ReadableSpan]:
+    """Say "hello" once, and return the spans of the turn."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+
+    async def scenario() -> None:
+        services = make_services(scripts, toolsets=[LocalTools()])
+        one = await stage(replace(services, tracer=TurnTracer(provider, content=content)))
+        assert one.app.line is not None
+        one.session.start(client.SessionStart(traceparent=traceparent), one.app.line, resumed=True)
+        one.app.say("hello")
+        await one.quiet()
+        await one.close()
+
+    run(scenario())
+    return sorted(exporter.get_finished_spans(), key=lambda span: span.name)
+
+
+def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> None:
+    scripts: list[Script] = [
+        [
+            call("local.sum", '{"x": 1}'),
+            Finished("tool_use", Usage(10, 5), profile="home", provider="openai"),
+        ],
+        [TextDelta("Done.")],
+    ]
+    first, second, tool, turn = spans_of(scripts)
+    assert [span.name for span in (first, second, tool, turn)] == [
+        *("chat home", "chat scripted", "execute_tool local.sum", "invoke_agent conductor")
+    ]
+    assert turn.context is not None and turn.parent is None
+    assert all(
+        span.parent is not None and span.parent.span_id == turn.context.span_id for span in (first, tool)
+    )
+    assert (first.kind, tool.kind, turn.kind) == (SpanKind.CLIENT, SpanKind.INTERNAL, SpanKind.SERVER)
+    assert first.attributes is not None and tool.attributes is not None and turn.attributes is not None
+    assert first.attributes["gen_ai.usage.input_tokens"] == 10
+    assert first.attributes["gen_ai.provider.name"] == "openai"
+    assert tool.attributes["gen_ai.tool.name"] == "local.sum"
+    assert turn.attributes["gen_ai.conversation.id"] == KEY.session_id
+    assert turn.attributes["conductor.turn.end"] == "answered"
+    for span in (first, second, tool):
+        assert turn.start_time is not None and turn.end_time is not None
+        assert span.start_time is not None and span.end_time is not None
+        assert span.start_time <= span.end_time <= turn.end_time
+
+
+def test_no_content_leaves_unless_it_is_asked_for() -> None:
+    scripts: list[Script] = [[call("local.sum", '{"x": 717}')], [TextDelta("Secret answer.")]]
+    told = "".join(span.to_json() for span in spans_of(scripts))
+    assert "hello" not in told and "Secret" not in told and "717" not in told
+    turn = spans_of(scripts, content=True)[-1]
+    assert turn.attributes is not None
+    (message,) = json.loads(str(turn.attributes["gen_ai.output.messages"]))
+    assert message["parts"] == [{"type": "text", "content": "Secret answer."}]
+
+
+def test_a_turn_that_fails_is_an_error_and_names_its_code() -> None:
+    chat, turn = spans_of([[ModelError("refused", "no")]])
+    assert (chat.status.status_code, turn.status.status_code) == (StatusCode.ERROR, StatusCode.ERROR)
+    assert chat.attributes is not None and chat.attributes["error.type"] == "refused"
+    assert turn.attributes is not None and turn.attributes["error.type"] == "model_provider_failed"
+
+
+@pytest.mark.parametrize("traceparent", [PARENT, "nonsense", None])
+def test_turns_are_part_of_the_apps_trace(traceparent: str | None) -> None:
+    *_, turn = spans_of([[TextDelta("Hello.")]], traceparent=traceparent)
+    assert turn.context is not None
+    assert (f"{turn.context.trace_id:032x}" == TRACE) == (traceparent == PARENT)
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    """Run a receiver of OTLP over HTTP; gives its address and what it gets."""
+    received: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+        thread.join()
+
+
+def test_traces_are_sent_to_a_collector() -> None:
+    assert make_tracer(None, content=False) is None
+    with collector() as (url, received):
+        tracer = make_tracer(url, content=False)
+        assert tracer is not None
+        tracer.ended(TurnTrace("turn_1", "transcript", "answered", "", 1, 2, ()), KEY, None)
+        tracer.close()
+    (body,) = received
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    names = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert names["service.name"] == "conductor"
+    assert [span.name for span in resource.scope_spans[0].spans] == ["invoke_agent conductor"]
