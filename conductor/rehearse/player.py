@@ -301,7 +301,8 @@ class Player:
 
 
 def _staged(step: Step, chance: random.Random) -> Scene:
-    cut = chance.choice(MOMENTS) if step.cut == "random" else step.cut
+    moments = [moment for moment in MOMENTS if moment != "card" or step.approve]
+    cut = chance.choice(moments) if step.cut == "random" else step.cut
     return Scene(step, cut, decisions=list(step.approve))
 
 

@@ -70,15 +70,6 @@ def test_the_page_names_each_field() -> None:
     assert fields <= written
 
 
-def test_without_a_model_the_settings_one_answers(rehearse: Rehearse) -> None:
-    code, out, _ = rehearse(HELLO, MODEL_PROVIDER="demo")
-    assert code == 0, out
-
-
-def test_a_model_is_chosen_by_its_provider(rehearse: Rehearse) -> None:
-    assert rehearse(HELLO, "--model", "demo", MODEL_PROVIDER="anthropic")[0] == 0
-
-
 def test_a_model_is_chosen_by_its_profile(rehearse: Rehearse, tmp_path: Path) -> None:
     profiles = 'default = "far"\n[[profile]]\nname = "far"\nprovider = "openai"\nmodel = "m"\n'
     profiles += 'base_url = "http://127.0.0.1:9/v1"\n[[profile]]\nname = "near"\nprovider = "demo"\n'
@@ -127,8 +118,7 @@ async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehears
 
 def test_a_judge_is_asked_only_if_named(rehearse: Rehearse) -> None:
     text = HELLO.replace("said: hello world", "judge: Is it short")
-    code, out, _ = rehearse(text, "--model", "demo")
-    assert code == 0 and "short" not in out
+    assert rehearse(text, "--model", "demo")[0] == 0
     code, out, _ = rehearse(text, "--model", "demo", "--judge", "demo")
     assert code == 1 and "expected yes to 'Is it short', was I am the demo model" in out
 
@@ -149,8 +139,7 @@ async def test_a_judge_says_yes_or_no() -> None:
 def test_a_server_with_tokens_and_a_store_of_its_own_is_not_touched(
     rehearse: Rehearse, tmp_path: Path
 ) -> None:
-    code, _, _ = rehearse(
-        HELLO, "--model", "demo", AUTH_TOKENS="a-token-of-some-length", DATA_DIR=str(tmp_path / "data")
-    )
+    settings = {"AUTH_TOKENS": "a-token-of-some-length", "DATA_DIR": str(tmp_path / "data")}
+    code, _, _ = rehearse(HELLO, MODEL_PROVIDER="demo", **settings)
     assert code == 0
     assert not (tmp_path / "data" / "conductor.db").exists()
