@@ -1,0 +1,121 @@
+"""What Prometheus makes of /metrics: promtool, a real server, and what deploy/ and the documents name.
+
+Prometheus may be missing on a machine: then its tests are skipped and say so. ``.ci/run`` installs it and
+sets ``CI_REQUIRE_PROMETHEUS=1``, with which a skip is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.end_to_end.phone import Phone
+from tests.server.test_stats import BEARER, CLIENT, METRICS, TOKEN, Running, served
+from tests.server.wires import get, http, until
+from tests.stores.redis_server import free_port
+
+STARTING_S = 30.0
+DEPLOY = ROOT / "deploy"
+DOCUMENT = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+
+
+def program(name: str) -> str:
+    """Find a program of Prometheus."""
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    reason = f"{name} is not here; .ci/run installs it"
+    if os.environ.get("CI_REQUIRE_PROMETHEUS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+async def text_of(server: Running) -> str:
+    """Hold a turn, and give what /metrics says then."""
+    async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
+        await phone.ask("hello")
+    await until(lambda: not any(session.busy for session in server.listener.registry.sessions))
+    status, answer = await http(server.port, get(METRICS, BEARER))
+    assert status == 200
+    return answer.partition("\r\n\r\n")[2]
+
+
+def names_in(text: str) -> set[str]:
+    """Name the metrics that an expression or a document speaks of, without the endings of their samples."""
+    found = set(re.findall(r"\bconductor_[a-z_]+", text))
+    return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in found}
+
+
+async def test_every_metric_that_is_named_is_there_and_every_one_is_documented() -> None:
+    async with served() as server:
+        text = await text_of(server)
+    families = {
+        re.sub(r"_total$", "", name)
+        for name in re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
+        if not name.endswith("_created")
+    }
+    board = (DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8")
+    expressions = [target["expr"] for panel in json.loads(board)["panels"] for target in panel["targets"]]
+    alerts = re.findall(r"expr: (.*)", (DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
+    assert len(alerts) >= 7 and len(expressions) >= 14
+    for part in (*expressions, *alerts):
+        assert names_in(part) <= families, part
+    assert names_in(DOCUMENT) == families
+
+
+async def test_promtool_finds_nothing(tmp_path: Path) -> None:
+    promtool = program("promtool")
+    async with served() as server:
+        text = await text_of(server)
+    checked = subprocess.run(  # noqa: ASYNC221 -- nothing else runs
+        [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    rules = [promtool, "check", "rules", str(DEPLOY / "prometheus" / "alerts.yml")]
+    assert subprocess.run(rules, capture_output=True, check=False).returncode == 0  # noqa: ASYNC221
+
+
+async def test_a_real_prometheus_scrapes_a_server(tmp_path: Path) -> None:
+    prometheus, port = program("prometheus"), free_port()
+    for name in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(DEPLOY / "prometheus" / name, tmp_path / name)
+    (tmp_path / "token").write_text(TOKEN)
+    config = tmp_path / "prometheus.yml"
+    async with served() as server:
+        await text_of(server)
+        text = config.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{server.port}").replace("15s", "1s")
+        config.write_text(text.replace("/etc/prometheus/conductor-admin-token", str(tmp_path / "token")))
+        process = await asyncio.create_subprocess_exec(
+            prometheus,
+            f"--config.file={config}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(STARTING_S):
+                while await asyncio.to_thread(turns_in, port) != "1":  # noqa: ASYNC110 -- nothing tells
+                    await asyncio.sleep(0.05)
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+def turns_in(port: int) -> str:
+    """Ask Prometheus how many turns there were; empty while it knows of none."""
+    query = f"http://127.0.0.1:{port}/api/v1/query?query=sum(conductor_turns_total)"
+    try:
+        with urllib.request.urlopen(query, timeout=2) as answer:
+            result = json.load(answer)["data"]["result"]
+    except OSError:
+        return ""
+    return str(result[0]["value"][1]) if result else ""
