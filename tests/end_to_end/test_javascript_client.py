@@ -15,8 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.server import serve
+from websockets.typing import Subprotocol
 
 from conductor.app import make_services, running
+from conductor.commands.verify_client import QUESTION, Play, verify
+from conductor.events.envelope import SUBPROTOCOL
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.models.demo import DemoProvider
 from conductor.server.listener import Listener
@@ -96,6 +100,35 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
         assert said == [f'call notes.add with {{"number": {number}}}']
         assert results == [f"number {number}"]
     assert len(sessions) >= 60
+
+
+ANSWERING = """
+import { createRequire } from "node:module";
+import { connect } from "./conductor.js";
+const { WebSocket } = createRequire(process.cwd() + "/")("ws");
+const client = connect({
+  url: process.env.CONDUCTOR_URL,
+  WebSocket,
+  reconnect: { firstMs: 0, mostMs: 0 },
+  onApproval: () => ({ decision: "allow" }),
+  speak: (text) => { if (text === process.env.QUESTION) client.say("Anything."); },
+});
+"""
+
+
+async def test_a_server_that_plays_against_it_finds_nothing_wrong() -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
+    play = Play(seed, patience_s=20.0, quiet_s=0.1)
+    async with serve(
+        play.handle, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL)], close_timeout=1
+    ) as server:
+        url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}/ws"
+        command = ["env", "-C", str(PACKAGE), program("node"), "--input-type=module", "-e", ANSWERING]
+        known = {"CONDUCTOR_URL": url, "QUESTION": QUESTION, "NODE_PATH": node_packages()}
+        async with started(command, environment=known):
+            steps = await verify(play)
+    assert [(step.does, step.outcome) for step in steps if step.outcome != "right"] == []
 
 
 @pytest.mark.parametrize("page", ["docs/clients/javascript.md", "README.md"])
