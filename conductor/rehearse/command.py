@@ -65,6 +65,8 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     # A scripted error of a tool is no news.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     out = stdout or sys.stdout
+    if options.url is not None and options.model is not None:
+        raise SettingsError("--url leads to a server with a model of its own: leave --model out.")
     rehearsals = [(path, load(path)) for path in options.files]
     # On stderr, so that the table alone is piped on.
     with Console(stderr=True).status("") as status:

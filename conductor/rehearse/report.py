@@ -150,6 +150,9 @@ def write_junit(out: BinaryIO, played: Sequence[Performance]) -> None:
                 file=one.file,
                 time=f"{scene.seconds:.3f}",
             )
+            properties = ElementTree.SubElement(case, "properties")
+            for kind, count in scene.usage.items():
+                ElementTree.SubElement(properties, "property", name=kind, value=str(count))
             found = failures(scene)
             if not scene.reached:
                 ElementTree.SubElement(case, "skipped", message="not reached")

@@ -32,12 +32,13 @@ def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> N
         "skipped": "0",
     }
     first, second, third = suite.findall("testcase")
-    assert (first.get("name"), first.get("file"), list(first)) == ("1 First.", "one.yaml", [])
+    assert (first.get("name"), first.get("file"), len(first)) == ("1 First.", "one.yaml", 1)
+    assert [(one.get("name"), one.get("value")) for one in first[0]] == [("rounds", "1")]
     assert second.get("name") == "2 Second & \\x07last."
-    assert [failure.text for failure in second] == [
+    assert [failure.text for failure in second.findall("failure")] == [
         "expected said /three/, was said 'Two.'\nexpected not said /two/, was said 'Two.'"
     ]
-    assert "expected errors none, was model_provider_failed" in (third[0].get("message") or "")
+    assert "expected errors none, was model_provider_failed" in (third[1].get("message") or "")
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(rehearse: Rehearse) -> None:
