@@ -155,8 +155,8 @@ class Turn:
             self._asked.add(event.approval_id)
         elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
             self._asked.discard(event.approval_id)
-        elif isinstance(event, SpeechFinal):
-            # After a lost connection the outcome of a question may come later than the answer.
+        elif isinstance(event, SpeechFinal) or _fails_turn(event):
+            # After a lost connection the outcome of a question may come later than the turn's end.
             self._asked.clear()
         # Bounded: a turn with long partials may have thousands.
         if len(self._events) < MAX_EVENTS:
@@ -325,7 +325,7 @@ class Turns:
         turn = next((turn for turn in self._open if turn.event_id == error.event_id), None)
         if turn is None:
             turn = self._current()
-        if turn is None and error.event_id is None and error.call_id is None:
+        if turn is None and _fails_turn(error):
             turn = next(iter(self._open), None)
         if turn is not None and turn.stage == "waiting":
             turn.stage = "refused"
@@ -334,6 +334,10 @@ class Turns:
     def _end(self, turn: Turn, ending: Ending) -> None:
         self._open.remove(turn)
         turn.end(ending)
+
+
+def _fails_turn(event: Event) -> bool:
+    return isinstance(event, ErrorEvent) and event.event_id is None and event.call_id is None
 
 
 def _plain(text: str) -> str:

@@ -153,12 +153,13 @@ async def test_a_turn_outlasts_the_idle_at_which_its_question_is_answered() -> N
     assert (await turn).finals == ("Let me see.", "Gone.")
 
 
-async def test_a_turn_ends_when_the_answer_comes_before_what_became_of_its_question() -> None:
+@pytest.mark.parametrize("last", [SpeechFinal("Gone."), ErrorEvent("model_provider_failed", "Down.")])
+async def test_a_turn_ends_when_its_end_comes_before_what_became_of_its_question(last: ServerEvent) -> None:
     wire = Wire()
     turn = wire.say("delete it")
     wire.hear(append_message("c", "user", "delete it"), QUESTION, IDLE)
     wire.connection = 2
-    wire.hear(SpeechFinal("Gone."), IDLE, ApprovalResolved("appr_1", "allowed"))
+    wire.hear(last, IDLE, ApprovalResolved("appr_1", "allowed"))
     assert (await turn).ending == "idle"
 
 
