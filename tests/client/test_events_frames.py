@@ -71,7 +71,7 @@ def test_what_is_no_event_is_none(data: bytes) -> None:
 
 def test_a_payload_may_be_missing_and_have_more_fields() -> None:
     assert decode_frame(b'{"id":"e","type":"session.ping"}') == ("e", SessionPing())
-    assert decode_frame(frame("assistant.speech.partial", {"text": "a", "speechId": "s"})) == (
+    assert decode_frame(frame("assistant.speech.partial", {"text": "a", "mood": "s"})) == (
         "e",
         SpeechPartial("a"),
     )
