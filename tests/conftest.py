@@ -21,6 +21,35 @@ settings.load_profile("conductor")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+EXTENDED = (
+    "end_to_end/test_chaos",
+    "end_to_end/test_independent_clients",
+    "end_to_end/test_javascript_client",
+    "end_to_end/test_llama_cpp",
+    "end_to_end/test_many_sessions",
+    "end_to_end/test_mcp_clients",
+    "server/test_prometheus",
+    "stores/test_admin_redis",
+    "stores/test_postgres.",
+    "stores/test_redis.",
+    "stores/test_redis_c",
+    "stores/test_redis_faults",
+    "stores/test_redis_nodes",
+    "test_stalls",
+    "test_workers",
+    "tools/mcp/test_real_servers",
+    "web/",
+)
+"""Files whose tests ``scripts/test --extended`` runs, and ``scripts/test`` does not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these files."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").as_posix().startswith(EXTENDED):
+            item.add_marker("extended")
+
+
 def environment(**values: str) -> dict[str, str]:
     """Leave the developer's own settings out, and add some."""
     names = {name.upper() for name in Settings.model_fields}
