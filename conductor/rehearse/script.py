@@ -46,9 +46,9 @@ class _Loader(yaml.SafeLoader):
         # YAML takes the last of two fields with the same name, and what the first expected would be lost.
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-            seen.add(key.value)
+            seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -265,7 +265,8 @@ def load(path: Path) -> Rehearsal:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise SettingsError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', error)}.") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
+        raise SettingsError(f"{path}{line} is not valid YAML: {problem}.") from None
     if not isinstance(document, dict):
         raise SettingsError(f"{path} is no rehearsal: it must hold fields such as steps.")
     try:
@@ -280,27 +281,36 @@ def load(path: Path) -> Rehearsal:
 def _absolute(folder: Path, name: str, value: Any) -> Any:
     # Paths in the file are relative to the file.
     kind = Settings.model_fields[name].annotation
-    if name == "file_roots":
-        roots = value.split(",") if isinstance(value, str) else value
+    if name == "file_roots" and isinstance(value, str | list):
+        roots = value.split(",") if isinstance(value, str) else map(str, value)
         return [str(folder.resolve() / root.strip()) for root in roots]
     return folder.resolve() / value if Path in (kind, *get_args(kind)) and isinstance(value, str) else value
+
+
+_SENTENCES = {
+    "missing": "{} is missing",
+    "too_short": "{} is empty",
+    "string_type": "{} must be a text; put it in quotes",
+    "tuple_type": "{} must be a list",
+    "dict_type": "{} must hold fields",
+    "model_type": "{} must hold fields",
+}
+"""Pydantic's kinds of mistakes in the file's words; others have a good sentence of their own."""
 
 
 def _mistake(path: Path, root: yaml.Node | None, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
     where = f"{path}, line {_line(root, first['loc'])}"
-    match first["type"]:
-        case "missing":
-            return f"{where}: {field} is missing."
-        case "extra_forbidden":
-            return f"{where}: there is no {field}."
-        case "string_type" if isinstance(first["input"], bool | int | float):
-            return f"{where}: {field} must be a text; put it in quotes."
+    kind = first["type"]
+    if kind in _SENTENCES:
+        return f"{where}: {_SENTENCES[kind].format(field)}."
+    if kind == "extra_forbidden":
+        quotes = "; if it is a text, put it in quotes" if " " in field else ""
+        return f"{where}: there is no {field}{quotes}."
     text = first["msg"]
-    text = (
-        text.removeprefix("Value error, ") if text.startswith("Value error") else text[:1].lower() + text[1:]
-    )
+    ours = text.removeprefix("Value error, ")
+    text = ours if ours != text else text[:1].lower() + text[1:]
     return f"{where}: {field + ' is not valid: ' if field else ''}{text}{'' if text[-1] in '.?' else '.'}"
 
 
