@@ -16,7 +16,7 @@ import pytest
 from conductor.events.schema import asyncapi
 
 ROOT = Path(__file__).resolve().parents[1] / "clients"
-SOURCES = {"js": ("*.js", "*.d.ts"), "kotlin": ("src/main/**/*.kt",)}
+SOURCES = {"js": ("*.js", "*.d.ts"), "kotlin": ("src/main/**/*.kt",), "swift": ("Sources/**/*.swift",)}
 
 APP = "the app sees it by onEvent"
 NOT_USED = {

@@ -1,0 +1,104 @@
+import XCTest
+@testable import ConductorVoice
+
+/// A client without a connection reads the server's frames; what it sends is seen by `onEvent`.
+@MainActor final class GoldenTests: XCTestCase {
+    private let folder = URL(fileURLWithPath: #filePath).appendingPathComponent("../../../../../tests/events/golden")
+        .standardizedFileURL
+    private var heard: [String] = []
+    private var sent: [Event] = []
+    private var reads = 0
+
+    private func client(_ handlers: [String: ToolHandler] = [:]) -> Client {
+        var options = Options(url: URL(string: "ws://127.0.0.1:1/ws")!)
+        options.sessionId = "s-1"
+        options.handlers = handlers
+        options.onState = { self.heard.append($0) }
+        options.onApproval = { self.heard.append("asked \($0.name) \($0.risk) \($0.scopes)") }
+        options.onApprovalSettled = { self.heard.append("settled \($0)") }
+        options.onError = { self.heard.append("error \($0.code) \($0.retryAfterMs ?? 0)") }
+        options.onEvent = { sent, event in if sent { self.sent.append(event) } }
+        options.speak = { self.heard.append("spoken \($0.text.prefix(7))") }
+        return Client(options)
+    }
+
+    /// Each time under a new id, as another event.
+    private func read(_ name: String, by client: Client) throws {
+        reads += 1
+        let frame = try String(contentsOf: folder.appendingPathComponent("\(name).json"), encoding: .utf8)
+        client.read(frame.replacingOccurrences(of: "evt_00000000000000000000000000000001", with: "evt_\(reads)"))
+    }
+
+    /// The next event of this type that was sent.
+    private func next(_ type: String) async throws -> [String: JSON] {
+        for _ in 0..<1_000 {
+            while !sent.isEmpty {
+                let event = sent.removeFirst()
+                if event.type == type { return event.payload }
+            }
+            await Task.yield()
+        }
+        throw ServerError(code: "not_sent", message: type, retryAfterMs: nil)
+    }
+
+    func testEveryFrameIsAnEventAndNoneFails() async throws {
+        let client = client()
+        let files = try FileManager.default.contentsOfDirectory(atPath: folder.path).filter { $0.hasSuffix(".json") }
+        XCTAssertGreaterThan(files.count, 30)
+        for file in files.sorted() {
+            let data = try Data(contentsOf: folder.appendingPathComponent(file))
+            XCTAssertTrue(file.hasPrefix(try JSONDecoder().decode(Event.self, from: data).type))
+            try read(String(file.dropLast(5)), by: client)
+        }
+        client.close()
+    }
+
+    func testACallRunsOnceThoughItComesTwice() async throws {
+        var runs = 0
+        let client = client(["agent.status": { _, run in
+            runs += 1
+            return .string("run \(runs) of \(run.callId)")
+        }])
+        try read("session.started.resume", by: client)
+        try read("tool.call", by: client)
+        let first = try await next("tool.result")
+        XCTAssertEqual(first, ["callId": "call_1", "result": "run 1 of call_1", "error": .null])
+        try read("tool.call", by: client)
+        let second = try await next("tool.result")
+        XCTAssertEqual(second, first)
+        client.close()
+    }
+
+    func testADecisionEchoesTheDigest() async throws {
+        let client = client()
+        try read("session.started.resume", by: client)
+        try read("approval.request", by: client)
+        let shown = try await next("approval.shown")
+        XCTAssertEqual(shown, ["approvalId": "appr_1"])
+        client.decide("appr_1", .allow(scope: "always"), words: "yes")
+        let decision = try await next("approval.response")
+        XCTAssertEqual(decision["argumentsDigest"], .string(String(repeating: "0", count: 64)))
+        XCTAssertEqual(decision["scope"], "once") // `always` was not offered
+        XCTAssertEqual(decision["message"], "yes")
+        try read("approval.resolved", by: client)
+        XCTAssertEqual(heard, [#"asked notes.write high ["once", "session"]"#, "settled appr_1"])
+        client.close()
+    }
+
+    func testWhatTheAppIsTold() async throws {
+        let client = client()
+        try read("session.started.resume", by: client)
+        for name in ["error.all", "tool.call.speak", "tool.call.set-state"] { try read(name, by: client) }
+        _ = try await next("tool.result")
+        _ = try await next("tool.result")
+        XCTAssertEqual(heard, ["error rate_limited 1500", "spoken He said", "thinking"])
+        client.close()
+    }
+
+    func testJSONKeepsItsNumbers() async throws {
+        let text = #"{"a":[1,2.5,true,null,9007199254740993],"b":{"c":"é"}}"#
+        let value = try JSON(parsing: text)
+        XCTAssertEqual(value, ["a": [1, .number(2.5), true, .null, 9_007_199_254_740_993], "b": ["c": "é"]])
+        XCTAssertEqual(try JSON(parsing: encoded(value)), value)
+    }
+}
