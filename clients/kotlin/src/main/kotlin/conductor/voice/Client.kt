@@ -366,7 +366,12 @@ class Client internal constructor(private val options: Options) {
 
     private suspend fun handleAll() {
         for ((event, number) in inbox) {
-            tell { handle(event, number) }
+            try {
+                handle(event, number)
+            } catch (error: Exception) {
+                currentCoroutineContext().ensureActive()
+                error.printStackTrace()
+            }
             if (event.type !in PASSING) lastEventId = event.id
         }
     }
@@ -402,9 +407,8 @@ class Client internal constructor(private val options: Options) {
             requireNotNull(arguments) { NO_OBJECT }
             if (name == "tts.speak") speak(arguments, number) else draw(name, arguments, callId)
             result(callId, if (name == "tts.speak") """{"spoken":true}""" else """{"ok":true}""", null)
-        } catch (error: CancellationException) {
-            throw error
         } catch (error: Exception) {
+            currentCoroutineContext().ensureActive() // a handler's own time limit is no cancellation
             result(callId, null, error.message ?: "It failed.")
         }
         keep(event("tool.result", answer), shown = true)
@@ -575,8 +579,6 @@ class Client internal constructor(private val options: Options) {
 /** A hook that fails must not end the client. */
 private inline fun tell(act: () -> Unit) = try {
     act()
-} catch (error: CancellationException) {
-    throw error
 } catch (error: Exception) {
     error.printStackTrace()
 }
