@@ -21,6 +21,7 @@ SOURCES = {"js": ("*.js", "*.d.ts"), "kotlin": ("src/main/**/*.kt",), "swift": (
 APP = "the app sees it by onEvent"
 NOT_USED = {
     "session.start.githubToken": "the server neither uses nor keeps it",
+    "session.start.traceparent": "the libraries do not trace",
     "audio.output.interrupted.speechId": "the server does not read it",
     "approval.response.decisions": "the libraries decide one card at a time",
     "agent.completed": "an app with coding agents sends it itself, by send",
