@@ -35,6 +35,8 @@ from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
 from conductor.settings import Settings, load_settings
 from conductor.tools.audit import AuditLog
+from conductor.tools.base import Toolset
+from conductor.tools.mcp.toolset import McpToolset
 
 # Seconds between two words of a scripted reply: so that a person can interrupt it, and a cut come within it.
 WORD_S = 0.003
@@ -134,9 +136,19 @@ async def _serving(
     services = replace(services, audit=_CallLog(backstage.calls))
     async with running(settings, services) as listener:
         try:
+            await _wait_for_mcp(services.toolsets)
             yield f"ws://127.0.0.1:{listener.port}/ws", backstage
         finally:
             await listener.stop(drain_s=0)  # a step that failed may have left a turn
+
+
+async def _wait_for_mcp(toolsets: Sequence[Toolset]) -> None:
+    # A server that serves does not wait for them; a rehearsal would miss their tools in its first step.
+    for toolset in toolsets:
+        for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
+            await connection.answered()
+            if connection.state == "down":
+                raise SettingsError(f"the MCP server {connection.config.name} is down: {connection.problem}.")
 
 
 def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:

@@ -103,6 +103,13 @@ def test_settings_of_the_file_are_relative_to_it(conductor: Main, tmp_path: Path
     assert code == 2 and str(tmp_path / "cases" / "none.md") in err
 
 
+def test_an_mcp_server_that_does_not_answer_is_one_sentence(rehearse: Rehearse, tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"notes": {"command": "no-such-program"}}}')
+    code, out, err = rehearse("settings: {MCP_CONFIG_FILE: mcp.json}" + HELLO, "--model", "demo")
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("conductor: one.yaml: the MCP server notes is down: ")
+
+
 async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehearse) -> None:
     settings = load_settings(None, port=0, model_provider="demo", auth_tokens=("a-token-of-some-length",))
     async with running(settings) as listener:
