@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from conductor.errors import SettingsError
+from conductor.models.base import Finished
 from conductor.stores.base import SessionKey
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.util.types import AttributeValue
+
+# The conventions' names of providers that are called otherwise here.
+_PROVIDERS = {"bedrock": "aws.bedrock"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,27 @@ def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return TurnTracer(provider, content=content)
+
+
+def request_attributes(provider: str, finished: Finished | None) -> tuple[str, Mapping[str, AttributeValue]]:
+    """Give the name of the model, and the attributes of its request; ``provider`` is the default one."""
+    if finished is None:
+        return provider, {"gen_ai.provider.name": _PROVIDERS.get(provider, provider)}
+    provider, usage = finished.provider or provider, finished.usage
+    model = finished.model or finished.profile or provider
+    cached = usage.cache_read_tokens + usage.cache_write_tokens
+    return model, {
+        "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
+        "gen_ai.request.model": model,
+        "gen_ai.request.stream": True,
+        # The conventions count what the cache took and gave among the input.
+        "gen_ai.usage.input_tokens": usage.input_tokens + cached,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "gen_ai.response.finish_reasons": [finished.stop],
+        "conductor.model.profile": finished.profile or "",
+    }
 
 
 def _message(role: str, text: str) -> str:

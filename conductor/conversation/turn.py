@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 import structlog
@@ -26,6 +24,7 @@ from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, ReplyBuffer, marked
 from conductor.conversation.tool_calls import ToolCallRunner
 from conductor.conversation.tool_round import ToolRound, prepare_round
+from conductor.conversation.tracing import request_attributes
 from conductor.conversation.turn_state import EndReason, StoppedError, TurnState
 from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.envelope import new_call_id
@@ -281,13 +280,17 @@ class Turn:
         self, request: ModelRequest, reply: ReplyBuffer, calls: list[ToolCall]
     ) -> Finished | None:
         context = self._context
-        finished: Finished | None = None
         self._speaker = ReplySpeaker(context, self.state) if context.profile.segments else None
         start_ns = time.time_ns()
         try:
             finished = await self._stream(request, reply, calls)
-        finally:
-            self._note_request(start_ns, finished)
+        except BaseException as error:
+            # A person who interrupts is no error of the model's.
+            stopped = isinstance(error, (StoppedError, asyncio.CancelledError))
+            reason = error.reason if isinstance(error, ModelError) else type(error).__name__
+            self._note_request(start_ns, error="" if stopped else reason)
+            raise
+        self._note_request(start_ns, finished)
         if finished is not None and finished.stop == "context_window" and not (reply.text.strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         return finished
@@ -315,24 +318,10 @@ class Turn:
                         finished = event
         return finished
 
-    def _note_request(self, start_ns: int, finished: Finished | None) -> None:
-        error = sys.exception()
-        provider = self._context.provider.name
-        attributes: dict[str, Any] = {"gen_ai.provider.name": provider}
-        if finished is not None:
-            provider = finished.provider or provider
-            attributes = {
-                "gen_ai.provider.name": provider,
-                "gen_ai.request.model": finished.profile or provider,
-                "gen_ai.request.stream": True,
-                "gen_ai.usage.input_tokens": finished.usage.input_tokens,
-                "gen_ai.usage.output_tokens": finished.usage.output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": finished.usage.cache_read_tokens,
-                "gen_ai.response.finish_reasons": [finished.stop],
-            }
-        reason = getattr(error, "reason", None) or (type(error).__name__ if error is not None else "")
-        name = attributes.get("gen_ai.request.model", provider)
-        self._context.note_step("chat", name, start_ns, reason, attributes)
+    def _note_request(self, start_ns: int, finished: Finished | None = None, error: str = "") -> None:
+        if self._context.tracer is not None:
+            name, attributes = request_attributes(self._context.provider.name, finished)
+            self._context.note_step("chat", name, start_ns, error, attributes)
 
     def _note_first_token(self) -> None:
         if self.state.stats.first_token_s is None:

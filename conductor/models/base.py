@@ -73,7 +73,8 @@ class TextDelta:
 class Finished:
     """The reply is complete. ``opaque`` is stored in the `AssistantMessage` and sent back with it.
 
-    The router adds which ``profile`` and ``provider`` replied, and the ``cost`` by the profile's prices.
+    The router adds which ``profile``, ``provider`` and ``model`` replied, and the ``cost`` by the profile's
+    prices.
     """
 
     stop: StopReason
@@ -81,6 +82,7 @@ class Finished:
     opaque: str | None = None
     profile: str | None = None
     provider: str | None = None
+    model: str | None = None
     cost: float = 0.0
 
 

@@ -102,8 +102,16 @@ class Route:
             await self.provider.aclose()
 
     def _signed(self, event: Finished) -> Finished:
-        cost = cost_of(event.usage, self.profile)
-        return replace(event, profile=self.profile.name, provider=self.provider.name, cost=cost)
+        profile = self.profile
+        # In process the model is a file: its path stays here.
+        model = None if profile.provider == "llama_cpp" else profile.model
+        return replace(
+            event,
+            profile=profile.name,
+            provider=self.provider.name,
+            model=model,
+            cost=cost_of(event.usage, profile),
+        )
 
     async def _ready(self) -> ModelProvider:
         async with self._probing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,11 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 def spans_of(
-    scripts: Sequence[Script], *, content: bool = False, traceparent: str | None = None
+    scripts: Sequence[Script],
+    *,
+    content: bool = False,
+    traceparent: str | None = None,
+    interrupt: bool = False,
 ) -> list[ReadableSpan]:
     """Say "hello" once, and return the spans of the turn."""
     exporter = InMemorySpanExporter()
@@ -45,6 +50,9 @@ def spans_of(
         assert one.app.line is not None
         one.session.start(client.SessionStart(traceparent=traceparent), one.app.line, resumed=True)
         one.app.say("hello")
+        if interrupt:
+            await one.app.until("assistant.speech.partial")
+            one.app.interrupt()
         await one.quiet()
         await one.close()
 
@@ -56,13 +64,13 @@ def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> Non
     scripts: list[Script] = [
         [
             call("local.sum", '{"x": 1}'),
-            Finished("tool_use", Usage(10, 5), profile="home", provider="openai"),
+            Finished("tool_use", Usage(10, 5, 3, 2), profile="home", provider="bedrock", model="nova"),
         ],
         [TextDelta("Done.")],
     ]
     first, second, tool, turn = spans_of(scripts)
     assert [span.name for span in (first, second, tool, turn)] == [
-        *("chat home", "chat scripted", "execute_tool local.sum", "invoke_agent conductor")
+        *("chat nova", "chat scripted", "execute_tool local.sum", "invoke_agent conductor")
     ]
     assert turn.context is not None and turn.parent is None
     assert all(
@@ -70,8 +78,11 @@ def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> Non
     )
     assert (first.kind, tool.kind, turn.kind) == (SpanKind.CLIENT, SpanKind.INTERNAL, SpanKind.SERVER)
     assert first.attributes is not None and tool.attributes is not None and turn.attributes is not None
-    assert first.attributes["gen_ai.usage.input_tokens"] == 10
-    assert first.attributes["gen_ai.provider.name"] == "openai"
+    assert first.attributes["gen_ai.usage.input_tokens"] == 15
+    assert first.attributes["gen_ai.usage.cache_read.input_tokens"] == 3
+    assert first.attributes["gen_ai.usage.cache_creation.input_tokens"] == 2
+    assert first.attributes["gen_ai.provider.name"] == "aws.bedrock"
+    assert first.attributes["gen_ai.request.model"] == "nova"
     assert tool.attributes["gen_ai.tool.name"] == "local.sum"
     assert turn.attributes["gen_ai.conversation.id"] == KEY.session_id
     assert turn.attributes["conductor.turn.end"] == "answered"
@@ -96,6 +107,12 @@ def test_a_turn_that_fails_is_an_error_and_names_its_code() -> None:
     assert (chat.status.status_code, turn.status.status_code) == (StatusCode.ERROR, StatusCode.ERROR)
     assert chat.attributes is not None and chat.attributes["error.type"] == "refused"
     assert turn.attributes is not None and turn.attributes["error.type"] == "model_provider_failed"
+
+
+def test_an_interruption_is_no_error() -> None:
+    chat, turn = spans_of([[TextDelta("Once "), asyncio.Event()]], interrupt=True)
+    assert (chat.status.status_code, turn.status.status_code) == (StatusCode.UNSET, StatusCode.UNSET)
+    assert turn.attributes is not None and turn.attributes["conductor.turn.end"] == "interrupted"
 
 
 @pytest.mark.parametrize("traceparent", [PARENT, "nonsense", None])
