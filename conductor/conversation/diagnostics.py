@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ from conductor.tools.declarations import unknown_fields
 
 # Characters of a client's own name that a message repeats.
 _MAX_NAME = 80
+# W3C Trace Context: no version ff, and no ids of zeros only; versions after 00 may append fields.
+_TRACEPARENT = re.compile(
+    r"(?!ff|00-.{53})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
 
 
 def of_start(event: SessionStart, model: str | None = None) -> Iterator[Diagnostic]:
@@ -26,6 +31,9 @@ def of_start(event: SessionStart, model: str | None = None) -> Iterator[Diagnost
     if event.time_zone is not None and find_zone(event.time_zone) is None:
         message = f"{_quoted(event.time_zone)} is not an IANA time zone such as 'Europe/London'."
         yield Diagnostic("warning", "unknown_time_zone", message)
+    if event.traceparent is not None and not _TRACEPARENT.fullmatch(event.traceparent):
+        message = f"{_quoted(event.traceparent)} is not a traceparent of W3C Trace Context; it is ignored."
+        yield Diagnostic("warning", "invalid_traceparent", message)
     for name, value in (("tools", event.tools), ("resume", event.resume)):
         if value is not None and name not in event.capabilities:
             message = f"{name!r} is ignored without the capability {name!r}."

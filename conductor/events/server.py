@@ -53,6 +53,7 @@ DiagnosticCode: TypeAlias = Literal[
     "unknown_field",
     "unknown_model",
     "unknown_time_zone",
+    "invalid_traceparent",
     "unknown_call",
 ]
 

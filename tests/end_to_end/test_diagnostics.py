@@ -33,7 +33,8 @@ def provider() -> ScriptedProvider:
 
 
 async def make_every_mistake(phone: Phone) -> None:
-    await phone.send("session.start", {**phone.start_fields, "timeZone": "Europe/Lundon", "resume": {}})
+    wrong = {"timeZone": "Europe/Lundon", "traceparent": "secret", "resume": {}}
+    await phone.send("session.start", {**phone.start_fields, **wrong})
     await phone.send("user.audo.secret", {}, id="e-1")
     await phone.send("response.cancel", {}, id="e-2")
     await phone.send("session.update", {"tools": [MISSPELT, "lamp", {**LAMP, "annotations": 5}]}, id="e-3")
@@ -50,6 +51,11 @@ async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
         (
             "unknown_time_zone",
             "'Europe/Lundon' is not an IANA time zone such as 'Europe/London'.",
+            None,
+        ),
+        (
+            "invalid_traceparent",
+            "'secret' is not a traceparent of W3C Trace Context; it is ignored.",
             None,
         ),
         ("missing_capability", "'resume' is ignored without the capability 'resume'.", None),
@@ -105,6 +111,7 @@ async def test_the_log_has_each_code_once_for_every_client_and_no_words_of_their
                 assert await diagnosed(phone) == []
     lines = [line for line in captured if line["event"] == "diagnostic"]
     assert sorted(line["code"] for line in lines) == [
+        "invalid_traceparent",
         "missing_capability",
         "unknown_call",
         "unknown_capability",
