@@ -27,6 +27,7 @@ from conductor.server.page import HEADERS, Page
 from conductor.server.sessions import SessionRegistry
 from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
 from conductor.server.websocket import Handshakes, Socket
+from conductor.tools.mcp.toolset import McpToolset
 
 log = structlog.get_logger(__name__)
 
@@ -265,6 +266,15 @@ class Listener:
             **({} if self._worker is None else {"worker": self._worker}),
             "sessions": len(self.registry),
             "connections": self.connections,
+            "mcp": {
+                "connections": len(self._mcp_sockets),
+                "servers": {
+                    one.config.name: one.state
+                    for toolset in self.services.toolsets
+                    if isinstance(toolset, McpToolset)
+                    for one in toolset.connections
+                },
+            },
             "policies": {"rules": len(self.services.rules), "problem": policies.problem if policies else ""},
             "models": self.services.model_metrics.snapshot(),
         }

@@ -72,10 +72,19 @@ class Admin:
             ("uptime_seconds", "Seconds since the server started.", self._uptime_s),
             ("sessions", "Loaded sessions.", facts["sessions"]),
             ("connections", "Open WebSocket connections.", facts["connections"]),
+            ("mcp_connections", "Open WebSockets of MCP clients.", facts["mcp"]["connections"]),
             ("policy_rules", "The operator's rules in force.", rules),
             ("policy_problem", "1 if the rules file is not valid: the earlier rules hold.", problem),
         ):
             Gauge(f"conductor_{name}", meaning, registry=process).set(value)
+        up = Gauge(
+            "conductor_mcp_server_up",
+            "1 for each MCP server whose tools are offered, 0 for one that is down or connecting.",
+            ("server",),
+            registry=process,
+        )
+        for server, state in facts["mcp"]["servers"].items():
+            up.labels(server).set(state == "ready")
         text = (generate_latest(process) + generate_latest(metrics.registry)).decode()
         return Answer(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 

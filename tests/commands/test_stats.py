@@ -168,7 +168,14 @@ async def test_json_is_all_that_the_server_says() -> None:
         printed = json.loads(await run(url, "--json"))
         assert printed.pop("uptime_s") >= 0
         policies = {"rules": 0, "problem": ""}
-        facts = {"version": __version__, "sessions": 0, "connections": 0, "policies": policies, "models": []}
+        facts = {
+            "version": __version__,
+            "sessions": 0,
+            "connections": 0,
+            "mcp": {"connections": 0, "servers": {}},
+            "policies": policies,
+            "models": [],
+        }
         assert printed == {**facts, **figures.snapshot()}
 
 

@@ -20,6 +20,7 @@ from conductor.tools.base import CallContext
 from conductor.tools.mcp.toolset import McpToolset
 from tests.end_to_end.phone import Phone
 from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.server.wires import get, http
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hunter2-hunter2-hunter2"
@@ -29,7 +30,12 @@ WAIT = 30.0
 def write(path: Path, **servers: Any) -> Settings:
     path.write_text(json.dumps({"mcpServers": servers}))
     return load_settings(
-        None, port=0, model_provider="demo", mcp_config_file=path, session_rate_limit_per_min=1_000_000
+        None,
+        port=0,
+        model_provider="demo",
+        mcp_config_file=path,
+        session_rate_limit_per_min=1_000_000,
+        admin_token="operator",
     )
 
 
@@ -63,6 +69,8 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
             # The start does not wait for the server.
             while not provider.requests or "s.echo" not in offered(provider.requests[-1]):
                 await phone.ask("hi")
+            status, figures = await http(listener.port, get("/metrics", "Authorization: Bearer operator"))
+            assert status == 200 and 'conductor_mcp_server_up{server="s"} 1.0' in figures
             call = "s.environment"
             await phone.ask("what does it know?")
             result = provider.requests[-1].messages[-1]

@@ -6,6 +6,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from conductor.server.listener import Listener
 from conductor.server.stats import Admin, make_admin
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ErrorType
+from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.metrics import ToolMetrics
 from tests.end_to_end.phone import Phone
 from tests.server.wires import get, http, until, upgrade
@@ -231,6 +233,26 @@ async def test_the_process_says_how_much_there_is() -> None:
             assert (found["sessions"], found["connections"]) == (1, 1)
         await until(lambda: not server.listener.connections)
         assert (await server.stats())["connections"] == 0
+
+
+async def test_mcp_servers_are_up_or_not(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"gone": {"command": str(tmp_path / "nothing")}}}))
+    async with served(mcp_config_file=config) as server:
+        await until(lambda: mcp_state(server) == "down")
+        find = await server.metrics()
+        assert (await server.stats())["mcp"] == {"connections": 0, "servers": {"gone": "down"}}
+        assert (find("conductor_mcp_server_up", server="gone"), find("conductor_mcp_connections")) == (0, 0)
+
+
+def mcp_state(server: Running) -> str:
+    (state,) = (
+        one.state
+        for toolset in server.services.toolsets
+        if isinstance(toolset, McpToolset)
+        for one in toolset.connections
+    )
+    return state
 
 
 def test_the_time_up_is_counted_in_seconds() -> None:
