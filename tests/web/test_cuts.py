@@ -1,0 +1,47 @@
+"""The JavaScript library in a browser: connections that break at every frame, with its state in IndexedDB."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from conductor.messages import ToolResult, UserMessage
+from tests.end_to_end.test_javascript_client import PACKAGE, TOKEN, demo
+from tests.web.browser import chromium
+
+CUTS = 300
+TOOL = {
+    "name": "notes.add",
+    "inputSchema": {"type": "object", "properties": {"number": {"type": "integer"}}},
+}
+PLAY = """async ({ seed, cuts, tool, token }) => {
+  const { connect, indexedDbStorage } = await import("/conductor.js");
+  const { cutTalks } = await import("/cutting.js");
+  const storage = indexedDbStorage("cuts");
+  const reconnect = { firstMs: 0, mostMs: 0 };
+  const open = (sessionId, options) => connect({ token, sessionId, storage, reconnect, ...options });
+  const check = (turn, runs, number) => {
+    const found = JSON.stringify([turn.ending, turn.errors, runs, turn.text.includes(`number ${number}`)]);
+    if (found !== JSON.stringify(["idle", [], [number], true])) throw new Error(`talk ${number}: ${found}`);
+  };
+  return cutTalks({ open, WebSocket, tool, check, seed, cuts, atOnce: 10, name: "web-cuts" });
+}"""
+
+
+async def test_nothing_is_lost_or_doubled_by_300_cuts_in_a_browser() -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
+    async with demo() as listener, chromium() as browser:
+        page = await browser.new_page()
+        await page.route("**/cutting.js", lambda route: route.fulfill(path=PACKAGE / "test" / "cutting.js"))
+        await page.goto(f"http://127.0.0.1:{listener.port}/")
+        given = {"seed": seed, "cuts": CUTS, "tool": TOOL, "token": TOKEN}
+        print(await page.evaluate(PLAY, given))  # noqa: T201
+        sessions = [one for one in listener.registry.sessions if "cuts" in one.key.session_id]
+    assert len(sessions) >= 60
+    for session in sessions:
+        number = session.key.session_id.rpartition("-")[2]
+        said = [message.text for message in session.messages if isinstance(message, UserMessage)]
+        assert said == [f'call notes.add with {{"number": {number}}}']
+        results = [message for message in session.messages if isinstance(message, ToolResult)]
+        assert [json.loads(message.content)["data"] for message in results] == [f"number {number}"]
