@@ -5,6 +5,7 @@ import java.util.TimeZone
 import java.util.UUID
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonObject
 import okhttp3.OkHttpClient
@@ -14,6 +15,7 @@ import okhttp3.OkHttpClient
  *
  * Hooks and handlers run on [dispatcher], one at a time: `Dispatchers.Main` suits an app.
  */
+@OptIn(ExperimentalCoroutinesApi::class) // limitedParallelism, before kotlinx.coroutines 1.9
 class Options(
     /** `wss://HOST/ws` */
     val url: String,

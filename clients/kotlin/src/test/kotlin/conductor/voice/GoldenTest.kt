@@ -5,6 +5,7 @@ import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.runBlocking
 import kotlinx.coroutines.withContext
@@ -14,6 +15,7 @@ import kotlinx.serialization.json.JsonPrimitive
 import kotlinx.serialization.json.jsonObject
 
 /** A client without a connection reads the server's frames; what it sends is seen by `onEvent`. */
+@OptIn(ExperimentalCoroutinesApi::class)
 class GoldenTest {
     private val folder = File(javaClass.getResource("/session.started.json")!!.toURI()).parentFile
     private val lane = Dispatchers.Default.limitedParallelism(1)
