@@ -6,6 +6,7 @@ The libraries for Swift and Kotlin are not compiled here; their own tests read t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,17 @@ def test_the_document_is_read_to_the_depth_of_its_objects() -> None:
     assert {"resume", "lastEventId", "done", "pending", "callId", "error"} <= found["session.start"]
     assert {"decisions", "argumentsDigest", "editedArguments"} <= found["approval.response"]
     assert {"state", "role", "segment"} <= found["tool.call"]
+
+
+def test_the_manifests_name_what_is_there() -> None:
+    swift = (ROOT / "swift" / "Package.swift").read_text(encoding="utf-8")
+    places = {"target": "Sources", "executableTarget": "Sources", "testTarget": "Tests"}
+    targets = re.findall(r'\.(\w*[tT]arget)\(name: "(\w+)"[^)]*?(?:path: "(\w+)")?\)', swift)
+    assert len(targets) == 3
+    for kind, name, path in targets:
+        assert list((ROOT / "swift" / (path or f"{places[kind]}/{name}")).glob("*.swift"))
+    gradle = (ROOT / "kotlin" / "build.gradle.kts").read_text(encoding="utf-8")
+    (resources,) = re.findall(r'resources\.srcDir\("(.+)"\)', gradle)
+    assert (ROOT / "kotlin" / resources / "tool.call.json").exists()
+    package = json.loads((ROOT / "js" / "package.json").read_text(encoding="utf-8"))
+    assert all((ROOT / "js" / file).exists() for file in package["files"])
