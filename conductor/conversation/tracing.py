@@ -83,6 +83,8 @@ class TurnTracer:
         if trace.error:
             turn.set_attribute("error.type", trace.error)
             turn.set_status(Status(StatusCode.ERROR))
+        if not turn.is_recording():
+            return  # the sampler leaves this turn out, and so what is below it
         below = set_span_in_context(turn)
         for step in trace.steps:
             kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL

@@ -156,3 +156,12 @@ def test_traces_are_sent_to_a_collector() -> None:
     names = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert names["service.name"] == "conductor"
     assert [span.name for span in resource.scope_spans[0].spans] == ["invoke_agent conductor"]
+
+
+@pytest.mark.parametrize(("share", "turns"), [("1", 1), ("0", 0)])
+def test_the_sampler_of_the_environment_holds(
+    share: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    assert len(spans_of([[TextDelta("Hello.")]], traceparent=PARENT)) == 2 * turns
