@@ -252,6 +252,13 @@ class Settings(BaseSettings):
             raise ValueError("use the address of a SearXNG server, or ddgs")
         return value
 
+    @field_validator("otel_exporter_otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("use the address of a collector, such as http://127.0.0.1:4318")
+        return value
+
     @field_validator("session_store_url")
     @classmethod
     def _known_store(cls, value: str | None) -> str | None:

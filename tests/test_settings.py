@@ -176,6 +176,7 @@ def test_values_are_read_as_people_write_them(
         ("ALLOWED_ORIGINS", "*", "must be an origin"),
         ("FILE_ROOTS", "a\nb", "control characters"),
         ("ADMIN_TOKEN", "\udcff", "not UTF-8"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "http://127.0.0.1:4318"),
         ("PORT", "65536", "65535"),
         ("PORT", "-1", "0"),
         ("MAX_TURNS", "0", "1"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from conductor.errors import SettingsError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.util.types import AttributeValue
 
+# Seconds that the last traces may take when the server stops.
+CLOSE_S = 3.0
 # The conventions' names of providers that are called otherwise here.
 _PROVIDERS = {"bedrock": "aws.bedrock"}
 
@@ -102,9 +105,12 @@ class TurnTracer:
             span.end(step.end_ns)
         turn.end(trace.end_ns)
 
-    def close(self) -> None:
-        """Send what is left, and stop. Blocks for some seconds at most."""
-        self._provider.shutdown()
+    def close(self, seconds: float = CLOSE_S) -> None:
+        """Send what is left, and stop. Blocks for ``seconds`` at most: then what is not sent is lost."""
+        # The package waits up to 30 s for a collector that does not answer; so long the process may not have.
+        closing = Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(seconds)
 
 
 def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -156,6 +158,15 @@ def test_traces_are_sent_to_a_collector() -> None:
     names = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert names["service.name"] == "conductor"
     assert [span.name for span in resource.scope_spans[0].spans] == ["invoke_agent conductor"]
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_the_stop_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
+        assert tracer is not None
+        tracer.ended(TurnTrace("turn_1", "transcript", "answered", "", 1, 2, ()), KEY, None)
+        tracer.close(0.05)
+        assert any(thread.name == "traces" for thread in enumerate_threads())
 
 
 @pytest.mark.parametrize(("share", "turns"), [("1", 1), ("0", 0)])
