@@ -10,6 +10,7 @@ const PASSING = new Set([
 
 const REMEMBERED = 2_000; // ids of events and calls
 const SAVED_IDS = 500; // of them over a reload
+const STORED_MS = 7 * 24 * 3_600_000;
 const KEPT = 128; // events that wait for their acknowledgement
 const UNSENT_TRANSCRIPTS = 8;
 const TRANSCRIPT_MS = 60_000; // the person has moved on: an older transcript is not sent again
@@ -56,7 +57,7 @@ export function memoryStorage() {
   return { load: (id) => kept.get(id), save: (id, state) => void kept.set(id, state) };
 }
 
-/** Keep sessions in this browser. */
+/** Keep sessions in this browser, each until a week after it was last used. */
 export function indexedDbStorage(name = "conductor") {
   const settled = (request, act) =>
     new Promise((resolve, reject) => {
@@ -67,11 +68,20 @@ export function indexedDbStorage(name = "conductor") {
   const opened = settled(indexedDB.open(name, 1), (request) => {
     request.onupgradeneeded = () => request.result.createObjectStore("sessions");
   });
-  opened.catch(() => {}); // told by each use
   const store = async (mode) => (await opened).transaction("sessions", mode).objectStore("sessions");
+  const prune = async () => {
+    const request = (await store("readwrite")).openCursor();
+    request.onsuccess = () => {
+      const cursor = request.result;
+      if (!cursor) return;
+      if (!(cursor.value.savedAt > Date.now() - STORED_MS)) cursor.delete();
+      cursor.continue();
+    };
+  };
+  prune().catch(() => {}); // a database that does not open is told by each use
   return {
     load: async (id) => settled((await store("readonly")).get(id)),
-    save: async (id, state) => settled((await store("readwrite")).put(state, id)),
+    save: async (id, state) => settled((await store("readwrite")).put({ ...state, savedAt: Date.now() }, id)),
   };
 }
 

@@ -28,6 +28,26 @@ PLAY = """async ({ seed, cuts, tool, token }) => {
 }"""
 
 
+STORE = """async () => {
+  const { indexedDbStorage } = await import("/conductor.js");
+  const now = Date.now();
+  const storage = indexedDbStorage("pruned");
+  await storage.save("fresh", { handled: [] });
+  Date.now = () => now - 8 * 24 * 3_600_000;
+  await storage.save("old", { handled: [] });
+  Date.now = () => now;
+  const later = indexedDbStorage("pruned");
+  return [Boolean(await later.load("fresh")), Boolean(await later.load("old"))];
+}"""
+
+
+async def test_a_session_that_was_not_used_for_a_week_is_forgotten() -> None:
+    async with demo() as listener, chromium() as browser:
+        page = await browser.new_page()
+        await page.goto(f"http://127.0.0.1:{listener.port}/")
+        assert await page.evaluate(STORE) == [True, False]
+
+
 async def test_nothing_is_lost_or_doubled_by_300_cuts_in_a_browser() -> None:
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")  # noqa: T201 -- shown where the test fails
