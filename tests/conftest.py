@@ -27,7 +27,7 @@ EXTENDED = (
     "end_to_end/test_javascript_client",
     "end_to_end/test_llama_cpp",
     "end_to_end/test_many_sessions",
-    "end_to_end/test_mcp_clients",
+    "end_to_end/test_mcp",
     "server/test_prometheus",
     "stores/test_admin_redis",
     "stores/test_postgres.",
@@ -38,6 +38,7 @@ EXTENDED = (
     "test_stalls",
     "test_workers",
     "tools/mcp/test_real_servers",
+    "tools/mcp/test_toolset",
     "web/",
 )
 """Files whose tests ``scripts/test --extended`` runs, and ``scripts/test`` does not."""
