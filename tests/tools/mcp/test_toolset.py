@@ -64,6 +64,9 @@ class Used:
     async def call(self, tool: str, **arguments: Any) -> ToolOutcome:
         return await self.toolset.call(tool, arguments, CONTEXT)
 
+    def executor(self, gate: Gate | None = None) -> ToolExecutor:
+        return ToolExecutor([self.toolset], Limits(), gate)
+
 
 @asynccontextmanager
 async def use(*configs: McpServerConfig, ready: str = "s.echo") -> AsyncIterator[Used]:
@@ -142,7 +145,7 @@ async def test_a_time_limit_reaches_the_server_and_a_changed_tool_is_asked_about
     async with use(program(scene=scene, timeout=0.05, risk={"echo": "medium"})) as used:
         client = used.toolset.connections[0].client
         assert client is not None and client.protocol_version.startswith(revision)
-        executor = ToolExecutor([used.toolset], Limits())
+        executor = used.executor()
         hanging = executor.restore(ToolCall("c", "s.hang_write", "{}"), ())
         assert hanging is not None
         outcome = await executor.run(hanging, CONTEXT)
@@ -155,13 +158,11 @@ async def test_a_time_limit_reaches_the_server_and_a_changed_tool_is_asked_about
         granted = [grant(specs[name], {}, scope="session") for name in ("s.echo", "s.write")]
         gate = Gate(grants=lambda: granted)
         echo, write = ToolCall("c", "s.echo", "{}"), ToolCall("c", "s.write", "{}")
-        before = ToolExecutor([used.toolset], Limits(), gate)
-        assert isinstance(before.prepare(echo), PreparedCall)
+        assert isinstance(used.executor(gate).prepare(echo), PreparedCall)
         await used.call("s.grow")
-        await used.until(lambda names: any("grown" in name for name in names))
-        after = ToolExecutor([used.toolset], Limits(), gate)
-        assert isinstance(after.prepare(echo), ApprovalNeeded)
-        assert isinstance(after.prepare(write), PreparedCall)
+        # Not until a tool more is there: a list of several pages may be read across the change.
+        await used.until(lambda names: isinstance(used.executor(gate).prepare(echo), ApprovalNeeded))
+        assert isinstance(used.executor(gate).prepare(write), PreparedCall)
 
 
 def at(name: str, url: str, **values: Any) -> McpServerConfig:
@@ -255,7 +256,7 @@ def test_without_the_package_the_mistake_is_said(monkeypatch: pytest.MonkeyPatch
 
 async def test_progress_renews_the_time_limit() -> None:
     async with use(program(timeout=0.35)) as used:
-        executor = ToolExecutor([used.toolset], Limits())
+        executor = used.executor()
         ready = executor.prepare(ToolCall("call", "s.progress", "{}"))
         assert isinstance(ready, PreparedCall)
         outcome = await executor.run(ready, CONTEXT)  # takes 0.6 s
