@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -21,48 +22,38 @@ class SessionMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
+
+        def seconds(name: str, meaning: str, bounds: Sequence[float] = BOUNDS_S) -> Histogram:
+            return Histogram(name, meaning, registry=registry, buckets=bounds)
+
         self._turns = Counter(
             "conductor_turns",
             "Turns by cause (transcript, news, request …) and end.",
             ("cause", "end"),
             registry=registry,
         )
-        self._first_token = Histogram(
-            "conductor_turn_first_token_seconds",
-            "From a turn's begin to the model's first word or call.",
-            registry=registry,
-            buckets=BOUNDS_S,
+        self._first_token = seconds(
+            "conductor_turn_first_token_seconds", "From a turn's begin to the model's first word or call."
         )
-        self._first_partial = Histogram(
-            "conductor_turn_first_partial_seconds",
-            "From a turn's begin to the first partial text sent.",
-            registry=registry,
-            buckets=BOUNDS_S,
+        self._first_partial = seconds(
+            "conductor_turn_first_partial_seconds", "From a turn's begin to the first partial text sent."
         )
-        self._first_speech = Histogram(
-            "conductor_turn_first_speech_seconds",
-            "From a turn's begin to the first speech sent.",
-            registry=registry,
-            buckets=BOUNDS_S,
+        self._first_speech = seconds(
+            "conductor_turn_first_speech_seconds", "From a turn's begin to the first speech sent."
         )
-
         self._starts = Counter(
             "conductor_session_starts",
             "Answers to session.start: new, resumed, or not_kept, for a client that came back too late.",
             ("result",),
             registry=registry,
         )
-        self._commits = Histogram(
-            "conductor_store_commit_seconds",
-            "Time of one commit to the session store.",
-            registry=registry,
-            buckets=COMMIT_BOUNDS_S,
+        self._commits = seconds(
+            "conductor_store_commit_seconds", "Time of one commit to the session store.", COMMIT_BOUNDS_S
         )
-        self._loop_lag = Histogram(
+        self._loop_lag = seconds(
             "conductor_loop_lag_seconds",
             "How late the event loop runs what is due, looked at four times a second.",
-            registry=registry,
-            buckets=COMMIT_BOUNDS_S,
+            COMMIT_BOUNDS_S,
         )
 
     def started(self, result: Literal["new", "resumed", "not_kept"]) -> None:
