@@ -55,6 +55,7 @@ class Options:
     pause_s: float = 0.008
     patience_s: float = 20.0
     control: str | None = None
+    segments: bool = False
     logs: Path | None = None
     until: tuple[Column, ...] = ()
 
@@ -75,6 +76,8 @@ async def run(options: Options, parent: Parent) -> Report:
         service.default = JobModel(book.asked, options.seed, options.pause_s)
         store = _store(options, folder, stack, chance)
         settings = _settings(service.base_url, folder, store)
+        if options.segments:
+            settings["SPEAK_SEGMENTS"] = "always"
         nodes = [
             ChaosNode(f"node-{number}", parent, folder, settings, options.control)
             for number in range(options.nodes)
@@ -302,6 +305,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=24, help="a third of them by the library (24)")
     parser.add_argument("--store", choices=get_args(StoreKind), default="redis")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
+    parser.add_argument("--segments", action="store_true", help="speak each reply in segments")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
     parser.add_argument("--controls", action="store_true", help="break the servers: each must be found out")
@@ -319,7 +323,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     libraries = given.clients // 3
     options = Options(
-        plan, given.store, given.clients - libraries, libraries, given.seed, given.every, logs=given.logs
+        plan,
+        given.store,
+        given.clients - libraries,
+        libraries,
+        given.seed,
+        given.every,
+        segments=given.segments,
+        logs=given.logs,
     )
     controls = [given.control] if given.control else sorted(CONTROLS) if given.controls else [None]
     with Parent() as parent:

@@ -16,6 +16,7 @@ from benchmarks.chaos_jobs import (
     NOTED,
     ORDER,
     READ,
+    REST,
     WRITE,
     declarations,
     done_job_of,
@@ -353,7 +354,7 @@ class App(Talker):
         if text == NOTED:
             if self._job is not None:
                 self._book.overruled(self._job)
-        elif job_of_round(text) is None:
+        elif job_of_round(text) is None and text not in REST:
             self._take_prompt(text)
 
     def _take_prompt(self, text: str) -> None:

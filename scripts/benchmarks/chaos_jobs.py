@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from conductor.conversation.phrases import CONTINUE
 from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
 
 READ, WRITE, ORDER = "device.read", "device.write", "device.order"
@@ -23,6 +24,8 @@ _ROUND = re.compile(r"\bJob (\d+) goes on with round\b")
 NOTED = "Noted."
 """What the model says to anything but a job."""
 CONSENT = "Yes."
+REST = "There is a little more to say about it. That is all there is to say."
+"""What follows the first sentence of an answer, and where that was spoken already, all that is said."""
 _NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -150,9 +153,9 @@ class JobModel:
         if asked.job is None or asked.over:
             return Reply(text=NOTED, first_delay_s=first)
         if last:
-            text = f"Job {asked.job} is done, and this is what there is to say about it now."
+            text = REST if asked.job in asked.answered else f"Job {asked.job} is done. {REST}"
             return Reply(text=text, delay_s=self._pause_s, first_delay_s=first)
-        words = f"Job {asked.job} goes on with round {asked.rounds}." if asked.job % 3 == 0 else ""
+        words = f"Job {asked.job} goes on with round {asked.rounds}. {REST}" if asked.job % 3 == 0 else ""
         calls = calls_of(asked.job, asked.rounds, asked.plan[asked.rounds])
         return Reply(words, calls, delay_s=self._pause_s, first_delay_s=first)
 
@@ -174,6 +177,7 @@ def read_request(request: JsonObject) -> ModelRequest:
             elif block["type"] == "tool_result":
                 results.append(_result(block, uses))
             elif message["role"] == "user":
+                over = over and CONTINUE not in block["text"]
                 found = _JOB.search(block["text"])
                 consent_last = found is None and CONSENT in block["text"]
                 if found:

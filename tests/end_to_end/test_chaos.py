@@ -77,7 +77,7 @@ async def test_nothing_is_lost_or_done_twice_when_nodes_that_share_a_file_die_or
 
 
 @pytest.mark.parametrize("store", ["redis", "postgres"])
-async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too(
+async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too_and_replies_are_spoken_in_segments(
     store: StoreKind, seed: int, parent: Parent
 ) -> None:
     if store == "redis" and redis_program() is None:
@@ -85,9 +85,8 @@ async def test_nothing_is_lost_or_done_twice_when_the_store_dies_too(
     if store == "postgres":
         postgres_server.program("initdb")
     plan = Plan(kills=len(STEPS), freezes=1, store_kills=2, cuts=4)
-    report = await run_again_if_wrong(
-        Options(plan, store, apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S), parent
-    )
+    options = Options(plan, store, apps=8, libraries=4, seed=seed, every_s=0.1, patience_s=PATIENCE_S)
+    report = await run_again_if_wrong(replace(options, segments=True), parent)
     assert_nothing_is_wrong(report)
     assert report.book.faults["store kill", "anywhere"] == 2
 
