@@ -21,7 +21,25 @@ def markdown() -> str:
     """Fill the template: ``{{name}}`` stands for a value of `_values`."""
     template = resources.files("conductor.events").joinpath("protocol.md.in").read_text(encoding="utf-8")
     values = _values()
-    return re.sub(r"\{\{([\w.]+)\}\}", lambda found: values[found[1]], template)
+    filled = re.sub(r"\{\{([\w.]+)\}\}", lambda found: values[found[1]], template)
+    return _SEQUENCE.sub(lambda found: f"{_diagram(found[1])}\n\n{found[0]}", filled)
+
+
+_SEQUENCE = re.compile(r"```text\n(> .*?)\n```", re.DOTALL)
+_LABEL_CHARS = 60
+
+
+def _diagram(sequence: str) -> str:
+    """Draw the frames of a sequence in Mermaid, each as far as it fits into a line."""
+    lines = ["```mermaid", "sequenceDiagram", "    participant App", "    participant Server"]
+    for line in sequence.splitlines():
+        direction, _, frame = line.partition(" ")
+        label = frame.replace(";", ",")  # which would end the line
+        if len(label) > _LABEL_CHARS:
+            label = f"{label[:_LABEL_CHARS]}…"
+        arrow = {">": "App->>Server", "<": "Server->>App", "#": "Note over App,Server"}[direction]
+        lines.append(f"    {arrow}: {label}")
+    return "\n".join([*lines, "```"])
 
 
 def _values() -> dict[str, str]:
