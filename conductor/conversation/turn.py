@@ -305,14 +305,14 @@ class Turn:
             async with aclosing(context.provider.stream(request)) as stream:
                 async for event in stream:
                     if isinstance(event, TextDelta):
-                        self._note_first_token()
+                        self.state.stats.note_token()
                         reply.add(event.text)
                         self._reply = reply
                         context.show(reply)
                         if self._speaker is not None:
                             await self._speaker.add(event.text)
                     elif isinstance(event, ToolCall):
-                        self._note_first_token()
+                        self.state.stats.note_token()
                         calls.append(msgspec.structs.replace(event, call_id=new_call_id()))
                     else:
                         finished = event
@@ -322,10 +322,6 @@ class Turn:
         if self._context.tracer is not None:
             name, attributes = request_attributes(self._context.provider.name, finished)
             self._context.note_step("chat", name, start_ns, error, attributes)
-
-    def _note_first_token(self) -> None:
-        if self.state.stats.first_token_s is None:
-            self.state.stats.first_token_s = time.monotonic() - self.state.stats.started
 
     # -- tool calls
 

@@ -90,6 +90,11 @@ class TurnStats:
     tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
+    def note_token(self) -> None:
+        """Note that the model has written something."""
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self.started
+
     def note_partial(self) -> None:
         """Note that a partial text is sent."""
         if self.first_partial_s is None:
