@@ -30,8 +30,15 @@ export function turns(changed) {
 
   function end(key, at) {
     const span = open.get(key);
-    if (span) span.end = at;
+    if (!span) return;
+    span.end = at;
     open.delete(key);
+    const working = [...open.values()].some(({ kind }) => kind === "tool");
+    if (span.kind === "tool" && !working && !turn.ended) waitForModel(at);
+  }
+
+  function waitForModel(at) {
+    start("model", "Waiting for the model", "wait", at);
   }
 
   /** A turn that the server starts by itself is not announced: its first event begins it. */
@@ -43,10 +50,10 @@ export function turns(changed) {
     end("accepted", at);
     if (name === "thinking") {
       beginIfEnded(at);
-      start("first", "First words", "wait", at);
+      waitForModel(at);
     }
     if (name === "idle" && turn) {
-      end("first", at);
+      end("model", at);
       end("writing", at);
       // Beside a card the state is idle too: the turn goes on with the decision.
       turn.ended = ![...open.values()].some((span) => span.kind === "decision");
@@ -60,7 +67,7 @@ export function turns(changed) {
     }
     if (name?.startsWith("convo.")) return undefined;
     beginIfEnded(at);
-    end("first", at);
+    end("model", at);
     return start(callId, name, "tool", at);
   }
 
@@ -68,22 +75,23 @@ export function turns(changed) {
     "tool.call": (payload, at) => call(payload, at),
     "assistant.speech.partial": (_, at) => {
       beginIfEnded(at);
-      end("first", at);
+      end("model", at);
       start("writing", "Reply is written", "text", at);
     },
     "assistant.speech.final": (_, at) => {
-      end("first", at);
+      end("model", at);
       end("writing", at);
     },
     "approval.request": ({ approvalId, name }, at) => {
-      end("first", at);
+      end("model", at);
       start(approvalId, `${name}: a person decides`, "decision", at);
     },
     "approval.resolved": ({ approvalId }, at) => end(approvalId, at),
     "tool.activity": ({ callId, name, status, executionTimeMs }, at) => {
-      end("first", at);
-      if (status === "started") start(callId, name, "tool", at);
-      else if (open.has(callId)) end(callId, at);
+      if (status === "started") {
+        end("model", at);
+        start(callId, name, "tool", at);
+      } else if (open.has(callId)) end(callId, at);
       else if (turn && !turn.spans.some((span) => span.key === callId))
         turn.spans.push({ key: callId, name, kind: "tool", start: at - (executionTimeMs ?? 0), end: at });
     },

@@ -63,6 +63,7 @@ async def test_a_turn_by_typing_shows_the_words_the_tools_and_the_answer(user: P
     await user.tab("turn")
     bars = await user.page.locator("#waterfall .name").all_inner_texts()
     assert bars[0] == "All of it" and {"Taken by the server", "calculator", "Reply is written"} <= set(bars)
+    assert bars.count("Waiting for the model") == 2  # before the tool and after it
     await user.tab("tools")
     assert "calculator" in await user.page.inner_text("#tool-list")
 
