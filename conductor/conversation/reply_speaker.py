@@ -50,6 +50,8 @@ class ReplySpeaker:
 
     def last(self, text: str) -> Speech | None:
         """Make the speech of what is left of the whole reply, ``text``, which is about to be logged."""
+        if not self.spoke:
+            self._turn.said = ""  # which no voice can say
         speech = self._next(self._splitter.rest if self.spoke else text)
         if speech is not None:
             speech.text, speech.position, speech.last = text, self._context.committer.state.log_end, True

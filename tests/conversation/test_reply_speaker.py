@@ -181,6 +181,19 @@ def test_an_interruption_keeps_the_segments_that_were_heard(
     run(scenario())
 
 
+def test_what_no_voice_can_say_is_no_part_of_what_was_heard() -> None:
+    async def scenario() -> None:
+        one = await capable(make_services([[TextDelta("<details>\n\nOwls hunt at night.")]]), mute)
+        one.app.say("owls")
+        await one.app.until("tts.speak")
+        one.app.interrupt(spoken_text="Owls hunt")
+        await one.settled()
+        assert answers(one) == [f"Owls hunt {CUT_HERE}"]
+        await one.close()
+
+    run(scenario())
+
+
 def test_before_any_segment_is_acknowledged_it_is_unknown_what_was_heard() -> None:
     async def scenario() -> None:
         one = await capable(make_services([[TextDelta("".join(OWLS)), FOREVER]], turn_timeout=5_000.0), mute)
