@@ -62,3 +62,9 @@ prepare() {
     }
     wanted >".venv/installed-$1"
 }
+
+# run_module NAME ARGUMENT...: a module of scripts/ or tests/; paths are from the project's folder.
+run_module() {
+    prepare dev
+    PYTHONPATH="$ROOT:$ROOT/scripts" exec .venv/bin/python -m "$@"
+}

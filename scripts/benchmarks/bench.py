@@ -355,3 +355,7 @@ def _cpu(work: Callable[[], None]) -> float:
             work()
         best = min(best, time.process_time() - began)
     return best / CALLS
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

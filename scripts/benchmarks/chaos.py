@@ -349,3 +349,7 @@ def main(arguments: Sequence[str]) -> int:
 def was_found(report: Report, control: str | None) -> bool:
     """Tell whether a run against broken servers shows what such servers do."""
     return any(report.total(column) for column in SHOWN_BY[control or ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -134,3 +134,7 @@ def _announcement(cluster: Cluster) -> list[str]:
         *(f"  {node.name:<8} {node.url}, process {node.pid}, log {node.log}" for node in cluster.nodes),
         "Ctrl-C ends all of it.",
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

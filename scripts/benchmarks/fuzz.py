@@ -323,3 +323,7 @@ async def _ask(phone: _Damaging) -> None:
         await asyncio.wait_for(phone.answered.wait(), ANSWER_S)
     except TimeoutError:
         phone.tally.unanswered.append(f"{phone.session_id}: no answer within {ANSWER_S:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

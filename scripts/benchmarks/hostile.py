@@ -272,3 +272,7 @@ async def _process(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.P
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -146,3 +146,7 @@ async def _turn(client: Client, tally: Tally) -> None:
         tally.failed[one.code] += 1
     if not result.finals:
         tally.failed[f"no answer: {result.ending}"] += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

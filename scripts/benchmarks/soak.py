@@ -197,3 +197,7 @@ class _Soak:
             if last[name] > first[name] * GROWTH + sessions:
                 faults.append(f"{name} grew from {first[name]} to {last[name]}")
         return faults
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -376,3 +376,7 @@ def _replay(file: Path) -> int:
         profile.runcall(play, path, data)
         pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(8)
     return int(longest.seconds > BOUND_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ consent, session, always (a consent for that long), refusal, neither. ``why`` is
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,3 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     judged = judge_set(Path(arguments[0]), Path(arguments[1]))
     print(report(judged))  # noqa: T201 -- it is the script's main
     return 1 if judged.unsafe else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
