@@ -59,16 +59,20 @@ class SegmentSplitter:
     def _end(self) -> int:
         if self.rest.startswith("```") and self.rest.count("```") % 2:
             return 0
+        letter = _LETTER.search(self.rest)
+        if letter is None:
+            return 0
+        first, last = letter.end(), len(self.rest.rstrip())
         ends = {found.end() for found in _BLOCK.finditer(self.rest)}
         ends |= {end for end in self._sentence_ends() if not self._is_abbreviated(end)}
         clauses = [] if self._started else [found.end() for found in _CLAUSE.finditer(self.rest)]
         for end in sorted({*ends, *clauses}):
-            if end in self._refused or not self.rest[end:].strip():
+            if end in self._refused or not first <= end < last:
                 continue
             candidate = self.rest[:end]
             is_code = candidate.endswith("```\n")
-            short = _length(candidate.strip()) < _LEAST and (self._started or end not in ends) and not is_code
-            if short or not _LETTER.search(candidate):
+            short = _is_short(candidate.strip()) and (self._started or end not in ends) and not is_code
+            if short:
                 continue
             if self._is_whole(end):
                 return end
@@ -102,5 +106,5 @@ class SegmentSplitter:
         return marks and candidate.count("[") <= candidate.count("]")
 
 
-def _length(text: str) -> int:
-    return len(text) + 2 * len(_WIDE.findall(text))
+def _is_short(text: str) -> bool:
+    return len(text) < _LEAST and len(text) + 2 * len(_WIDE.findall(text)) < _LEAST

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.segments import SegmentSplitter
+from tests.cpu import least_cpu_s
 
 LINES = (Path(__file__).parent / "segments.txt").read_text(encoding="utf-8").splitlines()
 REPLIES = [
@@ -62,3 +63,11 @@ def test_a_table_and_a_long_block_of_code_stay_whole() -> None:
 def test_marks_that_never_close_hold_the_rest_back_only_for_a_while() -> None:
     text = "The power 2**3 is 8. " + "That is how it is with numbers. " * 40
     assert len(split("en", [text])) > 10
+
+
+@pytest.mark.parametrize("piece", ["1. ", "😀. ", "\n"])
+def test_text_that_looks_full_of_ends_takes_a_bounded_time(piece: str) -> None:
+    def run() -> None:
+        split("en", [piece] * 2_000)
+
+    assert least_cpu_s(run, 0.3) < 1.0
