@@ -217,7 +217,10 @@ class Book:
             self.blame(job.person, "gave up", f"job {job.number}: the store was not away")
 
     def apologised(self, job: Job, text: str) -> None:
-        """Note that a job ended with an apology: that takes two faults, since the model is run twice."""
+        """Note that a job ended with an apology: that takes two faults, since the model is run twice.
+
+        A store that goes away is one: the commit of the second attempt may be recorded, and seem to fail.
+        """
         if FAILURES["store_unavailable"] in text:
             self.store_failed(job)
             return
@@ -226,7 +229,7 @@ class Book:
         job.apologised = True
         lost = sum(1 for at in job.person.losses if at > job.said_at)
         self.figures[f"apologies after {min(lost, 3)}{'+' if lost > 2 else ''} lost connections"] += 1
-        if lost < 2:
+        if lost + (self._store_away_at > job.said_at) < 2:
             self.blame(job.person, "gave up", f"job {job.number} after {lost} lost connections")
 
     # -- the device

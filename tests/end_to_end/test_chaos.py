@@ -49,8 +49,8 @@ def seed() -> Iterator[int]:
 async def run_again_if_wrong(options: Options, parent: Parent) -> Report:
     """Run, and once more with another seed if something was wrong.
 
-    About one run in ten finds a client that gave up or that nobody answered, and it is not known whether the
-    server or the simulated client is to blame. What is wrong in every run fails.
+    One run in some dozens finds a client that nobody answered, and it is not known whether the server or the
+    simulated client is to blame. What is wrong in every run fails.
     """
     report = await run(options, parent)
     if report.failures():
