@@ -90,7 +90,13 @@ class TurnContext:
             messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
         return messages
 
-    async def commit(self, operations: Sequence[Operation], events: Sequence[ServerEvent] = ()) -> None:
+    async def commit(
+        self,
+        operations: Sequence[Operation],
+        events: Sequence[ServerEvent] = (),
+        snapshots: Mapping[str, Callable[[], str]] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
         told: list[ServerEvent] = []
         stopped = self.turn.stopped_for if self.turn is not None else None
@@ -99,7 +105,7 @@ class TurnContext:
             if isinstance(operation, ForgetCall):
                 told += self.device.give_up(operation.call_id, reason)
         turn_id = self.turn.id if self.turn is not None else ""
-        await self.committer.commit(operations, [*told, *events], turn_id)
+        await self.committer.commit(operations, [*told, *events], turn_id, snapshots=snapshots, then=then)
 
     async def note_attempt(self) -> None:
         """Record that the model is about to be asked again. Raises `StoreError`."""

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 import structlog
@@ -195,9 +196,10 @@ class Turn:
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
         state.stats.answered = message.text or state.stats.answered
-        state.said, position = "", context.committer.state.log_end
+        position = context.committer.state.log_end
 
         def said() -> None:
+            state.note_logged()
             context.speeches.logged(speech_id, position)
             context.speeches.add(speech)
             if speech is not None:
@@ -205,7 +207,8 @@ class Turn:
             if prepared is None:
                 state.end()
 
-        snapshots = {TURN: state.dump if prepared is not None else str} | context.speech_snapshot(speech)
+        dump = partial(state.dump, logged=True) if prepared is not None else str
+        snapshots = {TURN: dump} | context.speech_snapshot(speech)
         await context.committer.commit(operations, events, state.id, snapshots=snapshots, then=said)
 
     async def _ask_model(self, *, tools_off: bool) -> tuple[ReplyBuffer, list[ToolCall], Finished]:
@@ -241,17 +244,22 @@ class Turn:
     async def _keep_said(self) -> None:
         """Log what is spoken already of a reply that broke off, so that the model goes on from there."""
         context, state = self._context, self.state
-        said, state.said = state.said.strip(), ""
+        said = state.said.strip()
         if not said:
             return
         message = context.profile.append_message("assistant", said, state.speech_id)
         position = context.committer.state.log_end
+
+        def kept() -> None:
+            state.note_logged()
+            context.speeches.logged(state.speech_id, position)
+
         await context.committer.commit(
             [AppendLog(AssistantMessage(said)), AppendLog(Note(CONTINUE))],
             [SpeechFinal(said), message],
             state.id,
-            snapshots={TURN: state.dump},
-            then=lambda: context.speeches.logged(state.speech_id, position),
+            snapshots={TURN: partial(state.dump, logged=True)},
+            then=kept,
         )
         self._reply = ReplyBuffer()
 
@@ -393,7 +401,7 @@ class Turn:
                 self._runner.give_up(prepared, cause)
             if recorded:
                 operations += prepared.close()
-        cut = self.unspoken
+        cut, snapshots, then = self.unspoken, None, None
         if cut and reason in ("interrupted", "session_end"):
             if self.state.heard is not None:
                 kept = marked(self.state.heard[: len(cut)])
@@ -402,13 +410,14 @@ class Turn:
             else:
                 kept = f"{cut} {CUT_BEFORE_SPEECH}"
             operations.append(AppendLog(AssistantMessage(kept)))
+            snapshots, then = {TURN: partial(self.state.dump, logged=True)}, self.state.note_logged
             self._reply = ReplyBuffer()
         self.state.stats.trace.append(reason if self.error is None else f"error:{self.error}")
         if not operations:
             return
         try:
             async with asyncio.timeout(self._context.limits.close_timeout):
-                await self._context.commit(operations, events)
+                await self._context.commit(operations, events, snapshots, then)
         except (StoreError, TimeoutError) as error:
             # The store is unreachable; `repair` fixes the history before the next request.
             log.error("turn not closed in the store", turn=self.state.id, error=type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -378,7 +379,7 @@ class TurnQueue:
             self.waiting.drop_transcript(event_id)
             self._set_turn(turn)
 
-        snapshots = {TURN: turn.state.dump}
+        snapshots: dict[str, Callable[[], str]] = {TURN: turn.state.dump}
         if told:
             snapshots[LATE] = lambda: self._device.dump(len(told))
         if notices or self.waiting.transcripts:

@@ -145,8 +145,11 @@ class TurnState:
         self._task: asyncio.Task[object] | None = None
         self._waiting = False
 
-    def dump(self) -> str:
-        """Encode the snapshot from which another process resumes the turn; empty once it is over."""
+    def dump(self, *, logged: bool = False) -> str:
+        """Encode the snapshot from which another process resumes the turn; empty once it is over.
+
+        ``logged``: what was said is logged by the same commit, and not to be logged again.
+        """
         if self.over:
             return ""
         stop = self.stopped_for
@@ -159,10 +162,14 @@ class TurnState:
             self.refused_rounds,
             tuple(self.actions),
             stop if stop in ("interrupted", "session_end", "timed_out") else None,
-            self.said,
+            "" if logged else self.said,
             self.bridged,
         )
         return encode(snapshot)
+
+    def note_logged(self) -> None:
+        """Note that what was said is logged."""
+        self.said = ""
 
     def restore(self, snapshot: TurnSnapshot, *, in_round: bool) -> None:
         """Restore the state of another process's turn; ``in_round``: it was running a reply's tool calls."""

@@ -319,6 +319,30 @@ def test_the_process_may_end_at_every_step_and_another_one_says_the_rest() -> No
     at_every_step(scenario)
 
 
+def test_the_process_may_end_at_every_step_of_an_interruption() -> None:
+    async def scenario(after: int) -> bool:
+        scripts: list[Script] = [[TextDelta(OWLS[0] + "They"), FOREVER], [TextDelta("And that is all.")]]
+        services = make_services(scripts, store=Disk(lambda: 1, lambda: 1), turn_timeout=5_000.0)
+        one = await capable(services)
+        one.app.say("owls")
+        await one.app.until("tts.speak")
+        one.app.interrupt()
+        await steps(after)
+        over = not one.session.busy
+        die(one.session, one.app)
+        session = await open_session(services)
+        one.app.relaunch()
+        one.app.connect(session)
+        await at_rest(session)
+        assert faults(session.messages) == []
+        logged = [m.text for m in session.messages if isinstance(m, AssistantMessage)]
+        assert sum(OWLS[0].strip() in text for text in logged) == 1, logged
+        await session.close()
+        return over
+
+    at_every_step(scenario)
+
+
 def test_an_interruption_at_every_step_leaves_a_valid_history() -> None:
     async def scenario(after: int) -> bool:
         scripts: list[Script] = [
