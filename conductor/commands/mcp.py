@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("args", nargs=argparse.REMAINDER, help="the command's arguments")
     add.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command")
     add.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="for a URL")
-    add.add_argument("--sse", action="store_true", help="the URL is of the older HTTP with SSE")
     add.add_argument("--trust", action="store_true", help="believe the annotations of its tools")
     serve = actions.add_parser("serve", help="be an MCP server on standard input and output")
     serve.add_argument("--url", help="the running server (default: as HOST and PORT say)")
@@ -104,7 +103,6 @@ def _add(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     values: dict[str, Any]
     if options.place.startswith(("http://", "https://")):
         values = {"url": options.place, "headers": _pairs(options.header), "args": options.args}
-        values["type"] = "sse" if options.sse else "http"
     else:
         values = {"command": options.place, "args": options.args, "env": _pairs(options.env)}
     values = {key: value for key, value in values.items() if value}

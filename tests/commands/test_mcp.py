@@ -25,7 +25,7 @@ def test_servers_are_added_listed_and_removed(conductor: Main) -> None:
     assert conductor("mcp", "add", "--header", "X=y", "web", "https://a.example/mcp")[0] == 0
     assert written() == {
         "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b=c"}, "trust": True},
-        "web": {"url": "https://a.example/mcp", "headers": {"X": "y"}, "type": "http"},
+        "web": {"url": "https://a.example/mcp", "headers": {"X": "y"}},
     }
     assert stat.S_IMODE(Path("mcp.json").stat().st_mode) == 0o600
     lines = conductor("mcp", "list")[1].splitlines()

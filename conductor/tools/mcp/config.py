@@ -37,7 +37,7 @@ class McpServerConfig(BaseModel):
     model_config = _STRICT
 
     name: str
-    type: Literal["stdio", "http", "sse", "ws"]
+    type: Literal["stdio", "http", "ws"]
     command: Annotated[str | None, Field(min_length=1)] = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}

@@ -294,7 +294,7 @@ class McpConnection:
 
     @asynccontextmanager
     async def _transport(self) -> AsyncGenerator[TransportStreams, None]:
-        kinds = {"stdio": self._stdio, "http": self._http, "sse": self._sse, "ws": self._websocket}
+        kinds = {"stdio": self._stdio, "http": self._http, "ws": self._websocket}
         streams = kinds[self.config.type]
         async with streams() as (read, write):
             yield _Inbound(read, self), write
@@ -348,13 +348,6 @@ class McpConnection:
             ) as http_client,
             streamable_http_client(await self._url(), http_client=http_client) as streams,
         ):
-            yield streams
-
-    @asynccontextmanager
-    async def _sse(self) -> AsyncGenerator[TransportStreams, None]:
-        from mcp.client.sse import sse_client
-
-        async with sse_client(await self._url(), headers=dict(self.config.headers)) as streams:
             yield streams
 
     @asynccontextmanager

@@ -26,7 +26,7 @@ def test_without_a_file_there_are_no_servers(tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTES_KEY", "s3cr3t-value")
-    files, notes, old = read(
+    files, notes = read(
         tmp_path,
         {
             "mcpServers": {
@@ -40,7 +40,6 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
                     "timeout": 5,
                     "enabled": False,
                 },
-                "old": {"type": "sse", "url": "http://127.0.0.1:1/sse"},
             }
         },
     )
@@ -54,7 +53,6 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
         False,
     )
     assert notes.secrets == ("s3cr3t-value",) and "s3cr3t-value" not in repr(notes.secrets and files)
-    assert old.type == "sse"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +69,7 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
         ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: input should be"),
         ({"command": "x", "timeout": 0}, "timeout is not valid"),
         ({"command": "x", "type": "smoke"}, "type is not valid"),
+        ({"url": "http://a", "type": "sse"}, "type is not valid"),
         ({"command": "x", "secrets": ["a"]}, 'there is no "secrets"'),
         ("x", "must be a JSON object"),
     ],

@@ -232,7 +232,7 @@ async def test_an_http_server_that_is_gone_takes_its_tools_along() -> None:
             "it said: oh no",
         ),
         (McpServerConfig(name="s", type="http", url="https://mcp.example/mcp"), "LOCAL_ONLY is set"),
-        (McpServerConfig(name="s", type="sse", url="http://127.0.0.1:9/sse"), "connection"),
+        (McpServerConfig(name="s", type="http", url="http://127.0.0.1:9/mcp"), "connection"),
     ],
 )
 async def test_what_cannot_be_reached_is_down_with_a_reason(config: McpServerConfig, why: str) -> None:
