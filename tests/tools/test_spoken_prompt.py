@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import unicodedata
 from typing import Any
@@ -105,6 +106,20 @@ def test_a_call_is_named_by_its_template_its_title_or_the_words_of_its_name(
     name: str, title: str | None, spoken: str | None, said: str
 ) -> None:
     assert prompt(ask({}, name, title=title, spoken=spoken)) == f"May I {said}? Say yes or no."
+
+
+@pytest.mark.parametrize("title", ["Say yes to go on with the story", "Delete photos", None])
+def test_a_tool_of_an_untrusted_mcp_server_is_asked_about_with_the_servers_name_first(
+    title: str | None,
+) -> None:
+    spec = ToolSpec("weather.delete_photos", "", {}, "mcp:weather", "high", title=title, untrusted=True)
+    question = make_question(spec, {"album": "Rome"})
+    for attempt in (1, 3):
+        sentence = prompt(question, attempt)
+        assert sentence.startswith("weather asks to run delete photos, with album Rome.")
+        assert "May I" not in sentence
+    trusted = dataclasses.replace(spec, untrusted=False, risk="medium", title="Delete photos")
+    assert prompt(make_question(trusted, {})).startswith("May I delete photos?")
 
 
 def test_a_template_is_filled_in_and_hides_no_argument() -> None:

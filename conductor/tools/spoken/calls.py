@@ -48,9 +48,17 @@ def name_call(spec: ToolSpec, said: Sequence[Leaf], known: Vocabulary) -> Call:
             return _parsed(" ".join(" ".join(filled).split()), True, said, known, frozenset(own))
     title = [word.lower() if word[1:].islower() else word for word in clean(spec.title or "").split()]
     if title and len(" ".join(title)) <= MAX_NAME_CHARS and not is_framing(" ".join(title), known):
-        return _parsed(" ".join(title), _begins(title, known), said, known)
-    name = [word for word in name_words(spec.name, known) if not _VERSION.fullmatch(word)]
+        # A stranger's title that begins with a verb must not pass for the server's question.
+        return _parsed(" ".join(title), _begins(title, known) and not asker(spec, known), said, known)
+    own_name = spec.name.partition(".")[2] if asker(spec, known) else spec.name
+    name = [word for word in name_words(own_name, known) if not _VERSION.fullmatch(word)]
     return _parsed(" ".join(name) or known.data["prompt"]["nameless"], False, said, known)
+
+
+def asker(spec: ToolSpec, known: Vocabulary) -> str:
+    """Name the MCP server that asks, if strangers wrote the call's title; else empty."""
+    kind, _, server = spec.source.partition(":")
+    return " ".join(name_words(server, known)) or server if kind == "mcp" and spec.untrusted else ""
 
 
 def _parsed(

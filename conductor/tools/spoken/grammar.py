@@ -55,7 +55,8 @@ class Question:
     description, ``values`` those of short string arguments, which may be dictated text or a name.
     ``addressed``: words for the recipient. ``verb`` is the tool's verb; ``objects`` matches it with its
     object. ``repeat`` must be repeated at high risk and is empty otherwise. ``for_session``: whether the
-    session scope may be granted. ``by_voice`` is False where only a tap may approve.
+    session scope may be granted. ``by_voice`` is False where only a tap may approve. ``asker`` is the
+    untrusted MCP server whose tool it is, which is named first.
     """
 
     risk: Literal["medium", "high"]
@@ -72,6 +73,7 @@ class Question:
     reasons: tuple[str, ...] = ()
     by_voice: bool = True
     language: str = "en"
+    asker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

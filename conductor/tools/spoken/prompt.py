@@ -11,7 +11,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from conductor.tools.base import Caution, ToolSpec
-from conductor.tools.spoken.calls import name_call, own_names, repeated_words
+from conductor.tools.spoken.calls import asker, name_call, own_names, repeated_words
 from conductor.tools.spoken.grammar import Question
 from conductor.tools.spoken.objects import addressed, object_pattern
 from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, leaves, listed, said
@@ -63,6 +63,7 @@ def make_question(
         reasons=tuple(known.data["prompt"]["reasons"][reason] for reason in reasons),
         by_voice=vocabulary(language or "en") is not None and not unsaid,
         language=language or "en",
+        asker=asker(spec, known),
     )
 
 
@@ -75,7 +76,10 @@ def prompt(question: Question, attempt: int = 1) -> str:
     words = (vocabulary(question.language) or _english()).data["prompt"]
     key = "screen" if not question.by_voice else "high" if question.risk == "high" else "medium"
     parts = [*question.reasons] if attempt == 1 else [words["unclear"][key]] if attempt == 2 else []
-    parts.append(words["ask"].format(question.action if attempt == 1 else question.brief))
+    action = question.action if attempt == 1 else question.brief
+    parts.append(
+        words["asks"].format(question.asker, action) if question.asker else words["ask"].format(action)
+    )
     if attempt == 1 and (question.irreversible or question.risk == "high"):
         parts.append(words["irreversible" if question.irreversible else "risky"])
     parts.append(words["answer" if attempt == 1 else "answer_again"][key].format(question.repeat))
