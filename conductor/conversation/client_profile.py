@@ -49,6 +49,7 @@ class ClientProfile:
         grants: Callable[[], Sequence[Rule]] = tuple,
         fields: SessionFields | None = None,
         person: SessionFields | None = None,
+        subject: str = "",
     ) -> None:
         self._services = services
         self._session_id = session_id
@@ -65,6 +66,7 @@ class ClientProfile:
         self._grants = grants
         self._fields = fields
         self._person = person
+        self._subject = subject
         self._executor: ToolExecutor | None = None
 
     def start(
@@ -155,7 +157,7 @@ class ClientProfile:
 
     def context(self, call_id: str) -> CallContext:
         """Make the context that a tool gets."""
-        own = (self._fields, self._person)
+        own = (self._fields, self._person, self._subject)
         return CallContext(self._session_id, call_id, self._time_zone, self._locale, *own)
 
     def limits_for(self, name: str) -> CallLimits:

@@ -87,7 +87,7 @@ class Session:
         if records is not None and self.key.subject != ANONYMOUS:
             person = PersonFields(records, self.key.subject)
         profile = self._profile = ClientProfile(
-            services, self.key.session_id, pending, grants.rules, fields, person
+            services, self.key.session_id, pending, grants.rules, fields, person, self.key.subject
         )
         committer.register(PROFILE, profile.dump)
         self._speeches = SpeechTracker(limits.heard_window)

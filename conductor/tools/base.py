@@ -161,7 +161,7 @@ async def nobody_answers(question: PersonQuestion) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know about its session.
+    """What a tool may know about its session, and about the person (``subject``) that it belongs to.
 
     ``fields`` is what it may store there, ``person`` what it may store across the person's sessions. A tool
     calls ``alive`` to say that it makes progress: its time limit begins again. ``ask`` asks the person, and
@@ -174,6 +174,7 @@ class CallContext:
     locale: str | None = None
     fields: SessionFields | None = None
     person: SessionFields | None = None
+    subject: str = ""
     alive: Callable[[], None] = field(default=lambda: None, compare=False)
     ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]] = field(
         default=nobody_answers, compare=False

@@ -86,6 +86,27 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
             assert not offered(provider.requests[-1])
 
 
+async def test_another_person_with_the_same_session_id_has_a_server_of_their_own(tmp_path: Path) -> None:
+    place = {**program(), "env": {}, "scope": "session"}
+    settings = write(tmp_path / "mcp.json", s=place).model_copy(update={"auth_tokens": ("ann", "bob")})
+    results: list[str] = []
+
+    def reply(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], ToolResult):
+            results.append(json.loads(request.messages[-1].content)["data"])
+            return [TextDelta("Done.")]
+        return [ToolCall("c", "s.pid", "{}")] if "s.pid" in offered(request) else [TextDelta("Not yet.")]
+
+    services = make_services(settings, ScriptedProvider(reply))
+    async with running(settings, services) as listener, asyncio.timeout(WAIT):
+        for token in ("ann", "bob"):
+            headers, count = {"Authorization": f"Bearer {token}"}, len(results)
+            async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", headers=headers) as phone:
+                while len(results) == count:
+                    await phone.ask("Which process is it?")
+    assert len(set(results)) == 2
+
+
 def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
     settings = write(tmp_path / "mcp.json", agent={"command": "x"})
     with pytest.raises(SettingsError, match=r'server "agent": the device has tools of this name \(agent\.'):

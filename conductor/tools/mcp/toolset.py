@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,8 @@ _ERROR_CHARS = 2_000
 # Servers that are one session's alone, and seconds without a call until one ends.
 MAX_SESSION_SERVERS = 100
 SESSION_IDLE_S = 600.0
+_SessionKey: TypeAlias = tuple[str, str, str]
+"""Server, person and session."""
 
 
 class McpToolset:
@@ -51,7 +53,7 @@ class McpToolset:
         self._on_change: Callable[[], None] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._connections: dict[str, McpConnection] = {}
-        self._sessions: dict[tuple[str, str], _SessionServer] = {}
+        self._sessions: dict[_SessionKey, _SessionServer] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._configs: dict[str, McpServerConfig] = {}
         self.reload(configs)
@@ -134,12 +136,12 @@ class McpToolset:
         if connection is None:
             return _not_connected(name)
         if connection.config.scope == "session":
-            connection = await self._own(connection.config, context.session_id)
+            connection = await self._own(connection.config, context)
         return await call_tool(connection, name, arguments, context)
 
-    async def _own(self, config: McpServerConfig, session_id: str) -> McpConnection:
-        # The shared connection only lists the tools.
-        key = (config.name, session_id)
+    async def _own(self, config: McpServerConfig, context: CallContext) -> McpConnection:
+        # The shared connection only lists the tools. A client chooses its session's id: two may be alike.
+        key = (config.name, context.subject, context.session_id)
         own = self._sessions.get(key)
         if own is None:
             if len(self._sessions) >= MAX_SESSION_SERVERS:
@@ -151,7 +153,7 @@ class McpToolset:
         await own.connection.answered()
         return own.connection
 
-    def _end_session(self, key: tuple[str, str]) -> None:
+    def _end_session(self, key: _SessionKey) -> None:
         own = self._sessions.pop(key, None)
         if own is not None:
             own.idle.cancel()

@@ -263,14 +263,15 @@ async def test_progress_renews_the_time_limit() -> None:
         assert (outcome.success, outcome.data) == (True, "done")
 
 
-async def test_a_session_may_have_a_server_of_its_own() -> None:
+async def test_a_session_of_a_person_may_have_a_server_of_its_own() -> None:
     async with use(program(scope="session")) as used:
 
-        async def pid(session: str) -> str:
-            return str((await used.toolset.call("s.pid", {}, CallContext(session, "call"))).data)
+        async def pid(session: str, subject: str = "ann") -> str:
+            context = CallContext(session, "call", subject=subject)
+            return str((await used.toolset.call("s.pid", {}, context)).data)
 
-        mine, theirs = await asyncio.gather(pid("mine"), pid("theirs"))
-        assert mine != theirs
+        mine, theirs, others = await asyncio.gather(pid("mine"), pid("theirs"), pid("mine", "bob"))
+        assert len({mine, theirs, others}) == 3
         assert await pid("mine") == mine
         os.kill(int(mine), 9)
         again = "None"
@@ -279,7 +280,7 @@ async def test_a_session_may_have_a_server_of_its_own() -> None:
                 again = await pid("mine")
                 await asyncio.sleep(0)
         assert await pid("theirs") == theirs
-    for one in (mine, theirs, again):
+    for one in (mine, theirs, others, again):
         with pytest.raises(ProcessLookupError):
             os.kill(int(one), 0)
 
