@@ -257,10 +257,11 @@ async def running(
         builtin, mcp = _toolset(services, BuiltinToolset), _toolset(services, McpToolset)
         if builtin is not None:
             builtin.start()
-        if mcp is not None:
-            mcp.start(lambda: listener.reload(listener.services))
         try:
             async with _mcp_server(settings, listener):
+                # Once the endpoint has been imported: two threads that import mcp at once may see half of it.
+                if mcp is not None:
+                    mcp.start(lambda: listener.reload(listener.services))
                 yield listener
         finally:
             # The order of the start backwards: turns end while the model and the store are still there.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,48 @@ async def test_another_person_with_the_same_session_id_has_a_server_of_their_own
                 while len(results) == count:
                     await phone.ask("Which process is it?")
     assert len(set(results)) == 2
+
+
+def test_the_package_is_imported_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    """Two threads that import it at once may each see half of it."""
+    write(tmp_path / "mcp.json", s={**program(), "env": {}})
+    script = """
+import asyncio, sys, threading
+from pathlib import Path
+from conductor.app import running
+from conductor.settings import load_settings
+from conductor.tools.mcp.toolset import McpToolset
+
+threads = []
+
+class Importers:
+    def find_spec(self, name, path=None, target=None):
+        thread = threading.current_thread()
+        if name.startswith("mcp") and thread not in (threading.main_thread(), *threads[-1:]):
+            threads.append(thread)
+
+async def main():
+    values = {"port": 0, "model_provider": "demo", "mcp_server": True, "mcp_config_file": Path("mcp.json")}
+    settings = load_settings(None, **values)
+    async with running(settings) as listener:
+        toolset = next(one for one in listener.services.toolsets if isinstance(one, McpToolset))
+        while not toolset.specs():
+            await asyncio.sleep(0.01)
+
+sys.meta_path.insert(0, Importers())
+asyncio.run(main())
+assert len(threads) == len(set(threads)), threads
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_server_named_as_the_devices_tools_are_is_refused(tmp_path: Path) -> None:
