@@ -28,6 +28,7 @@ EXTENDED = (
     "end_to_end/test_llama_cpp",
     "end_to_end/test_many_sessions",
     "end_to_end/test_mcp",
+    "examples/test_openapi",
     "server/test_prometheus",
     "stores/test_admin_redis",
     "stores/test_postgres.",

@@ -112,11 +112,12 @@ def load_http_tools(settings: Settings, taken: Sequence[str] = ()) -> HttpTools:
     if settings.http_tools_file is None and not path.exists():
         return HttpTools()
     document = _read(path)
-    for key in document.keys() - {"tool", "openapi"}:
-        raise SettingsError(f'{path}: there is no "{key}", only [[tool]] and [[openapi]].')
+    for key in document.keys() - {"tool"}:
+        raise SettingsError(f'{path}: there is no "{key}", only [[tool]].')
     secrets: list[str] = []
-    entries = [*_tables(path, document, "tool"), *_imported(path, _tables(path, document, "openapi"))]
-    tools = [_tool(path, number, values, secrets) for number, values in enumerate(entries, 1)]
+    tools = [
+        _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
+    ]
     names = set(taken)
     for tool in tools:
         if tool.name in names:
@@ -135,19 +136,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not valid TOML: {error}.") from None
 
 
-def _tables(path: Path, document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    tables = document.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
-        raise SettingsError(f"{path}: {name} must be a list of tables, [[{name}]].")
-    return tables
-
-
-def _imported(path: Path, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if not entries:
-        return []
-    from conductor.tools.openapi import import_operations
-
-    return [tool for entry in entries for tool in import_operations(path, entry)]
+def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    entries = document.get("tool", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise SettingsError(f"{path}: tool must be a list of tables, [[tool]].")
+    return entries
 
 
 def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]) -> HttpToolConfig:
