@@ -118,6 +118,17 @@ def test_wishes_to_be_asked_names_times_and_conditions_are_unclear(text: str) ->
         assert kind(text, question) == "unclear"
 
 
+@pytest.mark.parametrize("value", ["Go", "go-live", "Go tutorial"])
+def test_a_listed_consent_counts_although_a_value_holds_a_word_of_it(value: str) -> None:
+    question = ask("agent.spawn", {"language": value})
+    assert kind("Yes, go ahead.", question) == kind("Go ahead.", question) == "allow"
+
+
+def test_a_consent_that_ends_in_a_value_is_unclear() -> None:
+    assert kind("Go ahead.", ask("note.add", {"text": "go ahead"})) == "unclear"
+    assert kind("Yes, you may.", ask("event.create", {"guest": "May"})) == "unclear"
+
+
 # -- scopes
 
 

@@ -131,8 +131,9 @@ def _approves(said: Words, question: Question, known: Vocabulary) -> Scope | Non
         kind = own.lastgroup if own and length >= len(phrase) else known.consent[phrase]
         if kind == "own" and said[at + length - 1] in question.addressed:
             kind = "addressed"
-        # "Go ahead" may be the text that is dictated; a plain "yes" is always an answer.
-        if kind == "cores" and any(known.consent.get((w,)) != "cores" for w in question.values & {*phrase}):
+        # It may end in a value ("yes, you may" with the guest May); a plain "yes" is always an answer.
+        last = phrase[-1:]
+        if kind == "cores" and question.values & {*last} and known.consent.get(last) != "cores":
             return None
         # "Approved" may be the folder that is asked about, and "approve the draft" the draft of an approval.
         if kind == "cores" or length >= len(phrase):
