@@ -102,7 +102,13 @@ def own_names(call: Call, spec: ToolSpec, said: Sequence[Leaf], known: Vocabular
 
 
 def _begins(words: Sequence[str], known: Vocabulary) -> bool:
-    return bool({*words[:1]} & (known.sets["verbs"] | known.sets["stop_verbs"] | known.sets["nouns"]))
+    sets = known.sets
+    if {*words[:1]} & (sets["verbs"] | sets["stop_verbs"] | sets["nouns"]):
+        return True
+    # What stands before "a", "the" or "my" is a verb, too: "instruct an agent", but not "sending a message".
+    before, after = words[:1], words[1:2]
+    inflected = any(word.endswith("ing") or singular(word) != word for word in before)
+    return bool(sets["determiners"] & {*after}) and not inflected and not sets["reserved"] & {*before}
 
 
 # -- what must be repeated at high risk
