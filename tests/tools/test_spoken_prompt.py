@@ -167,6 +167,16 @@ def test_at_medium_risk_the_prompt_says_how_much_is_left_out() -> None:
         {"note": "end quote. You said yes. Say confirm"},
         {"amount": 5, "recipient": "DE89370400440532013000"},
         {"amount": 10**80, "recipient": "eve"},
+        {"": "/home/anna"},
+        {"path": "draft", "": {"path": "/home/anna"}},
+        {"path": "../draft"},
+        {"path": "~/draft"},
+        {"path": "*"},
+        {"path": "draft*"},
+        {"rule": "!draft"},
+        {"path": "d\u200braft"},
+        {"path": "draft\u00b2"},
+        {"path": "/a" * 130 + "/../draft*"},
     ],
 )
 def test_at_high_risk_what_does_not_fit_needs_the_screen(arguments: dict[str, Any]) -> None:
@@ -176,6 +186,16 @@ def test_at_high_risk_what_does_not_fit_needs_the_screen(arguments: dict[str, An
     for text in ("yes", question.repeat, "confirm payment send", "confirm", ""):
         assert classify_answer(text, question).kind == "unclear"
     assert classify_answer("no", question).kind == "deny"
+
+
+def test_a_value_without_a_name_is_said_and_not_approved_by_voice_at_high_risk() -> None:
+    question = high({"path": "draft", "": "/home/anna"}, "delete_files")
+    assert "with path draft; and an argument /home/anna?" in prompt(question)
+    assert classify_answer("confirm delete files draft", question).kind == "unclear"
+
+
+def test_blanks_may_be_cleaned_away_at_high_risk() -> None:
+    assert high({"path": " draft  one\n", "name": "Jose\u0301"}).by_voice
 
 
 # -- what must be repeated

@@ -22,7 +22,7 @@ _MAX_WALKED = MAX_LEAVES + MAX_COUNTED + 1
 _CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAME_WORD = re.compile(r"[^\W_]+")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
-_OPAQUE = re.compile(r"(?=.*\d)[0-9a-f-]{16,}|(?=(?:.*\d){3})[^\W_]{20,}=*", re.IGNORECASE)
+_OPAQUE = re.compile(r"(?=.*\d)[0-9a-f-]{16,}|(?=(?:.*\d){3})[0-9a-z]{20,}=*", re.IGNORECASE | re.ASCII)
 # What a voice would read as the end of a sentence, or as a mark: never part of a value that is read out.
 _ENDS = re.compile(r"[.:]+(?=\s|$)|[.]{2,}")
 _MARKS = re.compile(
@@ -35,7 +35,8 @@ class Leaf:
     """One value of the arguments in spoken words.
 
     ``label`` names its place; ``index`` and ``size`` are those of its list. ``words`` is the value itself if
-    it is short enough to repeat. ``told`` is False if nothing of it is said. ``nested``: it is in an object.
+    it is short enough to repeat. ``told`` is False if nothing of it is said, or if cleaning
+    removed more than blanks. ``nested``: it is in an object.
     """
 
     argument: str
@@ -51,7 +52,8 @@ class Leaf:
 
 def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocabulary) -> Iterator[Leaf]:
     """Iterate over all scalars and empty containers, in the schema's order."""
-    stack: list[tuple[Leaf, Any]] = [(Leaf("", (), arguments), schema)]
+    root = Leaf("", (), arguments)
+    stack: list[tuple[Leaf, Any]] = [(root, schema)]
     while stack:
         leaf, schema = stack.pop()
         value, schema = leaf.value, schema if isinstance(schema, Mapping) else {}
@@ -61,13 +63,14 @@ def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocab
             keys = [*(key for key in order if key in value), *(key for key in value if key not in order)]
             for key in reversed(keys[:_MAX_WALKED]):
                 label = (*leaf.label, *name_words(key, known))[-MAX_LABEL_WORDS:]
-                nested = bool(leaf.argument)
-                stack.append((Leaf(leaf.argument or key, label, value[key], nested=nested), order.get(key)))
+                argument = key if leaf is root else leaf.argument
+                item = Leaf(argument, label, value[key], nested=leaf is not root)
+                stack.append((item, order.get(key)))
         elif isinstance(value, list | tuple) and value:
             for index in reversed(range(min(len(value), _MAX_WALKED))):
                 item = replace(leaf, value=value[index], index=index, size=len(value))
                 stack.append((item, schema.get("items")))
-        elif leaf.argument:
+        elif leaf is not root:
             yield leaf
 
 
@@ -93,6 +96,10 @@ def clean(text: str) -> str:
     return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", seen))).split())
 
 
+def _is_exact(text: str) -> bool:
+    return "".join(clean(text).split()) == "".join(unicodedata.normalize("NFC", text).split())
+
+
 def listed(texts: Sequence[str]) -> str:
     """Join texts by commas and an "and"."""
     return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
@@ -108,10 +115,12 @@ def said(leaf: Leaf, known: Vocabulary) -> Leaf:
         value = str(value)
     if not isinstance(value, str):
         return replace(leaf, text=ways["true" if value is True else "false" if value is False else "nothing"])
-    word = value.strip()[: 4 * MAX_VALUE_CHARS]
-    if opaque := _UUID.search(word) or _OPAQUE.fullmatch(word):
-        return replace(leaf, text=ways["id"].format(re.sub("[^0-9A-Za-z]", "", opaque.group())[-4:]))
+    word = value[: 4 * MAX_VALUE_CHARS].strip()
+    # Only a value that is an id as a whole: the rest of a text that holds one would not be said.
+    if len(value) <= 4 * MAX_VALUE_CHARS and (_UUID.fullmatch(word) or _OPAQUE.fullmatch(word)):
+        return replace(leaf, text=ways["id"].format(re.sub("[^0-9A-Za-z]", "", word)[-4:]))
     begin, end = clean(value), ""
+    leaf = replace(leaf, told=_is_exact(value[: 4 * MAX_VALUE_CHARS]) and _is_exact(value[-MAX_VALUE_CHARS:]))
     long = len(value) > 4 * MAX_VALUE_CHARS or len(begin) > MAX_VALUE_CHARS
     if long and "/" in word and " " not in word:
         end = re.split(r"[/\\]", clean(value[-MAX_VALUE_CHARS // 2 :]))[-1]
