@@ -132,7 +132,6 @@ class Settings(BaseSettings):
     max_tool_calls_per_round: Annotated[int, Field(ge=1, le=100)] = 15
     tool_timeout_ms: Milliseconds = 30_000
     model_timeout_ms: Milliseconds = 30_000
-    hedge_after_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120

@@ -1,4 +1,4 @@
-"""The figures of the models: tokens and money by profile and subject, failures and hedged requests.
+"""The figures of the models: tokens and money by profile and subject, and failures.
 
 Count in the thread of the event loop only; any thread may read.
 """
@@ -41,12 +41,6 @@ class ModelMetrics:
             ("profile", "reason"),
             registry=self.registry,
         )
-        self._hedges = Counter(
-            "conductor_model_hedges",
-            "Replies that two profiles were asked for.",
-            ("profile", "outcome"),
-            registry=self.registry,
-        )
         self._used: dict[tuple[str, str], dict[str, float]] = {}
         self._subjects: set[str] = set()
 
@@ -69,11 +63,6 @@ class ModelMetrics:
     def failed(self, profile: str, reason: str) -> None:
         """Count a request that failed before its reply began."""
         self._failures.labels(profile, reason).inc()
-
-    def hedged(self, winner: str, loser: str) -> None:
-        """Count a reply that two profiles were asked for."""
-        self._hedges.labels(winner, "won").inc()
-        self._hedges.labels(loser, "lost").inc()
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Give a row for each profile and subject: ``replies``, tokens by kind, and ``cost``."""

@@ -66,10 +66,4 @@ def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -
     Raises `SettingsError`, also with LOCAL_ONLY if the default model is a hosted service.
     """
     check_local(profiles, settings)
-    return ModelRouter(
-        profiles,
-        lambda profile: make_provider(profile, settings),
-        as_text,
-        metrics,
-        hedge_after_s=settings.hedge_after_ms / 1000 if settings.hedge_after_ms else None,
-    )
+    return ModelRouter(profiles, lambda profile: make_provider(profile, settings), as_text, metrics)

@@ -157,8 +157,7 @@ class ModelRouter:
     A request goes to the profile that the session chose, else to that for requests with or without tools,
     else to the default. If that one fails before its reply begins, those of its ``fallback`` follow; those
     that seem to be down come last. Only a profile's own list leads elsewhere, so a local model's requests
-    stay local unless the operator lists a remote one there. With ``hedge_after_s`` the next profile is asked
-    as well if no reply has begun by then, and the first to begin replies.
+    stay local unless the operator lists a remote one there.
     """
 
     def __init__(
@@ -167,13 +166,10 @@ class ModelRouter:
         make: Callable[[ModelProfile], ModelProvider],
         as_text: Callable[[ModelProvider, ModelProfile], ModelProvider],
         metrics: ModelMetrics,
-        *,
-        hedge_after_s: float | None = None,
     ) -> None:
         self._make = make
         self._as_text = as_text
         self._metrics = metrics
-        self._hedge_after_s = hedge_after_s
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes: dict[str, Route] = {}
@@ -233,49 +229,28 @@ class ModelRouter:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
-        event, events = await self._begin(self._candidates(request.profile, use), request)
-        async with aclosing(events):
-            yield event
-            async for event in events:
-                yield event
-
-    async def _begin(
-        self, candidates: list[Route], request: ModelRequest
-    ) -> tuple[ModelEvent, AsyncGenerator[ModelEvent, None]]:
-        racing: dict[asyncio.Task[ModelEvent], tuple[Route, AsyncGenerator[ModelEvent, None]]] = {}
-        try:
-            while True:
-                if candidates:
-                    route = candidates.pop(0)
-                    route.breaker.begin()
-                    # Another profile replies sooner than a retry.
-                    events = route.stream(replace(request, may_retry=request.may_retry and not candidates))
-                    racing[asyncio.create_task(_first(events))] = route, events
-                hedged = len(racing) == 1 and candidates and candidates[0].is_up
-                done, _ = await asyncio.wait(
-                    racing,
-                    timeout=self._hedge_after_s if hedged else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                for task in done:
-                    route, events = racing.pop(task)
-                    try:
-                        event = task.result()
-                    except ModelError as error:
-                        self._metrics.failed(route.profile.name, error.reason)
-                        if error.reason == "refused" or not (candidates or racing):
-                            raise
-                        log.info("model fallback", profile=route.profile.name, reason=error.reason)
-                    else:
-                        for loser, _ in racing.values():
-                            self._metrics.hedged(winner=route.profile.name, loser=loser.profile.name)
-                        return event, events
-        finally:
-            for task in racing:
-                task.cancel()
-            await asyncio.gather(*racing, return_exceptions=True)
-            for _, events in racing.values():
-                await events.aclose()
+        candidates = self._candidates(request.profile, use)
+        for route in candidates:
+            is_last = route is candidates[-1]
+            begun = False
+            route.breaker.begin()
+            try:
+                # Another profile replies sooner than a retry.
+                asked = replace(request, may_retry=request.may_retry and is_last)
+                async with aclosing(route.stream(asked)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                if not begun:
+                    raise failure("protocol")
+                return
+            except ModelError as error:
+                if begun:
+                    raise
+                self._metrics.failed(route.profile.name, error.reason)
+                if error.reason == "refused" or is_last:
+                    raise
+                log.info("model fallback", profile=route.profile.name, reason=error.reason)
 
     async def start(self) -> None:
         """Prepare all providers, and begin to check those that stand in for each other."""
@@ -303,9 +278,3 @@ class ModelRouter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(route.provider.aclose() for route in self._routes.values()))
-
-
-async def _first(events: AsyncGenerator[ModelEvent, None]) -> ModelEvent:
-    async for event in events:
-        return event
-    raise failure("protocol")

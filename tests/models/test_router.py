@@ -41,9 +41,7 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
 class Bench:
     """A router over scripted services; ``replies`` says what each profile's service plays now."""
 
-    def __init__(
-        self, *profiles: ModelProfile, hedge_after_s: float | None = None, check_s: float = 0
-    ) -> None:
+    def __init__(self, *profiles: ModelProfile, check_s: float = 0) -> None:
         self.replies: dict[str, Script | Callable[[ModelRequest], Script]] = {
             one.name: [TextDelta(one.name)] for one in profiles
         }
@@ -51,9 +49,7 @@ class Bench:
         self.metrics = ModelMetrics()
         by_name = {one.name: one for one in profiles}
         known = Profiles(profiles[0].name, by_name, tuple(by_name)[:2], Path("models.toml"), check_s)
-        self.router = ModelRouter(
-            known, self._service, self._as_text, self.metrics, hedge_after_s=hedge_after_s
-        )
+        self.router = ModelRouter(known, self._service, self._as_text, self.metrics)
 
     def _service(self, profile: ModelProfile) -> ModelProvider:
         self.services[profile.name] = ScriptedProvider(
@@ -315,46 +311,6 @@ async def test_a_model_without_a_stand_in_is_not_checked() -> None:
     await later(100)
     assert bench.asked("home") == 0
     await bench.router.aclose()
-
-
-# -- hedging
-
-
-@in_virtual_time
-async def test_a_slow_first_word_is_hedged_and_the_loser_stopped_and_counted() -> None:
-    bench = home_and_cloud(hedge_after_s=1)
-    bench.replies["home"] = [5.0, TextDelta("home")]
-    assert await bench.ask() == "cloud"
-    assert bench.services["home"].record(0).closed_early
-    assert bench.count("hedges", profile="home", outcome="lost") == 1
-    assert bench.count("hedges", profile="cloud", outcome="won") == 1
-
-
-@in_virtual_time
-async def test_the_first_may_still_win() -> None:
-    bench = home_and_cloud(hedge_after_s=1)
-    bench.replies["home"], bench.replies["cloud"] = [2.0, TextDelta("home")], [5.0, TextDelta("cloud")]
-    assert await bench.ask() == "home"
-    assert bench.services["cloud"].record(0).closed_early
-    assert bench.count("hedges", profile="cloud", outcome="lost") == 1
-
-
-@in_virtual_time
-async def test_of_two_that_begin_at_once_one_is_stopped() -> None:
-    bench = home_and_cloud(hedge_after_s=1)
-    bench.replies["home"], bench.replies["cloud"] = [2.0, TextDelta("home")], [1.0, TextDelta("cloud")]
-    won = await bench.ask()
-    loser = "cloud" if won == "home" else "home"
-    assert bench.services[loser].record(0).closed_early and not bench.services[won].record(0).closed_early
-
-
-@in_virtual_time
-async def test_a_quick_first_word_is_not_hedged_nor_is_any_by_default() -> None:
-    bench = home_and_cloud(hedge_after_s=1)
-    assert await bench.ask() == "home" and bench.asked("cloud") == 0
-    bench = home_and_cloud()
-    bench.replies["home"] = [5.0, TextDelta("home")]
-    assert await bench.ask() == "home" and bench.asked("cloud") == 0
 
 
 # -- auto
