@@ -15,7 +15,7 @@ import httpx2
 from rich.console import Console
 from rich.progress import Progress
 
-from conductor.commands.check_item import Item, fail, ok, warn
+from conductor.commands.check_item import Item, ok, warn
 from conductor.commands.output import write_table
 from conductor.errors import ModelError, SettingsError
 from conductor.logs import configure_logs
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser("list", help="show the profiles, and the models that their services offer")
     listing.add_argument("--offline", action="store_true", help="do not ask the services")
-    probe = actions.add_parser("probe", help="try out tool calls, streaming, cancellation and context")
+    probe = actions.add_parser("probe", help="try out tool calls, streaming and cancellation")
     bench = actions.add_parser("bench", help="measure the time to the first token, and tokens a second")
     bench.add_argument("--requests", type=int, default=5, help="how many requests (5)")
     for action in (probe, bench):
@@ -61,13 +61,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
         raise SettingsError(f'There is no profile "{name}"; there are: {", ".join(profiles.by_name)}.')
     profile = profiles.by_name[name]
     if options.action == "probe":
-        return asyncio.run(
-            _with(
-                profile,
-                settings,
-                lambda provider: probe(provider, profile, out, ask_window=not settings.local_only),
-            )
-        )
+        return asyncio.run(_with(profile, settings, lambda provider: probe(provider, profile, out)))
     if options.requests < 1:
         raise SettingsError("--requests must be 1 or more.")
     return asyncio.run(_with(profile, settings, lambda provider: bench(provider, options.requests, out)))
@@ -164,21 +158,16 @@ def _models_of(profile: ModelProfile) -> list[dict[str, Any]]:
 # -- probe
 
 
-async def probe(
-    provider: ModelProvider, profile: ModelProfile, out: TextIO, *, ask_window: bool = True
-) -> int:
-    """Try out what the model can do, and write a line for each; returns 2 if the profile is wrong.
-
-    ``ask_window`` asks the service for its context window. Raises `ModelError` if it does not answer.
-    """
+async def probe(provider: ModelProvider, profile: ModelProfile, out: TextIO) -> int:
+    """Try out what the model can do, and write a line for each. Raises `ModelError` if it does not answer."""
     out.write(f"{profile.name}: {profile.title}\n")
     text = await _ask(provider, "Say hello.")
     items = [ok("answers", f"first token after {text.first_s:.2f} s.")]
     items += [await _probe_tools(provider, profile), await _probe_streaming(provider)]
-    items += [await _probe_cancellation(provider), await _probe_context(profile, ask_window)]
+    items.append(await _probe_cancellation(provider))
     for item in items:
         out.write(f"{item}\n")
-    return 2 if any(item.level == "fail" for item in items) else 0
+    return 0
 
 
 async def _probe_tools(provider: ModelProvider, profile: ModelProfile) -> Item:
@@ -210,30 +199,6 @@ async def _probe_cancellation(provider: ModelProvider) -> Item:
         "cancellation",
         f"closed in {1000 * closed_s:.0f} ms; the next first token {after.first_s:.2f} s later.",
     )
-
-
-async def _probe_context(profile: ModelProfile, ask: bool) -> Item:
-    said = None
-    if ask and profile.provider == "openai":
-        said = await asyncio.to_thread(_window_of, profile)
-    if profile.context_window is None:
-        hint = "unknown" if said is None else f"{said} tokens, says the service"
-        return warn("context", f"{hint}: set context_window.")
-    if said is not None and said < profile.context_window:
-        return fail("context", f"context_window is {profile.context_window}, but the service says {said}.")
-    return ok("context", f"{profile.context_window} tokens.")
-
-
-def _window_of(profile: ModelProfile) -> int | None:
-    # vLLM, LM Studio and llama.cpp say it, each under its own name.
-    try:
-        models = _models_of(profile)
-        mine = next((one for one in models if one["id"] == profile.model), models[0])
-        meta = mine.get("meta") or {}
-        found = mine.get("max_model_len") or mine.get("max_context_length") or meta.get("n_ctx_train")
-        return int(found) if found else None
-    except Exception:  # an answer of any other form says nothing
-        return None
 
 
 # -- bench
