@@ -103,7 +103,10 @@ class EventError(ConductorError):
 
 
 class ModelError(ConductorError):
-    """The model service failed; ``reason`` tells how, ``retry_after`` is in seconds."""
+    """The model service failed; ``reason`` tells how, ``retry_after`` is in seconds.
+
+    The router adds which ``profile`` failed.
+    """
 
     code: ErrorCode = "model_provider_failed"
 
@@ -111,6 +114,7 @@ class ModelError(ConductorError):
         super().__init__(message)
         self.reason: ModelFailure = reason
         self.retry_after = retry_after
+        self.profile: str | None = None
 
 
 class TurnTimeout(ConductorError):

@@ -32,7 +32,7 @@ from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
 from conductor.messages import AssistantMessage, Note, ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta
-from conductor.models.retry import RETRYABLE
+from conductor.models.retry import BROKEN_OFF
 from conductor.stores.base import AppendLog, Operation, TrimLog
 
 log = structlog.get_logger(__name__)
@@ -214,15 +214,17 @@ class Turn:
     async def _ask_model(self, *, tools_off: bool) -> tuple[ReplyBuffer, list[ToolCall], Finished]:
         # Retry once if the reply broke off. Before the first event of a reply the provider retries by itself.
         self._reply = ReplyBuffer()
+        avoid: str | None = None
         for may_retry in (True, False):
             reply, calls = ReplyBuffer(), list[ToolCall]()
-            request = self._model_request(tools_off)
+            request = self._model_request(tools_off, avoid)
             try:
                 finished = await self._read(request, reply, calls)
             except ModelError as error:
                 if may_retry and error.reason == "context_too_long" and await self._shorten_history():
                     continue
-                broke_off = error.reason in RETRYABLE and (reply.text or calls)
+                avoid = error.profile
+                broke_off = error.reason in BROKEN_OFF and (reply.text or calls)
                 backoff = self._context.limits.model_retry * random.uniform(0.5, 1.0)
                 pause = max(backoff, error.retry_after or 0.0)
                 if not (may_retry and broke_off and pause < self.state.clock.left):
@@ -263,7 +265,7 @@ class Turn:
         )
         self._reply = ReplyBuffer()
 
-    def _model_request(self, tools_off: bool) -> ModelRequest:
+    def _model_request(self, tools_off: bool, avoid: str | None) -> ModelRequest:
         context = self._context
         return ModelRequest(
             context.profile.system_prompt,
@@ -273,6 +275,7 @@ class Turn:
             silence_s=context.limits.model_silence,
             deadline_s=self.state.clock.left,
             profile=context.profile.model,
+            avoid=avoid,
         )
 
     async def _shorten_history(self) -> bool:

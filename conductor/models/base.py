@@ -34,7 +34,7 @@ class ModelRequest:
     bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
     retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. The reply
     ends before the first of the texts ``stop``, at services that know such. ``profile`` is the model that the
-    session chose; only the router reads it.
+    session chose, ``avoid`` one whose reply to this request broke off; only the router reads them.
     """
 
     system: str
@@ -47,6 +47,7 @@ class ModelRequest:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     profile: str | None = None
+    avoid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ class CircuitBreaker:
         self._failures = 0 if succeeded else self._failures + 1
         self.begin()
 
+    def trip(self) -> None:
+        """Open at once."""
+        self._failures = self._max_failures
+        self.begin()
+
 
 async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S) -> bool:
     """Tell whether a request of one token is answered in time."""

@@ -15,6 +15,8 @@ from conductor.errors import ModelError
 
 T = TypeVar("T")
 RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "malformed"})
+# Failures after which a reply that had begun is asked for once more.
+BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 
 log = structlog.get_logger(__name__)
 

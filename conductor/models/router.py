@@ -83,7 +83,11 @@ class Route:
                         event = self._signed(event)
                     yield event
         except ModelError as error:
-            if error.reason not in _NOT_ITS_FAULT:
+            error.profile = self.profile.name
+            # A second wait as long as the first would cost a person another half minute.
+            if error.reason == "timeout":
+                self.breaker.trip()
+            elif error.reason not in _NOT_ITS_FAULT:
                 self.breaker.end(succeeded=False)
             if error.reason == "malformed":
                 self._count_malformed(True)
@@ -156,8 +160,8 @@ class ModelRouter:
 
     A request goes to the profile that the session chose, else to that for requests with or without tools,
     else to the default. If that one fails before its reply begins, those of its ``fallback`` follow; those
-    that seem to be down come last. Only a profile's own list leads elsewhere, so a local model's requests
-    stay local unless the operator lists a remote one there.
+    that seem to be down come last, and for 15 s one that timed out. Only a profile's own list leads
+    elsewhere, so a local model's requests stay local unless the operator lists a remote one there.
     """
 
     def __init__(
@@ -218,18 +222,18 @@ class ModelRouter:
             return None
         return self._candidates(chosen, "tools")[0].profile.name
 
-    def _candidates(self, chosen: str | None, use: str) -> list[Route]:
+    def _candidates(self, chosen: str | None, use: str, avoid: str | None = None) -> list[Route]:
         if chosen is not None and chosen in self.profiles.allowed:
             first = self._routes[chosen]
         else:
             first = self._by_use.get(use) or self._routes[self.profiles.default]
         routes = [first, *(self._routes[name] for name in first.profile.fallback)]
-        return sorted(routes, key=lambda route: not route.is_up)
+        return sorted(routes, key=lambda route: (not route.is_up, route.profile.name == avoid))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
-        candidates = self._candidates(request.profile, use)
+        candidates = self._candidates(request.profile, use, request.avoid)
         for route in candidates:
             is_last = route is candidates[-1]
             begun = False

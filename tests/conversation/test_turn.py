@@ -12,7 +12,7 @@ import pytest
 
 from conductor.conversation.services import Services
 from conductor.conversation.speech import CUT_BEFORE_SPEECH
-from conductor.errors import ModelError
+from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider
@@ -107,12 +107,19 @@ def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
 
 
 CUT = ModelError("connection", "cut")
+LATE = ModelError("timeout", "late")
 
 
-def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kept() -> None:
+@pytest.mark.parametrize("reason", ["connection", "timeout", "protocol"])
+def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kept(
+    reason: ModelFailure,
+) -> None:
+    cut = ModelError(reason, "cut")
+    cut.profile = "home"
+
     async def scenario() -> None:
         scripts: list[Script] = [
-            [TextDelta("Let me think about it"), call("device.do"), CUT],
+            [TextDelta("Let me think about it"), call("device.do"), cut],
             [TextDelta("I do it."), call("device.do")],
             [TextDelta("Done.")],
         ]
@@ -129,6 +136,7 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
             "Done.",
         ]
         assert one.provider.requests[1].messages == one.provider.requests[0].messages
+        assert [request.avoid for request in one.provider.requests] == [None, "home", None]
         await one.close()
 
     run(scenario())
@@ -140,8 +148,9 @@ def test_a_reply_that_breaks_off_is_asked_for_once_more_and_nothing_of_it_is_kep
         ([[TextDelta("One"), CUT], [TextDelta("Two"), CUT], [TextDelta("Three")]], 2),
         ([[TextDelta("One"), CUT], [CUT], [TextDelta("Three")]], 2),
         ([[CUT], [TextDelta("Two")]], 1),  # the provider has tried again already
-        ([[TextDelta("One"), ModelError("protocol", "?")], [TextDelta("Two")]], 1),
-        ([[TextDelta("One"), ModelError("timeout", "late")], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), LATE], [TextDelta("Two"), LATE], [TextDelta("Three")]], 2),
+        ([[LATE], [TextDelta("Two")]], 1),
+        ([[TextDelta("One"), ModelError("refused", "no")], [TextDelta("Two")]], 1),
         ([[TextDelta("One"), ModelError("overloaded", "busy", retry_after=121.0)], [TextDelta("Two")]], 1),
     ],
 )

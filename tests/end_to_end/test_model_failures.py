@@ -25,8 +25,6 @@ LASTING: dict[str, Script] = {
     "too long": HttpFailure(400, "invalid_request_error", "prompt is too long: 210000 tokens"),
     "too large": HttpFailure(413, "request_too_large", SECRET),
     "html instead of JSON": HttpFailure(400, body=b"<html>" + SECRET.encode()),
-    "garbage": Reply(text="One two three", broken=Break("garbage", 2)),
-    "stall": Reply(text="One two three", broken=Break("stall", 2)),
     "stall at once": Reply(text="One two three", broken=Break("stall", 0)),
     "refusal": Reply(text="", stop_reason="refusal"),
     "later than the turn": HttpFailure(429, "rate_limit_error", SECRET, {"retry-after": "3600"}),
@@ -41,6 +39,7 @@ PASSING: dict[str, list[Script]] = {
     "cut before the first word": [Reply(text="never", broken=Break("cut", 0))],
     "overloaded after two words": [Reply(text="One two three", delay_s=0.02, broken=Break("error", 2))],
     "cut after two words": [Reply(text="One two three", broken=Break("cut", 2))],
+    "stall after two words": [Reply(text="One two three", broken=Break("stall", 2))],
     "an end without an end": [Reply(text="One two three", broken=Break("end", 2))],
     "cut in a call": [
         Reply(text="I look.", calls=(Call("agent_status", {"id": "a"}),), broken=Break("cut", 3))
@@ -70,7 +69,8 @@ async def test_what_passes_is_tried_again_and_the_user_notices_nothing(
     claude: AnthropicService, name: str
 ) -> None:
     claude.replies += [*PASSING[name], Reply(text="Here I am.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
+    provider = provider_for(claude)
+    async with serving(provider, model_silence=0.3) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.shape(1) == PLAIN_TURN
         assert phone.finals() == ["Here I am."]

@@ -144,11 +144,33 @@ async def test_a_service_that_is_down_before_the_reply_is_replaced() -> None:
 async def test_a_reply_that_broke_off_is_the_turns_matter_and_its_next_try_goes_elsewhere() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [TextDelta("Half"), *DOWN]
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError) as caught:
         await bench.ask()
-    assert bench.asked("cloud") == 0
-    bench.replies["home"] = DOWN
-    assert await bench.ask() == "cloud"
+    assert (caught.value.profile, bench.asked("cloud")) == ("home", 0)
+    assert await bench.ask(replace(ASK, avoid="home")) == "cloud"
+    assert bench.asked("home") == 1
+    bench.replies["cloud"], bench.replies["home"] = DOWN, [TextDelta("home")]
+    assert await bench.ask(replace(ASK, avoid="home")) == "home"
+
+
+@in_virtual_time
+async def test_without_another_profile_the_next_try_goes_to_the_same() -> None:
+    bench = Bench(profile("home"))
+    assert await bench.ask(replace(ASK, avoid="home")) == "home"
+
+
+@pytest.mark.parametrize("before", [[], [TextDelta("Half")]], ids=["silent", "stalled"])
+@in_virtual_time
+async def test_after_a_timeout_a_profile_is_asked_last_for_a_while(before: list[TextDelta]) -> None:
+    bench = home_and_cloud()
+    bench.replies["home"] = [*before, ModelError("timeout", "The model service did not answer in time.")]
+    with suppress(ModelError):
+        await bench.ask()
+    await later(OPEN_S - 1)
+    assert (await bench.ask(), bench.asked("home")) == ("cloud", 1)
+    bench.replies["home"] = [TextDelta("home")]
+    await later(1)
+    assert await bench.ask() == "home"
 
 
 @in_virtual_time

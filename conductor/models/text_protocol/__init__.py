@@ -26,7 +26,7 @@ from conductor.models.base import (
     Usage,
 )
 from conductor.models.failures import failure
-from conductor.models.retry import RETRYABLE
+from conductor.models.retry import BROKEN_OFF
 from conductor.models.text_protocol.parser import MAX_CHARS, Problem, Written, parse
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
 from conductor.models.text_protocol.speech import SpokenText
@@ -86,9 +86,10 @@ class TextProtocol:
                         elif isinstance(event, Finished):
                             reply.finished = event
             except ModelError as error:
-                # The turn asks again for a reply that broke off if it has heard of it.
-                broke_off = error.reason in RETRYABLE and reply.text and not reply.spoken
-                if is_last or not broke_off:
+                # The turn asks again for a reply that broke off if it has heard of it; another profile, if
+                # there is one, is asked before this one is again.
+                broke_off = error.reason in BROKEN_OFF and reply.text and not reply.spoken
+                if is_last or not broke_off or not request.may_retry:
                     raise
                 continue
             if reply.finished is None:

@@ -38,10 +38,13 @@ def reply(*pieces: str, stop: str = "end_turn") -> Script:
 
 
 async def ask(
-    *replies: Script, history: Sequence[Message] = (UserMessage("The lamp!"),), style: Style = "jsonl"
+    *replies: Script,
+    history: Sequence[Message] = (UserMessage("The lamp!"),),
+    style: Style = "jsonl",
+    may_retry: bool = True,
 ) -> tuple[list[ModelEvent], list[ModelRequest]]:
     inner = ScriptedProvider(replies)
-    request = ModelRequest("Be brief.", history, (LAMP,))
+    request = ModelRequest("Be brief.", history, (LAMP,), may_retry=may_retry)
     async with aclosing(wrap(inner, style).stream(request)) as stream:
         return [event async for event in stream], inner.requests
 
@@ -179,3 +182,5 @@ async def test_a_reply_that_breaks_off_before_a_word_is_asked_for_once_more() ->
         await ask(broken, broken)
     with pytest.raises(ModelError):  # the turn asks again for this one
         await ask([TextDelta("One "), ModelError("connection", "It broke.")], reply("Here."))
+    with pytest.raises(ModelError):  # another profile is asked before this one is again
+        await ask(broken, reply("Here."), may_retry=False)
