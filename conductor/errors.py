@@ -71,6 +71,7 @@ ModelFailure = Literal[
     "refused",
     "connection",
     "protocol",
+    "undecodable",
     "malformed",
 ]
 

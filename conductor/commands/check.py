@@ -213,9 +213,11 @@ async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float)
     return ok("model", f"{profile.title} answered in {time.monotonic() - started:.1f} s.")
 
 
+_MODEL_OR_ADDRESS = "Look at {model_label} ({model}), and at {base_url} if it is set."
 _MENDS: dict[ModelFailure, str] = {
     "authentication": "Look at {api_key}, and whether its account may use {model}.",
-    "protocol": "Look at {model_label} ({model}), and at {base_url} if it is set.",
+    "protocol": _MODEL_OR_ADDRESS,
+    "undecodable": _MODEL_OR_ADDRESS,
     "connection": "Asked was {host}: does it run? Look at the network, at proxies, and at {base_url} if set.",
     "timeout": "Nothing came from {host} within {seconds:g} s: look at the network, and try again.",
     "overloaded": "Try again later; the settings may be right.",

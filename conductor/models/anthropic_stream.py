@@ -93,7 +93,7 @@ class ReplyDecoder:
                     _say(text, events)
                     events.append(found)
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("protocol") from None
+            raise failure("undecodable") from None
         _say(text, events)
         return events
 

@@ -200,7 +200,7 @@ class ConverseDecoder:
                     events += [*said("".join(text)), found]
                     text.clear()
         except (msgspec.DecodeError, UnicodeDecodeError, ParserError):
-            raise failure("protocol") from None
+            raise failure("undecodable") from None
         return events + said("".join(text))
 
     def end(self) -> list[ModelEvent]:

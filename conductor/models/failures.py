@@ -20,6 +20,7 @@ _TEXTS: Mapping[ModelFailure, str] = {
     "refused": "The model service refused the request.",
     "connection": "The connection to the model service failed.",
     "protocol": "The model service and this server did not understand each other.",
+    "undecodable": "The model service sent a reply that could not be decoded.",
     "malformed": "The model wrote a call that could not be read.",
 }
 

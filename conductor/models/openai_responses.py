@@ -232,7 +232,7 @@ class ResponsesDecoder:
                         words += self._thinking.rest()
                     events += [*said(words), found]
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("protocol") from None
+            raise failure("undecodable") from None
         return events + said(self._thinking.feed("".join(text)))
 
     def end(self) -> list[ModelEvent]:

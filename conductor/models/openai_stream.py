@@ -149,7 +149,7 @@ class ChatDecoder:
                 if event.choices is None and event.message is not None:
                     raise from_event(read_problem(item.data))
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("protocol") from None
+            raise failure("undecodable") from None
         words = self._thinking.feed("".join(text))
         return [*said(words), *(self._finish() if is_done else ())]
 

@@ -14,7 +14,7 @@ import structlog
 from conductor.errors import ModelError
 
 T = TypeVar("T")
-RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "malformed"})
+RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "undecodable", "malformed"})
 # Failures after which a reply that had begun is asked for once more.
 BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 

@@ -39,6 +39,8 @@ PASSING: dict[str, list[Script]] = {
     "cut before the first word": [Reply(text="never", broken=Break("cut", 0))],
     "overloaded after two words": [Reply(text="One two three", delay_s=0.02, broken=Break("error", 2))],
     "cut after two words": [Reply(text="One two three", broken=Break("cut", 2))],
+    "garbage before the first word": [Reply(text="never", broken=Break("garbage", 0))],
+    "garbage after two words": [Reply(text="One two three", delay_s=0.02, broken=Break("garbage", 2))],
     "stall after two words": [Reply(text="One two three", broken=Break("stall", 2))],
     "an end without an end": [Reply(text="One two three", broken=Break("end", 2))],
     "cut in a call": [

@@ -271,10 +271,10 @@ def test_thinking_begins_in_its_start_and_its_signature_may_come_in_parts() -> N
 
 
 @pytest.mark.parametrize("stream", [b"data: {\n\n", b'data: {"type":"\xff"}\n\n', b"x" * 5_000_000])
-def test_what_is_no_event_is_a_failure_of_the_protocol(stream: bytes) -> None:
+def test_what_is_no_event_cannot_be_decoded(stream: bytes) -> None:
     with pytest.raises(ModelError) as caught:
         ReplyDecoder(ToolNameMap([])).feed(stream)
-    assert caught.value.reason == "protocol"
+    assert caught.value.reason == "undecodable"
 
 
 def test_an_end_without_stop_reason_is_no_end() -> None:
@@ -352,7 +352,7 @@ async def test_error_events(
     assert service.received == tries
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("garbage", "protocol"), ("end", "connection")])
+@pytest.mark.parametrize(("kind", "reason"), [("garbage", "undecodable"), ("end", "connection")])
 async def test_streams_that_break(
     service: AnthropicService, provider: AnthropicProvider, kind: Any, reason: ModelFailure
 ) -> None:

@@ -254,8 +254,8 @@ def test_a_stream_cut_anywhere_before_its_stop_is_a_lost_connection() -> None:
             "context_too_long",
         ),
         (frame("validationException", {"message": "x"}, message_type="exception"), "protocol"),
-        (b"<html>" + bytes(30), "protocol"),
-        (START[:-1] + b"x", "protocol"),
+        (b"<html>" + bytes(30), "undecodable"),
+        (START[:-1] + b"x", "undecodable"),
         (frame("messageStart", {"role": "assistant"}), "connection"),
     ],
 )

@@ -165,7 +165,7 @@ async def test_a_call_that_got_lost_is_asked_for_again(
         ),
         (HttpFailure(200, body=b'{"choices":[]}'), "protocol", 1),
         (Reply(text="One", broken=Break("error", 0, "server_error")), "overloaded", 3),
-        (Reply(text="One", broken=Break("garbage", 0)), "protocol", 1),
+        (Reply(text="One", broken=Break("garbage", 0)), "undecodable", 3),
         (Reply(text="One", broken=Break("end", 0)), "connection", 3),
     ],
 )

@@ -345,9 +345,9 @@ FAILURES: dict[str, tuple[bytes, ModelFailure]] = {
     ),
     "the bytes end in the middle": (stream_of(says("Hi.")), "connection"),
     "no bytes at all": (b"", "connection"),
-    "an event that is no JSON": (stream_of("{not json"), "protocol"),
-    "arguments of another type": (stream_of(calls(part("[1"))), "protocol"),
-    "bytes that are no UTF-8": (b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', "protocol"),
+    "an event that is no JSON": (stream_of("{not json"), "undecodable"),
+    "arguments of another type": (stream_of(calls(part("[1"))), "undecodable"),
+    "bytes that are no UTF-8": (b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', "undecodable"),
 }
 
 
@@ -454,7 +454,7 @@ def test_responses_that_are_incomplete_run_no_call(reason: str, stop: StopReason
         (event("error", '"code":"rate_limit_exceeded","message":"x"'), "rate_limited"),
         ('{"error":{"code":400,"message":"exceeds the context window"}}', "context_too_long"),
         (event("response.created", '"response":{}'), "connection"),
-        ("{not json", "protocol"),
+        ("{not json", "undecodable"),
     ],
 )
 def test_responses_that_fail(stream: str, reason: ModelFailure) -> None:

@@ -60,7 +60,7 @@ async def test_a_success_is_not_waited_for() -> None:
     assert clock.slept == []
 
 
-@pytest.mark.parametrize("reason", ["rate_limited", "overloaded", "connection"])
+@pytest.mark.parametrize("reason", ["rate_limited", "overloaded", "connection", "undecodable"])
 async def test_a_passing_failure_is_tried_again_twice_with_longer_waits(reason: ModelFailure) -> None:
     clock, attempts = Clock(), Attempts(error(reason), error(reason))
     assert await run(attempts, clock) == "open"
