@@ -91,7 +91,12 @@ class Turn:
         except ConductorError as error:
             self.error = error.code
             log.warning(
-                "turn failed", turn=self.state.id, code=error.code, reason=getattr(error, "reason", None)
+                "turn failed",
+                turn=self.state.id,
+                code=error.code,
+                reason=getattr(error, "reason", None),
+                profile=getattr(error, "profile", None),
+                error=str(error),
             )
             if isinstance(error, Fenced):
                 raise  # another node owns the session: send nothing more

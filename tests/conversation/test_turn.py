@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from conductor.conversation.services import Services
 from conductor.conversation.speech import CUT_BEFORE_SPEECH
@@ -104,6 +105,22 @@ def test_a_single_turn_that_is_too_long_fails_with_words() -> None:
         await one.close()
 
     run(scenario())
+
+
+def test_the_log_says_which_profile_failed_and_why() -> None:
+    gone = ModelError("protocol", "The model service does not know this model or address.")
+    gone.profile = "home"
+
+    async def scenario() -> None:
+        one = await stage(make_services([[gone]]))
+        one.app.say("one")
+        await one.quiet()
+        await one.close()
+
+    with capture_logs() as lines:
+        run(scenario())
+    (line,) = (line for line in lines if line["event"] == "turn failed")
+    assert (line["profile"], line["reason"], line["error"]) == ("home", "protocol", str(gone))
 
 
 CUT = ModelError("connection", "cut")
