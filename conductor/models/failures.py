@@ -68,7 +68,11 @@ _TOO_LONG = (
     "context length",
     "context size",
 )
-_NO_TOOLS = ("does not support tools", "tool choice requires", "tools param requires")
+_NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires", "tools param requires")
+
+
+class ToolsRefused(ModelError):
+    """The service says that the model takes no tools."""
 
 
 class Problem(NamedTuple):
@@ -109,11 +113,11 @@ def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelE
 
 def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> ModelError:
     """Map an error status."""
+    if _any_of(_NO_TOOLS, problem.message):
+        return ToolsRefused("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
     # Not retried: a wrong model name or base URL stays wrong.
     if status == 404:
         return ModelError("protocol", "The model service does not know this model or address.")
-    if _any_of(_NO_TOOLS, problem.message):
-        return ModelError("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
     reason = _known(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"

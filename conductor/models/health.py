@@ -8,6 +8,7 @@ from contextlib import aclosing
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, ToolDefinition
+from conductor.models.failures import ToolsRefused
 from conductor.models.rendering import is_json
 
 # Failures in a row that open the breaker, and the seconds until one request may try again.
@@ -73,7 +74,10 @@ async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S
 
 
 async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Tell whether a model that is offered one tool calls it. Raises `ModelError` if that cannot be told."""
+    """Tell whether a model that is offered one tool calls it.
+
+    Only its reply, or its service's word, tells that it does not. Raises `ModelError` for any other failure.
+    """
     request = ModelRequest(
         "",
         [UserMessage(PROBE_TEXT)],
@@ -85,9 +89,11 @@ async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_
     try:
         async with aclosing(provider.stream(request)) as events:
             calls = [event async for event in events if isinstance(event, ToolCall)]
+    except ToolsRefused:
+        return False
     except ModelError as error:
-        # As servers answer that know no tools.
-        if error.reason not in ("protocol", "malformed"):
+        # It tried, and its service could not read the call.
+        if error.reason != "malformed":
             raise
         return False
     return any(call.name == PROBE_TOOL.name and is_json(call.arguments) for call in calls)

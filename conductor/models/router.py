@@ -254,7 +254,7 @@ class ModelRouter:
                 self._metrics.failed(route.profile.name, error.reason)
                 if error.reason == "refused" or is_last:
                     raise
-                log.info("model fallback", profile=route.profile.name, reason=error.reason)
+                log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
 
     async def start(self) -> None:
         """Prepare all providers, and begin to check those that stand in for each other."""
@@ -267,8 +267,9 @@ class ModelRouter:
         )
         for route, result in zip(self._routes.values(), results, strict=True):
             if isinstance(result, Exception):
-                # The first request tries again.
-                log.warning("model not ready", profile=route.profile.name, error=type(result).__name__)
+                # The first request tries again. Only a model's error holds nothing of others' text.
+                error = str(result) if isinstance(result, ModelError) else type(result).__name__
+                log.warning("model not ready", profile=route.profile.name, error=error)
 
     async def _watch(self, routes: list[Route], every_s: float) -> None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conductor.errors import ModelFailure
-from conductor.models.failures import from_event, from_status, read_problem
+from conductor.models.failures import Problem, ToolsRefused, from_event, from_status, read_problem
 
 # llama.cpp's are recorded; the others are as their projects document or write them.
 ERRORS: list[tuple[int, bytes, ModelFailure]] = [
@@ -96,14 +96,23 @@ ERRORS: list[tuple[int, bytes, ModelFailure]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "gemma:2b does not support tools"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+        (404, "No endpoints found that support tool use."),  # OpenRouter
+        (500, "tools param requires --jinja flag"),
+    ],
+)
+def test_a_model_without_tools_is_said_to_need_the_text_protocol(status: int, message: str) -> None:
+    error = from_status(status, Problem(message=message), {})
+    assert isinstance(error, ToolsRefused) and 'kind = "text"' in str(error)
+
+
 @pytest.mark.parametrize(("status", "body", "reason"), ERRORS)
 def test_error_bodies(status: int, body: bytes, reason: ModelFailure) -> None:
     assert from_status(status, read_problem(body), {}).reason == reason
-
-
-def test_a_model_without_tools_is_said_to_need_the_text_protocol() -> None:
-    body = b'{"error":{"message":"gemma:2b does not support tools","type":"api_error"}}'
-    assert 'kind = "text"' in str(from_status(400, read_problem(body), {}))
 
 
 @pytest.mark.parametrize(

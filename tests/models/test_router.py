@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta, Usage
+from conductor.models.failures import ToolsRefused
 from conductor.models.health import MAX_FAILURES, OPEN_S, PROBE_TOOL
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Prices, Profiles
@@ -349,7 +351,7 @@ BROKEN: Script = [ToolCall("c", "lamp", '{"on":'), Finished("tool_use")]
         (CALLS, "native"),
         ([TextDelta("It is sunny.")], "as text"),
         (BROKEN, "as text"),
-        ([ModelError("protocol", "no tools")], "as text"),
+        ([ToolsRefused("protocol", "no tools")], "as text"),
         ([ModelError("malformed", "no call")], "as text"),
     ],
     ids=["calls", "talks", "garbles", "refuses", "fails"],
@@ -364,14 +366,21 @@ async def test_an_auto_model_is_tried_out_once(probe: Script, reply: str) -> Non
     assert bench.asked("home") == (3 if reply == "native" else 1)
 
 
+@pytest.mark.parametrize("reason", ["connection", "protocol", "undecodable", "timeout"])
 @in_virtual_time
-async def test_an_auto_model_that_is_down_is_tried_out_later() -> None:
+async def test_a_trial_that_fails_tells_nothing_and_the_next_request_tries_again(reason: Any) -> None:
     bench = Bench(profile("home", kind="auto"))
-    bench.replies["home"] = DOWN
-    await bench.router.start()
+    bench.replies["home"] = [ModelError(reason, "The model service does not know this model or address.")]
+    with capture_logs() as lines:
+        await bench.router.start()
+    assert [(line["event"], line["error"]) for line in lines] == [
+        ("model not ready", "The model service does not know this model or address.")
+    ]
+    with pytest.raises(ModelError):
+        await bench.ask(TOOLS)
     bench.replies["home"] = CALLS
     await bench.events(TOOLS)
-    assert bench.asked("home") == 3 and len(bench.services) == 1
+    assert bench.asked("home") == 4 and len(bench.services) == 1
 
 
 @pytest.mark.parametrize(("kind", "reply"), [("auto", "as text"), ("native", "native")])
