@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, ToolCall
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.tool_names import ToolNameMap, with_hash
 
@@ -39,6 +39,17 @@ def limit_of(request: ModelRequest, max_tokens: int) -> int:
     for spoken answers would cut arguments off.
     """
     return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
+
+
+def running_turn(messages: Sequence[Message]) -> int:
+    """Give the index of the first message behind the last words that are not the model's.
+
+    From there on stand the replies and results of the turn that is still running; 0 without such words.
+    """
+    for index in range(len(messages), 0, -1):
+        if isinstance(messages[index - 1], UserMessage | Note):
+            return index
+    return 0
 
 
 def names_of(request: ModelRequest) -> ToolNameMap:
