@@ -16,6 +16,7 @@ from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import ReplyStreamer
+from conductor.models.thought_filter import ThoughtHabit
 from conductor.settings import environment_value
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class BedrockProvider:
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens
+        self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._streamer = ReplyStreamer(
@@ -67,7 +69,7 @@ class BedrockProvider:
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
         body = encode(converse_body(request, names, model=self._model, max_tokens=limit))
-        return self._streamer.stream(self._path, body, lambda: ConverseDecoder(names), request)
+        return self._streamer.stream(self._path, body, lambda: ConverseDecoder(names, self._habit), request)
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

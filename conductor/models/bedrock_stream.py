@@ -19,6 +19,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason
 from conductor.models.failures import Problem, failure, from_status
 from conductor.models.openai_stream import said
 from conductor.models.rendering import Json, encode, may_call
+from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "bedrock"
@@ -171,11 +172,13 @@ _decode = msgspec.json.Decoder(_Event).decode
 class ConverseDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`.
+    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``habit`` is
+    that of the model (`ThoughtFilter`).
     """
 
-    def __init__(self, names: ToolNameMap) -> None:
+    def __init__(self, names: ToolNameMap, habit: ThoughtHabit | None = None) -> None:
         self._names = names
+        self._thinking = ThoughtFilter(habit)
         self._frames = EventStreamBuffer()
         self._calls: dict[int, tuple[_ToolUse, list[str]]] = {}
         self._thoughts: dict[int, Json] = {}
@@ -197,17 +200,21 @@ class ConverseDecoder:
                     continue
                 found = self._take(str(frame.headers.get(":event-type")), event)
                 if found is not None:
-                    events += [*said("".join(text)), found]
+                    words = self._thinking.feed("".join(text))
+                    if isinstance(found, Finished):
+                        words += self._thinking.rest(is_cut=found.stop == "max_tokens")
+                    events += [*said(words), found]
                     text.clear()
         except (msgspec.DecodeError, UnicodeDecodeError, ParserError):
             raise failure("undecodable") from None
-        return events + said("".join(text))
+        return events + said(self._thinking.feed("".join(text)))
 
     def end(self) -> list[ModelEvent]:
         """Give the end, if only the figures are missing. Raises `ModelError` for a cut reply."""
         if self._stop is None:
             raise ModelError("connection", "The model service ended its answer before it was complete.")
-        return [self._finish(_Usage())]
+        finished = self._finish(_Usage())
+        return [*said(self._thinking.rest(is_cut=finished.stop == "max_tokens")), finished]
 
     def _take(self, kind: str, event: _Event) -> ModelEvent | None:
         index = event.content_block_index

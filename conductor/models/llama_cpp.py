@@ -27,6 +27,7 @@ from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.openai_request import chat_body
 from conductor.models.openai_stream import ChatDecoder
 from conductor.models.rendering import encode, names_of
+from conductor.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -77,6 +78,7 @@ class LlamaCppProvider:
         self._max_waiting = max_waiting
         self._waiting = 0
         self._running: set[threading.Event] = set()
+        self._habit = ThoughtHabit()
 
     async def start(self) -> None:
         """Load the file. Raises `ModelError`."""
@@ -103,7 +105,7 @@ class LlamaCppProvider:
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
         body = chat_body(request, names, model=self.name, max_tokens=limit, official=False)
-        decoder = ChatDecoder(names)
+        decoder = ChatDecoder(names, self._habit)
         chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
         async with self._slot(request.deadline_s) as stop:
             self._generate(server, encode(body | {"return_progress": True}).decode(), chunks, stop)

@@ -14,6 +14,7 @@ from conductor.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.models.openai_stream import ChatDecoder
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import ReplyStreamer
+from conductor.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -48,6 +49,7 @@ class OpenAIProvider:
         self.endpoint = endpoint
         self._official = is_official(base_url)
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
+        self._habit = ThoughtHabit()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
@@ -58,7 +60,7 @@ class OpenAIProvider:
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
         names = names_of(request)
-        decoder: Callable[[], StreamDecoder] = partial(ChatDecoder, names)
+        decoder: Callable[[], StreamDecoder] = partial(ChatDecoder, names, self._habit)
         model, limit = self._model, request.max_tokens or self._max_tokens
         if self.endpoint == "chat":
             path = "/chat/completions"
@@ -69,7 +71,7 @@ class OpenAIProvider:
         else:
             path = "/responses"
             body = responses_body(request, names, source=self._source, model=model, max_tokens=limit)
-            decoder = partial(ResponsesDecoder, names, self._source)
+            decoder = partial(ResponsesDecoder, names, self._source, self._habit)
         return self._streamer.stream(path, encode(body), decoder, request)
 
     async def aclose(self) -> None:

@@ -19,7 +19,7 @@ from conductor.models.base import (
 )
 from conductor.models.failures import failure, from_event, problem_of, read_problem
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
-from conductor.models.openai_stream import InputDetails, ThinkingFilter, said, usage
+from conductor.models.openai_stream import InputDetails, said, usage
 from conductor.models.rendering import (
     BEGINNING,
     Json,
@@ -31,6 +31,7 @@ from conductor.models.rendering import (
     unicode_of,
 )
 from conductor.models.sse import SSEError, SSEParser
+from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
 
 # The smallest limit that OpenAI accepts.
@@ -196,14 +197,15 @@ class ResponsesDecoder:
     """Turns the bytes of one streamed response into model events; pure.
 
     ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. A reply's
-    reasoning is kept in ``opaque``, for the same ``source``.
+    reasoning is kept in ``opaque``, for the same ``source``. ``habit`` is that of the model
+    (`ThoughtFilter`).
     """
 
-    def __init__(self, names: ToolNameMap, source: str) -> None:
+    def __init__(self, names: ToolNameMap, source: str, habit: ThoughtHabit | None = None) -> None:
         self._names = names
         self._source = source
         self._sse = SSEParser()
-        self._thinking = ThinkingFilter()
+        self._thinking = ThoughtFilter(habit)
         self._items: list[dict[str, Any]] = []
         self._calls_stop: StopReason = "end_turn"
         self._refused = False
@@ -228,8 +230,8 @@ class ResponsesDecoder:
                 if found is not None:
                     words = self._thinking.feed("".join(text))
                     text.clear()
-                    if self.finished:
-                        words += self._thinking.rest()
+                    if isinstance(found, Finished):
+                        words += self._thinking.rest(is_cut=found.stop == "max_tokens")
                     events += [*said(words), found]
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
             raise failure("undecodable") from None

@@ -12,12 +12,12 @@ from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, U
 from conductor.models.failures import failure, from_event, problem_of, read_problem
 from conductor.models.rendering import is_json
 from conductor.models.sse import SSEError, SSEParser
+from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
 
 _STOPS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 # What a service says after calls; some say "stop", as after words.
 _CALLED = ("tool_calls", "function_call")
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -65,39 +65,6 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 _NO_FUNCTION = _Function()
 
 
-class ThinkingFilter:
-    """Leaves out ``<think>…</think>`` and white space at the start of a text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._is_over = False
-        self._held = ""
-        self._inside = False
-
-    def feed(self, text: str) -> str:
-        """Give what of the text so far belongs to the reply and was not given yet."""
-        if self._is_over or not text:
-            return text
-        self._held += text
-        while True:
-            if self._inside:
-                _, closed, after = self._held.partition(_CLOSE)
-                if not closed:
-                    self._held = self._held[1 - len(_CLOSE) :]
-                    return ""
-                self._held, self._inside = after, False
-            self._held = self._held.lstrip()
-            if not self._held.startswith(_OPEN):
-                break
-            self._inside = True
-        return "" if _OPEN.startswith(self._held) else self.rest()
-
-    def rest(self) -> str:
-        """Give what was held back, such as the start of a tag that did not come."""
-        rest, self._held = "" if self._inside else self._held, ""
-        self._is_over = True
-        return rest
-
-
 class _OpenCall:
     def __init__(self) -> None:
         self.id: str | None = None
@@ -117,13 +84,14 @@ class ChatDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
     ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. Calls are given
-    at the end of the reply, since nothing else says that their arguments are complete.
+    at the end of the reply, since nothing else says that their arguments are complete. ``habit`` is that of
+    the model (`ThoughtFilter`).
     """
 
-    def __init__(self, names: ToolNameMap) -> None:
+    def __init__(self, names: ToolNameMap, habit: ThoughtHabit | None = None) -> None:
         self._names = names
         self._sse = SSEParser()
-        self._thinking = ThinkingFilter()
+        self._thinking = ThoughtFilter(habit)
         self._calls: list[_OpenCall] = []
         self._by_index: dict[int | None, _OpenCall] = {}
         self._usage: _Usage | None = None
@@ -191,7 +159,7 @@ class ChatDecoder:
                 raise failure("malformed")
             stop = "tool_use" if self._calls else "end_turn"
         self.finished = True
-        events = said(self._thinking.rest())
+        events = said(self._thinking.rest(is_cut=stop == "max_tokens"))
         for number, call in enumerate(self._calls):
             arguments = "".join(call.parts)
             if stop == "tool_use" and not arguments.strip():

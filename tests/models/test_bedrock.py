@@ -138,6 +138,10 @@ def test_botocore_accepts_what_any_history_becomes(model: str) -> None:
 
 REPLIES = {
     "text": (Reply(text="Hello there."), [TextDelta("Hello there."), Finished("end_turn", Usage(20, 5, 3))]),
+    "text behind a thought (Nova)": (
+        Reply(text="<thinking> Hm. </thinking>\n\nHello."),
+        [TextDelta("Hello."), Finished("end_turn", Usage(20, 5, 3))],
+    ),
     "a call": (
         Reply(calls=(Call("agent_spawn", {"task": "x"}, "c1"),), stop_reason="tool_use"),
         [ToolCall("c1", "agent.spawn", '{"task": "x"}'), Finished("tool_use", Usage(20, 5, 3))],

@@ -133,6 +133,18 @@ async def test_reasoning_that_is_not_handed_back_is_missed(service: OpenAIServic
     await provider.aclose()
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+async def test_thoughts_that_begin_in_the_prompt_are_held_back_after_the_first(
+    service: OpenAIService, endpoint: str
+) -> None:
+    service.default = Reply(text="They greet me. </think> Hello.", delay_s=0.001)
+    provider = provider_for(service, endpoint)
+    assert (await failure_of(provider)).reason == "connection"  # so that the turn asks again
+    words = [event for event in await collect(provider) if isinstance(event, TextDelta)]
+    assert words == [TextDelta("Hello.")]
+    await provider.aclose()
+
+
 async def test_a_service_without_keys_gets_none(service: OpenAIService) -> None:
     service.api_keys = None
     provider = provider_for(service, key=None)

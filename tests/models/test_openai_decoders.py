@@ -12,7 +12,7 @@ from conductor.messages import ToolCall
 from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import Finished, ModelEvent, StopReason, StreamDecoder, TextDelta, Usage
 from conductor.models.openai_responses import ResponsesDecoder
-from conductor.models.openai_stream import ChatDecoder, ThinkingFilter
+from conductor.models.openai_stream import ChatDecoder
 from conductor.models.tool_names import ToolNameMap
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -302,6 +302,10 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
         stream_of(says("\\n<thi"), says("nk>Hm. </thi"), says("nk> \\n"), says("\\nHi."), STOP, DONE),
         [TextDelta("Hi."), Finished("end_turn")],
     ),
+    "reasoning inline without its beginning, in one piece": (
+        stream_of(says("Hm.</think>Hi."), STOP, DONE),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
     "reasoning inline that never ends": (
         stream_of(says("<think>Hm."), says("", '"length"'), DONE),
         [Finished("max_tokens")],
@@ -357,14 +361,6 @@ def test_failures(stream: bytes, reason: ModelFailure) -> None:
         with pytest.raises(ModelError) as caught:
             decode(ChatDecoder(NAMES), pieces)
         assert caught.value.reason == reason
-
-
-def test_thinking_is_left_out_however_it_is_cut() -> None:
-    text = " <think>a < b </think>\n<think></think> So <think> is said."
-    for size in range(1, 12):
-        thinking = ThinkingFilter()
-        given = "".join(thinking.feed(text[at : at + size]) for at in range(0, len(text), size))
-        assert given + thinking.rest() == "So <think> is said."
 
 
 # -- responses

@@ -1,0 +1,181 @@
+"""Leave out of a model's text what is not meant for the person: thoughts, and the marks of its template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conductor.errors import ModelError
+
+# How thoughts begin and end. The second is enough: the templates of R1 and Qwen write the first themselves.
+PAIRS: Mapping[str, str] = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<reasoning>": "</reasoning>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
+# How headers begin and end: they name a role, and with gpt-oss the channel.
+_HEADERS: Mapping[str, str] = {
+    "<|channel|>": "<|message|>",
+    "<|start|>": "<|message|>",
+    "<|start_header_id|>": "<|end_header_id|>",
+    "<|im_start|>": "\n",
+}
+# Behind words these end the reply: what follows is an invented turn.
+_ENDS = frozenset(
+    {
+        *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|return|>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<|user|>", "<｜User｜>", "<｜end▁of▁sentence｜>"),
+    }
+)
+# The channels "analysis", and those with calls to a tool.
+_HIDDEN = re.compile(r"analysis|\bto=")
+_CHANNEL = "<|channel|>analysis"
+_LONGEST_MARK, _LONGEST_HEADER = 40, 200
+
+_TAGS = (*PAIRS, *PAIRS.values())
+_CLOSERS = frozenset(PAIRS.values())
+_START = re.compile(r"[<\[◁]")
+_MARK = re.compile("|".join((*map(re.escape, _TAGS), rf"<[|｜][\w▁.:/-]{{1,{_LONGEST_MARK}}}[|｜]>")))
+_BEGUN_MARK = re.compile(rf"<(?:[|｜][\w▁.:/-]{{0,{_LONGEST_MARK}}}[|｜]?)?\Z")
+_CUT_MARK = re.compile(r"<[|｜][\w▁].*\Z")
+_UNTIL: Mapping[str, re.Pattern[str]] = {
+    **{begin: re.compile(re.escape(end)) for begin, end in {**PAIRS, **_HEADERS}.items()},
+    _CHANNEL: re.compile(r"<\|(?:end|call|return|start|channel)\|>"),
+}
+
+
+@dataclass
+class ThoughtHabit:
+    """What a model's last replies have shown; its provider keeps it.
+
+    ``unopened``: its thoughts end without a beginning, so text is held back until that end. Of the first such
+    thought that is known only when its words were given.
+    """
+
+    unopened: bool = False
+
+
+class ThoughtFilter:
+    """Gives the words of one reply that arrives in pieces, without white space at their start.
+
+    Only what may become a mark is held back, at most 40 characters. ``has_thoughts`` is true after the first.
+    """
+
+    def __init__(self, habit: ThoughtHabit | None = None) -> None:
+        self._habit = habit or ThoughtHabit()
+        self._holds = self._habit.unopened
+        self._thought: list[str] = []  # or words, if no end of a thought follows
+        self._words: list[str] = []
+        self._rest = ""  # not decided about yet
+        self._inside = ""  # how the thought or header began
+        self._has_words = False
+        self._gave_words = False
+        self._is_over = False
+        self.has_thoughts = False
+
+    def feed(self, text: str) -> str:
+        """Give the words of the next piece.
+
+        Raises `ModelError` (``connection``: ask again) if the words given so far were a thought.
+        """
+        if self._gave_words and not (self._rest or self._inside or self._is_over or _START.search(text)):
+            return text
+        self._rest += text
+        while self._rest and not self._is_over and self._step():
+            pass
+        return self._give()
+
+    def rest(self, *, is_cut: bool = False) -> str:
+        """Give what was held back at the reply's end; ``is_cut`` by its limit, maybe inside a thought."""
+        if not self._inside and not self._is_over:
+            self._take(_CUT_MARK.sub("", self._rest))
+        if self._holds and self._thought and not is_cut:
+            self._habit.unopened = False
+            self._open()
+        self._rest = ""
+        self._is_over = True
+        return self._give()
+
+    def _give(self) -> str:
+        words = "".join(self._words)
+        self._words.clear()
+        self._gave_words = self._gave_words or bool(words)
+        return words
+
+    def _step(self) -> bool:
+        """Go on as far as the next mark; False if more text is needed."""
+        if self._inside:
+            return self._skip()
+        mark = _MARK.search(self._rest)
+        if mark is None:
+            end = self._undecided()
+            self._take(self._rest[:end])
+            self._rest = self._rest[end:]
+            return False
+        self._take(self._rest[: mark.start()])
+        self._rest = self._rest[mark.end() :]
+        if mark[0] in _CLOSERS:
+            self._close()
+        elif mark[0] in _ENDS and self._has_words:
+            self._is_over = True
+        elif mark[0] in _UNTIL:
+            self._open()
+            self._inside = mark[0]
+            self.has_thoughts = self.has_thoughts or mark[0] in PAIRS
+        return True
+
+    def _skip(self) -> bool:
+        end = _UNTIL[self._inside].search(self._rest)
+        is_header = self._inside in _HEADERS
+        if end is None:
+            if is_header and len(self._rest) > _LONGEST_HEADER:
+                self._inside = ""
+                return True
+            if not is_header:
+                self._rest = self._rest[-_LONGEST_MARK:]
+            return False
+        header = self._rest[: end.start()] if is_header else ""
+        self._rest = self._rest[end.end() :]
+        if _HIDDEN.search(header):
+            self._inside = _CHANNEL
+            self.has_thoughts = True
+        else:
+            self._inside = end[0] if end[0] in _HEADERS else ""
+        return True
+
+    def _undecided(self) -> int:
+        """Tell where the text begins that may become a mark."""
+        start = max(map(self._rest.rfind, "<[◁"))
+        tail = self._rest[start:]
+        if start >= 0 and (_BEGUN_MARK.match(tail) or any(tag.startswith(tail) for tag in _TAGS)):
+            return start
+        return len(self._rest)
+
+    def _take(self, text: str) -> None:
+        if not self._has_words:
+            text = text.lstrip()
+        if text:
+            self._has_words = True
+            (self._thought if self._holds else self._words).append(text)
+
+    def _open(self) -> None:
+        """Note that thoughts have a beginning in this reply, or none at all: what was held back are words."""
+        self._holds = False
+        self._words += self._thought
+        self._thought.clear()
+
+    def _close(self) -> None:
+        if self.has_thoughts:
+            return  # a second end
+        self.has_thoughts = self._habit.unopened = True
+        if self._gave_words:
+            raise ModelError("connection", "The model ended a thought that it had not begun.")
+        self._holds = self._has_words = False
+        self._thought.clear()
+        self._words.clear()
