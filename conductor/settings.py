@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     models_file: Path | None = None
     anthropic_api_key: SecretStr | None = None
     anthropic_base_url: str | None = None
-    anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-4-5"
+    anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-5-5"
     anthropic_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     openai_api_key: SecretStr | None = None
     openai_base_url: str | None = None
@@ -132,6 +132,8 @@ class Settings(BaseSettings):
     max_tool_calls_per_round: Annotated[int, Field(ge=1, le=100)] = 15
     tool_timeout_ms: Milliseconds = 30_000
     model_timeout_ms: Milliseconds = 30_000
+    model_thinking: Literal["disabled", "between_tools", "adaptive"] | None = None
+    model_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120
@@ -202,7 +204,9 @@ class Settings(BaseSettings):
         "log_format",
         "interruption_mode",
         "speak_segments",
+        "model_effort",
         "model_provider",
+        "model_thinking",
         "openai_api",
         "text_tools",
         "text_tools_style",

@@ -49,7 +49,8 @@ STORE_SETTINGS = {"session_store_url", "session_store_replicas", "session_ttl_s"
 MODEL_SETTINGS = {
     name
     for name in Settings.model_fields
-    if name in ("model_provider", "models_file") or name.startswith(tuple(f"{one}_" for one in PROVIDERS))
+    if name in ("model_effort", "model_provider", "model_thinking", "models_file")
+    or name.startswith(tuple(f"{one}_" for one in PROVIDERS))
 }
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from conductor.errors import SettingsError
 from conductor.models.anthropic_request import PROVIDER, body_of
 from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.families import Effort, Thinking
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import ReplyStreamer
 
@@ -26,16 +28,24 @@ class AnthropicProvider:
     """Anthropic's Messages API, streaming.
 
     ``max_tokens`` is the limit for spoken answers; with tools offered it is raised
-    (`rendering.limit_of`). ``options`` are those of `ReplyStreamer`.
+    (`rendering.limit_of`). Without ``thinking`` and ``effort`` the model thinks as little as it allows.
+    ``options`` are those of `ReplyStreamer`.
     """
 
     name = PROVIDER
 
     def __init__(
-        self, api_key: str, model: str, max_tokens: int, base_url: str | None = None, **options: Any
+        self,
+        api_key: str,
+        model: str,
+        max_tokens: int,
+        base_url: str | None = None,
+        thinking: Thinking | None = None,
+        effort: Effort | None = None,
+        **options: Any,
     ) -> None:
-        self._model = model
         self._max_tokens = max_tokens
+        self._body_of = partial(body_of, model=model, thinking=thinking, effort=effort)
         headers = {"authorization": f"Bearer {api_key}", "anthropic-version": _VERSION}
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
@@ -46,9 +56,7 @@ class AnthropicProvider:
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
         names = names_of(request)
-        body = encode(
-            body_of(request, names, model=self._model, max_tokens=request.max_tokens or self._max_tokens)
-        )
+        body = encode(self._body_of(request, names, max_tokens=request.max_tokens or self._max_tokens))
         return self._streamer.stream("/v1/messages", body, lambda: ReplyDecoder(names), request)
 
     async def aclose(self) -> None:
@@ -66,4 +74,12 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
         raise SettingsError(f"{profile.label('base_url')} must not end in /v1: that is added.")
     model = profile.model or settings.anthropic_model
     key = profile.api_key.get_secret_value()
-    return AnthropicProvider(key, model, profile.max_tokens, profile.base_url, local_only=settings.local_only)
+    return AnthropicProvider(
+        key,
+        model,
+        profile.max_tokens,
+        profile.base_url,
+        profile.thinking,
+        profile.effort,
+        local_only=settings.local_only,
+    )

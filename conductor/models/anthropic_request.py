@@ -10,6 +10,7 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.families import Effort, Thinking, claude_reasoning
 from conductor.models.rendering import (
     BEGINNING,
     NO_RESULT,
@@ -41,11 +42,19 @@ def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
 
 
 def body_of(
-    request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int, provider: str = PROVIDER
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    provider: str = PROVIDER,
+    thinking: Thinking | None = None,
+    effort: Effort | None = None,
 ) -> Json:
     """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
 
-    ``provider`` is the one whose thinking goes back.
+    ``provider`` is the one whose thinking goes back. Without ``thinking`` and ``effort`` the model thinks as
+    little as it allows.
     """
     tools = _tools(tuple(request.tools), names)
     body: Json = {
@@ -54,6 +63,11 @@ def body_of(
         "stream": True,
         "messages": _messages(request.messages, names, provider),
     }
+    thinking, effort = claude_reasoning(model, thinking, effort)
+    if thinking is not None:
+        body["thinking"] = {"type": thinking}
+    if effort is not None:
+        body["output_config"] = {"effort": effort}
     if request.system.strip():
         body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
     if request.stop:

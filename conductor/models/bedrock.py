@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
+from conductor.models.families import Effort, Thinking
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import ReplyStreamer
 from conductor.models.thought_filter import ThoughtHabit
@@ -43,9 +44,13 @@ class BedrockProvider:
         max_tokens: int,
         region: str,
         base_url: str | None = None,
+        thinking: Thinking | None = None,
+        effort: Effort | None = None,
         **options: Any,
     ) -> None:
         self._model = model
+        self._thinking = thinking
+        self._effort = effort
         self._max_tokens = max_tokens
         self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
@@ -68,7 +73,16 @@ class BedrockProvider:
 
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
-        body = encode(converse_body(request, names, model=self._model, max_tokens=limit))
+        body = encode(
+            converse_body(
+                request,
+                names,
+                model=self._model,
+                max_tokens=limit,
+                thinking=self._thinking,
+                effort=self._effort,
+            )
+        )
         return self._streamer.stream(self._path, body, lambda: ConverseDecoder(names, self._habit), request)
 
     async def aclose(self) -> None:
@@ -129,5 +143,12 @@ def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
     if key is None and profile.base_url is None:
         key = environment_value("AWS_BEARER_TOKEN_BEDROCK")
     return BedrockProvider(
-        key, profile.model, profile.max_tokens, region, profile.base_url, local_only=settings.local_only
+        key,
+        profile.model,
+        profile.max_tokens,
+        region,
+        profile.base_url,
+        profile.thinking,
+        profile.effort,
+        local_only=settings.local_only,
     )

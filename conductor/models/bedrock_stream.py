@@ -17,6 +17,7 @@ from conductor.messages import ToolCall
 from conductor.models import anthropic_request
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage
 from conductor.models.failures import Problem, failure, from_status
+from conductor.models.families import Effort, Thinking
 from conductor.models.openai_stream import said
 from conductor.models.rendering import Json, encode, may_call
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
@@ -53,10 +54,24 @@ _MARK: Json = {"cachePoint": {"type": "default"}}
 _NO_CALLS = "Answer in words now, without calling a tool."
 
 
-def converse_body(request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int) -> Json:
-    """Render a request to ``converse-stream``."""
+def converse_body(
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    thinking: Thinking | None = None,
+    effort: Effort | None = None,
+) -> Json:
+    """Render a request to ``converse-stream``; for ``thinking`` and ``effort`` see `anthropic_request`."""
     rendered = anthropic_request.body_of(
-        request, names, model=model, max_tokens=max_tokens, provider=PROVIDER
+        request,
+        names,
+        model=model,
+        max_tokens=max_tokens,
+        provider=PROVIDER,
+        thinking=thinking,
+        effort=effort,
     )
     # Through JSON, since its blocks are structs.
     source = msgspec.json.decode(encode(rendered))
@@ -69,6 +84,9 @@ def converse_body(request: ModelRequest, names: ToolNameMap, *, model: str, max_
         "messages": _adapted(messages, model),
         "inferenceConfig": {"maxTokens": source["max_tokens"]},
     }
+    # What only Claude knows.
+    if own := {key: source[key] for key in ("thinking", "output_config") if key in source}:
+        body["additionalModelRequestFields"] = own
     if request.stop:
         body["inferenceConfig"]["stopSequences"] = list(request.stop)
     system = _blocks(source.get("system", ()), marks=marks)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
+from conductor.models.families import Effort, family_of
 from conductor.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.models.openai_stream import ChatDecoder
@@ -30,7 +31,8 @@ class OpenAIProvider:
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, and no tools. ``max_tokens`` is the limit for spoken answers; with tools
-    offered it is raised (`rendering.limit_of`). ``options`` are those of `ReplyStreamer`.
+    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. ``options`` are those of
+    `ReplyStreamer`.
     """
 
     name = PROVIDER
@@ -42,12 +44,14 @@ class OpenAIProvider:
         max_tokens: int,
         base_url: str | None = None,
         endpoint: Endpoint = "chat",
+        effort: Effort | None = None,
         **options: Any,
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens
         self.endpoint = endpoint
         self._official = is_official(base_url)
+        self.effort = effort
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
         self._habit = ThoughtHabit()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -62,15 +66,20 @@ class OpenAIProvider:
         names = names_of(request)
         decoder: Callable[[], StreamDecoder] = partial(ChatDecoder, names, self._habit)
         model, limit = self._model, request.max_tokens or self._max_tokens
+        effort = self.effort
         if self.endpoint == "chat":
             path = "/chat/completions"
-            body = chat_body(request, names, official=self._official, model=model, max_tokens=limit)
+            body = chat_body(
+                request, names, official=self._official, model=model, max_tokens=limit, effort=effort
+            )
         elif self.endpoint == "completions":
             path = "/completions"
             body = completions_body(request, model=model, max_tokens=limit)
         else:
             path = "/responses"
-            body = responses_body(request, names, source=self._source, model=model, max_tokens=limit)
+            body = responses_body(
+                request, names, source=self._source, model=model, max_tokens=limit, effort=effort
+            )
             decoder = partial(ResponsesDecoder, names, self._source, self._habit)
         return self._streamer.stream(path, encode(body), decoder, request)
 
@@ -104,8 +113,21 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
             raise SettingsError(f"{profile.label('base_url')} must not end in {ending}: that is added.")
     key = None if profile.api_key is None else profile.api_key.get_secret_value()
     endpoint = _endpoint(profile, official)
+    least = family_of(profile.model).effort if official else None
+    effort = profile.effort or least
+    if endpoint == "chat" and profile.kind != "text" and least is not None and effort != "none":
+        raise SettingsError(
+            f"{profile.label('endpoint')} cannot be chat with {profile.model} at effort {effort}: OpenAI "
+            "calls functions there only at effort none; use responses."
+        )
     return OpenAIProvider(
-        key, profile.model, profile.max_tokens, profile.base_url, endpoint, local_only=settings.local_only
+        key,
+        profile.model,
+        profile.max_tokens,
+        profile.base_url,
+        endpoint,
+        effort,
+        local_only=settings.local_only,
     )
 
 

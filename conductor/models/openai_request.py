@@ -9,6 +9,7 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.families import Effort
 from conductor.models.rendering import (
     BEGINNING,
     NO_RESULT,
@@ -29,7 +30,13 @@ _NEXT_SPEAKER = "\nUser:"
 
 
 def chat_body(
-    request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int, official: bool
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    official: bool,
+    effort: Effort | None = None,
 ) -> Json:
     """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service."""
     body: Json = {
@@ -40,6 +47,8 @@ def chat_body(
         # OpenAI's newer models refuse the former name, other services do not know the new one.
         "max_completion_tokens" if official else "max_tokens": limit_of(request, max_tokens),
     }
+    if effort is not None:
+        body["reasoning_effort"] = effort
     if request.stop:
         body["stop"] = list(request.stop)
     # Of the others Ollama ignores "none", and llama.cpp then gives calls as text, which would be spoken.

@@ -18,6 +18,7 @@ from conductor.models.base import (
     ToolDefinition,
 )
 from conductor.models.failures import failure, from_event, problem_of, read_problem
+from conductor.models.families import Effort
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
 from conductor.models.openai_stream import InputDetails, said, usage
 from conductor.models.rendering import (
@@ -42,7 +43,13 @@ _INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "max_tokens", "conten
 
 
 def responses_body(
-    request: ModelRequest, names: ToolNameMap, *, model: str, max_tokens: int, source: str
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    max_tokens: int,
+    source: str,
+    effort: Effort | None = None,
 ) -> Json:
     """Render a request to ``/responses``, which stores nothing at the service.
 
@@ -58,6 +65,8 @@ def responses_body(
     }
     if not _PLAIN_MODELS.match(model):
         body["include"] = ["reasoning.encrypted_content"]
+    if effort is not None:
+        body["reasoning"] = {"effort": effort}
     if request.system.strip():
         body["instructions"] = request.system
     if request.tools:

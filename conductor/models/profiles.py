@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from conductor.errors import SettingsError
+from conductor.models.families import Effort, Thinking, refusal_of
 from conductor.settings import Settings, environment_value
 
 MODELS_NAME = "models.toml"
@@ -42,7 +43,8 @@ class ModelProfile(BaseModel):
     (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable that ``api_key_env`` names.
     ``fallback`` are the profiles asked in turn if this one fails; theirs are not. ``use``: it takes all
     requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
-    may send nothing, if not MODEL_TIMEOUT_MS. ``slots`` and ``threads`` are those of llama_cpp: requests at
+    may send nothing, if not MODEL_TIMEOUT_MS. ``thinking`` and ``effort`` are sent as they are; without them
+    the model thinks as little as it allows. ``slots`` and ``threads`` are those of llama_cpp: requests at
     once, and threads of the CPU; ``region`` is bedrock's. ``file`` is where the profile stands.
     """
 
@@ -63,6 +65,8 @@ class ModelProfile(BaseModel):
     context_window: Annotated[int | None, Field(gt=0)] = None
     timeout_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
     region: Annotated[str | None, Field(pattern=r"^[a-z0-9-]+$")] = None
+    thinking: Thinking | None = None
+    effort: Effort | None = None
     slots: Annotated[int, Field(ge=1, le=64)] = 1
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
     prices: Prices = Prices()
@@ -150,8 +154,15 @@ def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
 _KINDS = {"off": "native", "on": "text", "auto": "auto"}
 
 
+# The providers that take a thinking or an effort.
+_CLAUDE = ("anthropic", "bedrock")
+_REASONING = {"thinking": _CLAUDE, "effort": (*_CLAUDE, "openai")}
+
+
 def _setting(provider: str, field: str) -> str:
     # ANTHROPIC_MODEL is the ``model`` of anthropic's profiles; OPENAI_API the ``endpoint`` of openai's.
+    if field in ("thinking", "effort"):
+        return f"model_{field}"
     return f"{provider}_{'api' if field == 'endpoint' else field}"
 
 
@@ -187,6 +198,10 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
     if "api_key" in values:
         raise SettingsError(f"{where}: a key does not belong in the file; name its variable in api_key_env.")
     inherited = _inherited(settings, str(values.get("provider")))
+    # In a file these settings are for the profiles that know them.
+    for field, providers in _REASONING.items():
+        if values.get("provider") not in providers:
+            inherited.pop(field, None)
     # The key of one service is not sent to another.
     if "base_url" in values:
         inherited.pop("api_key", None)
@@ -203,7 +218,19 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
     return profile
 
 
+def _check_reasoning(profile: ModelProfile) -> None:
+    for field, providers in _REASONING.items():
+        if getattr(profile, field) is not None and profile.provider not in providers:
+            raise SettingsError(f"{profile.label(field)} is for {', '.join(providers)} only.")
+    if profile.provider in _CLAUDE:
+        refusal = refusal_of(profile.model or "", profile.thinking, profile.effort)
+        if refusal is not None:
+            field, why = refusal
+            raise SettingsError(f"{profile.label(field)} {why}")
+
+
 def _check(profile: ModelProfile) -> None:
+    _check_reasoning(profile)
     # What could only fail as a lost connection.
     key = "" if profile.api_key is None else profile.api_key.get_secret_value()
     if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):

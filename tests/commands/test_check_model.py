@@ -226,7 +226,7 @@ async def test_a_local_model_that_answers_is_good_without_a_key(ollama: OpenAISe
 
 
 async def test_openai_without_a_key_fails() -> None:
-    item = await ask(model_provider="openai", openai_model="gpt-5-mini")
+    item = await ask(model_provider="openai", openai_model="gpt-6-luna")
     assert item.level == "fail" and "OPENAI_API_KEY is not set" in item.text
 
 

@@ -29,7 +29,7 @@ from tests.conversation.test_history import random_history
 from tests.stand_ins.anthropic_script import Call, HttpFailure, Reply
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
-CLAUDE = "eu.anthropic.claude-haiku-4-5-20251001-v1:0"
+CLAUDE = "eu.anthropic.claude-haiku-5-5"
 LLAMA = "meta.llama4-scout-17b-instruct-v1:0"
 NOVA = "us.amazon.nova-pro-v1:0"
 # A profile of the operator's own, whose name does not say which model it is.

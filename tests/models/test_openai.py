@@ -215,7 +215,7 @@ def profile(**given: Any) -> ModelProfile:
 
 
 LOCAL = {"openai_base_url": "http://127.0.0.1:11434/v1", "openai_model": "qwen3:4b"}
-CLOUD = {"openai_api_key": "k", "openai_model": "gpt-5-mini"}
+CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_prompt_is_the_conversation_as_text() -> None:
 @pytest.mark.parametrize("model", ["gpt-4o-mini", "gpt-4.1", "chatgpt-4o-latest", "gpt-5-chat-latest"])
 def test_models_that_do_not_reason_are_not_asked_for_their_reasoning(model: str) -> None:
     assert "include" not in responses(ask(), model=model)
-    assert "include" in responses(ask(), model="gpt-5-mini")
+    assert "include" in responses(ask(), model="gpt-6-luna")
 
 
 KEPT = (

@@ -33,7 +33,7 @@ use = "voice"
 [[profile]]
 name = "cloud"
 provider = "anthropic"
-model = "claude-haiku-4-5"
+model = "claude-haiku-5-5"
 timeout_s = 12
 context_window = 200_000
 prices = { input = 1, output = 5, cache_read = 0.1, cache_write = 1.25 }
@@ -65,7 +65,7 @@ def test_a_file_gives_its_profiles(load: Callable[..., Profiles], monkeypatch: p
     assert home.fallback == ("cloud",) and key_of(home) == SECRET
     assert home.title == "qwen3:4b (openai) at 127.0.0.1" and SECRET not in repr(home)
     assert cloud.timeout_s == 12 and cloud.prices.cache_write == 1.25
-    assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-4-5)"
+    assert key_of(cloud) == "cloud-key" and cloud.title == "Claude (claude-haiku-5-5)"
 
 
 def test_the_example_of_the_documents_is_one(load: Callable[..., Profiles]) -> None:

@@ -61,6 +61,7 @@ def check_body(body: Any, issued: Mapping[str, Sequence[JsonObject]]) -> JsonObj
     for name in body.keys() - _TOP_LEVEL:
         raise Refused(f"{name}: Extra inputs are not permitted")
     _check_scalars(body)
+    _check_thinking(body)
     _check_system(body.get("system"))
     names = _check_tools(body)
     messages = check_messages(body["messages"], issued)
@@ -85,6 +86,28 @@ def _check_scalars(body: JsonObject) -> None:
     for number, stop in enumerate(body.get("stop_sequences", ())):
         if not isinstance(stop, str) or not stop.strip():
             raise Refused(f"stop_sequences.{number}: each stop sequence must contain non-whitespace")
+
+
+# What the models take besides "adaptive"; those that are not here take what they are given.
+_THINKING = {
+    "claude-haiku-5-5": {"disabled"},
+    "claude-sonnet-5-5": {"between_tools"},
+    "claude-opus-5-5": set[str](),
+    "claude-fable-5-2": set[str](),
+}
+
+
+def _check_thinking(body: JsonObject) -> None:
+    thinking, effort = body.get("thinking"), body.get("output_config", {}).get("effort")
+    if effort not in (None, "low", "medium", "high", "xhigh", "max"):
+        raise Refused("output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'")
+    if thinking is None:
+        return
+    kind = thinking.get("type")
+    if kind not in _THINKING.get(body["model"], {"disabled", "between_tools"}) | {"adaptive"}:
+        raise Refused(f'"thinking.type.{kind}" is not supported for this model.')
+    if kind != "adaptive" and effort in ("xhigh", "max"):
+        raise Refused(f'"thinking.type.{kind}" is not supported at effort {effort}.')
 
 
 def _check_system(system: Any) -> None:

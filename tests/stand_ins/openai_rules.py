@@ -18,9 +18,10 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls"}
 _FIELDS = {
     "/v1/chat/completions": _COMMON
-    | {"messages", "stream_options", "max_tokens", "max_completion_tokens", "stop"},
+    | {"messages", "stream_options", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort"},
     "/v1/completions": {"model", "prompt", "stream", "stream_options", "max_tokens", "stop"},
-    "/v1/responses": _COMMON | {"input", "instructions", "store", "include", "max_output_tokens"},
+    "/v1/responses": _COMMON
+    | {"input", "instructions", "store", "include", "max_output_tokens", "reasoning"},
 }
 
 
@@ -49,6 +50,7 @@ def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonOb
     if not isinstance(body.get("stop", []), list) or len(body.get("stop", [])) > 4:
         raise Refused("'stop' must be a list of at most 4 texts")
     _check_tools(body, nested=path != "/v1/responses")
+    _check_effort(path, body)
     if path == "/v1/responses":
         _check_input(body, issued)
     elif path == "/v1/completions":
@@ -82,6 +84,21 @@ def _check_tools(body: JsonObject, *, nested: bool) -> None:
         names.append(function["name"])
     if len(set(names)) < len(names):
         raise Refused("Tool names must be unique")
+
+
+def _check_effort(path: str, body: JsonObject) -> None:
+    model, effort = body["model"], body.get("reasoning_effort") or body.get("reasoning", {}).get("effort")
+    if not model.startswith(("gpt-5.6", "gpt-6")):
+        return
+    if effort == "minimal" or (
+        effort == "none" and model.startswith(("gpt-6-astra", "gpt-6.1-sol", "gpt-6.2"))
+    ):
+        raise Refused(f"Unsupported value: 'reasoning_effort' does not support {effort!r} with this model.")
+    if path == "/v1/chat/completions" and "tools" in body and effort != "none":
+        raise Refused(
+            f"Function tools with reasoning_effort are not supported for {model} in /v1/chat/completions. "
+            "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
+        )
 
 
 def _check_text(value: Any, where: str) -> str:
