@@ -46,6 +46,7 @@ class InputDetails(msgspec.Struct, gc=False):
     """What a service says about the tokens that it read."""
 
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -175,9 +176,10 @@ def said(words: str) -> list[ModelEvent]:
 
 
 def usage(read: int | None, written: int | None, details: InputDetails | None) -> Usage:
-    """Give the figures; services count cached tokens among those read."""
+    """Give the figures; services count what the cache gave and took among those read."""
     cached = (details.cached_tokens if details is not None else None) or 0
-    return Usage(max(0, (read or 0) - cached), written or 0, cached)
+    stored = (details.cache_write_tokens if details is not None else None) or 0
+    return Usage(max(0, (read or 0) - cached - stored), written or 0, cached, stored)
 
 
 def _text_of(raw: msgspec.Raw) -> str:

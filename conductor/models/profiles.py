@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from conductor.errors import SettingsError
 from conductor.models.families import Effort, Thinking, refusal_of
+from conductor.models.prices import PRICES
 from conductor.settings import Settings, environment_value
 
 MODELS_NAME = "models.toml"
@@ -45,7 +46,8 @@ class ModelProfile(BaseModel):
     requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
     may send nothing, if not MODEL_TIMEOUT_MS. ``thinking`` and ``effort`` are sent as they are; without them
     the model thinks as little as it allows. ``slots`` and ``threads`` are those of llama_cpp: requests at
-    once, and threads of the CPU; ``region`` is bedrock's. ``file`` is where the profile stands.
+    once, and threads of the CPU; ``region`` is bedrock's. Without ``prices`` a model costs what its own
+    service takes (`conductor.models.prices`), else nothing. ``file`` is where the profile stands.
     """
 
     model_config = _STRICT
@@ -140,7 +142,7 @@ def load_profiles(settings: Settings) -> Profiles:
         name="default", provider=settings.provider, **_inherited(settings, settings.provider)
     )
     _check(profile)
-    return Profiles(profile.name, {profile.name: profile})
+    return Profiles(profile.name, {profile.name: _priced(profile)})
 
 
 def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
@@ -215,7 +217,15 @@ def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings
             raise SettingsError(f"{where}: {profile.api_key_env}, which api_key_env names, is not set.")
         profile = profile.model_copy(update={"api_key": SecretStr(key)})
     _check(profile)
-    return profile
+    return _priced(profile)
+
+
+def _priced(profile: ModelProfile) -> ModelProfile:
+    # Another address, or another provider of the same model, has prices of its own.
+    own = profile.provider in ("anthropic", "openai") and profile.base_url is None
+    if not own or "prices" in profile.model_fields_set or profile.model not in PRICES:
+        return profile
+    return profile.model_copy(update={"prices": Prices(**PRICES[profile.model])})
 
 
 def _check_reasoning(profile: ModelProfile) -> None:

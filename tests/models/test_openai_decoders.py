@@ -259,10 +259,10 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
             says("Hi."),
             STOP,
             '{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,'
-            '"prompt_tokens_details":{"cached_tokens":4}}}',
+            '"prompt_tokens_details":{"cached_tokens":4,"cache_write_tokens":2}}}',
             DONE,
         ),
-        [TextDelta("Hi."), Finished("end_turn", Usage(5, 1, 4))],
+        [TextDelta("Hi."), Finished("end_turn", Usage(3, 1, 4, 2))],
     ),
     "usage null in all chunks, never a figure": (
         stream_of('{"choices":[{"delta":{"content":"Hi."}}],"usage":null}', STOP, DONE),

@@ -96,6 +96,29 @@ def test_without_a_file_the_settings_make_the_profile(load: Callable[..., Profil
     assert (main.provider, main.model, main.max_tokens, key_of(main)) == ("anthropic", "m", 7, SECRET)
 
 
+@pytest.mark.parametrize(
+    ("more", "price"),
+    [
+        ("", 2.0),
+        ("prices = { input = 7 }", 7.0),
+        ("prices = {}", 0.0),
+        ('base_url = "https://gateway.example"', 0.0),
+        ('model = "claude-test"', 0.0),
+    ],
+)
+def test_a_model_costs_what_its_own_service_takes(
+    load: Callable[..., Profiles], more: str, price: float
+) -> None:
+    model = "" if "model" in more else 'model = "claude-sonnet-5-5"'
+    text = f'default = "a"\n[[profile]]\nname = "a"\nprovider = "anthropic"\n{model}\n{more}'
+    assert load(text, anthropic_api_key=SECRET).main.prices.input == price
+
+
+def test_the_default_model_has_a_price(load: Callable[..., Profiles]) -> None:
+    settings = load_settings(None, anthropic_api_key=SECRET)
+    assert load_profiles(settings).main.prices.cache_write == 0.125
+
+
 def test_the_provider_of_the_settings_wins_over_the_file(load: Callable[..., Profiles]) -> None:
     assert load(f'default = "home"\n{HOME}', model_provider="demo").file is None
 
