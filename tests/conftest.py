@@ -26,6 +26,7 @@ EXTENDED = (
     "end_to_end/test_independent_clients",
     "end_to_end/test_javascript_client",
     "end_to_end/test_llama_cpp",
+    "end_to_end/test_local_servers",
     "end_to_end/test_many_sessions",
     "end_to_end/test_mcp",
     "examples/test_openapi",
