@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     openai_model: Annotated[str | None, Field(min_length=1)] = None
     openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     openai_context_window: Annotated[int | None, Field(gt=0)] = None
-    openai_api: Literal["chat", "responses", "auto"] = "auto"
+    openai_api: Literal["chat", "completions", "responses", "auto"] = "auto"
     llama_cpp_model: Annotated[str | None, Field(min_length=1)] = None
     llama_cpp_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
     llama_cpp_context_window: Annotated[int, Field(ge=512)] = 8192
