@@ -48,7 +48,7 @@ def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
         module = import_module("conductor.models.text_protocol")
     except ModuleNotFoundError:
         raise SettingsError(f"{profile.label('kind')} cannot be {profile.kind} in this version.") from None
-    return cast(ModelProvider, module.wrap(provider, profile.style))
+    return cast(ModelProvider, module.wrap(provider, profile.style, profile.max_tokens))
 
 
 def check_local(profiles: Profiles, settings: Settings) -> None:

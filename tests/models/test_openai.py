@@ -13,9 +13,18 @@ import pytest
 from conductor.errors import ModelError, ModelFailure, SettingsError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models import http
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
+from conductor.models.base import (
+    Finished,
+    ModelEvent,
+    ModelProvider,
+    ModelRequest,
+    TextDelta,
+    ToolDefinition,
+    Usage,
+)
 from conductor.models.openai import OpenAIProvider, from_profile
 from conductor.models.profiles import ModelProfile, load_profiles
+from conductor.models.registry import as_text
 from conductor.models.retry import RetryPolicy
 from conductor.settings import load_settings
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply
@@ -60,7 +69,7 @@ async def provider(service: OpenAIService) -> AsyncIterator[OpenAIProvider]:
     await provider.aclose()
 
 
-async def collect(provider: OpenAIProvider, request: ModelRequest | None = None) -> list[ModelEvent]:
+async def collect(provider: ModelProvider, request: ModelRequest | None = None) -> list[ModelEvent]:
     async with asyncio.timeout(5), aclosing(provider.stream(request or ask())) as stream:
         return [event async for event in stream]
 
@@ -226,11 +235,27 @@ CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
         ({**CLOUD, "openai_base_url": "https://eu.api.openai.com/v1"}, "responses"),
         ({**CLOUD, "openai_api": "chat"}, "chat"),
         ({**LOCAL, "openai_api": "Responses"}, "responses"),
+        ({**LOCAL, "openai_api": "completions"}, "completions"),
     ],
 )
 async def test_the_endpoint_follows_the_service(given: dict[str, str], endpoint: str) -> None:
     provider = from_profile(profile(**given), load_settings(None))
     assert provider.endpoint == endpoint
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"text_tools": "on"}, {"text_tools": "on", "openai_api": "completions"}]
+)
+async def test_a_model_that_writes_its_calls_may_write_as_much_as_another(
+    service: OpenAIService, given: dict[str, str]
+) -> None:
+    local = {**LOCAL, "openai_base_url": service.base_url, "openai_api_key": "test-key"}
+    model = profile(**local, **given, openai_max_tokens=600)
+    native = from_profile(model, load_settings(None))
+    provider = as_text(native, model) if model.kind == "text" else native
+    await collect(provider)
+    assert service.requests[0]["max_tokens"] == 2400
     await provider.aclose()
 
 

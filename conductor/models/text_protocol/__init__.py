@@ -26,6 +26,7 @@ from conductor.models.base import (
     Usage,
 )
 from conductor.models.failures import failure
+from conductor.models.rendering import limit_of
 from conductor.models.retry import BROKEN_OFF
 from conductor.models.text_protocol.parser import MAX_CHARS, Problem, Written, parse
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
@@ -44,13 +45,21 @@ log = structlog.get_logger(__name__)
 class TextProtocol:
     """A provider of models that write their calls as text in ``style``, over ``provider``.
 
-    A call that cannot be read is not run: the model is told so and asked again, once.
+    A call that cannot be read is not run: the model is told so and asked again, once. ``max_tokens`` is the
+    limit for spoken answers; with tools offered it is raised, as it is for models that make calls.
     """
 
-    def __init__(self, provider: ModelProvider, style: Style = "jsonl", max_rounds: int = MAX_ROUNDS) -> None:
+    def __init__(
+        self,
+        provider: ModelProvider,
+        style: Style = "jsonl",
+        max_tokens: int = 512,
+        max_rounds: int = MAX_ROUNDS,
+    ) -> None:
         self.name = provider.name
         self._provider = provider
         self._style = style
+        self._max_tokens = max_tokens
         self._max_rounds = max_rounds
 
     async def start(self) -> None:
@@ -75,6 +84,7 @@ class TextProtocol:
                 system=system_prompt(request.system, request.tools, self._style, may_call=may_call),
                 messages=history,
                 tools=(),
+                max_tokens=limit_of(request, request.max_tokens or self._max_tokens),
                 stop=STOP,
             )
             try:
@@ -175,6 +185,6 @@ def _sum(one: Usage, other: Usage) -> Usage:
     )
 
 
-def wrap(provider: ModelProvider, style: Style = "jsonl") -> ModelProvider:
+def wrap(provider: ModelProvider, style: Style = "jsonl", max_tokens: int = 512) -> ModelProvider:
     """Make the provider of a model that only writes text."""
-    return TextProtocol(provider, style)
+    return TextProtocol(provider, style, max_tokens)
