@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -124,10 +124,10 @@ class StreamDecoder(Protocol):
 
     finished: bool
 
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`."""
+    def feed(self, chunk: bytes) -> Iterable[ModelEvent]:
+        """Decode the next bytes; may give events before it raises. Raises `ModelError`."""
         ...
 
-    def end(self) -> list[ModelEvent]:
+    def end(self) -> Iterable[ModelEvent]:
         """Give the last events when the bytes have ended. Raises `ModelError` if the reply has not."""
         ...

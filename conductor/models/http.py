@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from conductor.errors import ModelError
-from conductor.models.base import ModelEvent, Sign, StreamDecoder
+from conductor.models.base import Finished, ModelEvent, Sign, StreamDecoder, TextDelta
 from conductor.models.failures import failure, from_status, read_problem
 
 # Seconds to open a connection.
@@ -31,6 +31,13 @@ CONNECT_TIMEOUT_S = 10.0
 DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
 _STREAMS = ("text/event-stream", "application/vnd.amazon.eventstream")
+# Some services answer in one piece, though a stream was asked for; a decoder may know it.
+_JSON = "application/json"
+# Of an error; more is not read.
+MAX_ERROR_BYTES = 64 * 1024
+# Of a reply, as bytes of the stream and as text: 64,000 tokens, the highest limit, at 250 bytes each.
+MAX_REPLY_BYTES = 16 * 1024 * 1024
+MAX_REPLY_CHARS = 1024 * 1024
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
 """Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
 
@@ -52,10 +59,14 @@ class ReplyStream:
         self.events: list[ModelEvent] = []
         self.decoder = decoder
         self._response = response
+        self._error: ModelError | None = None
+        self._bytes = self._chars = 0
 
     async def read(self) -> None:
         """Read until there are events. Raises `ModelError` if the stream ends, fails or falls silent."""
         self.events = []
+        if self._error is not None:
+            raise self._error
         # A chunk may end in the middle of an event.
         while not self.events:
             try:
@@ -64,7 +75,24 @@ class ReplyStream:
                 raise failure("timeout") from None
             except _BROKEN:
                 raise failure("connection") from None
-            self.events = self.decoder.feed(chunk) if chunk else self.decoder.end()
+            self._bytes += len(chunk)
+            self._decode(chunk)
+
+    def _decode(self, chunk: bytes) -> None:
+        """Take the events of some bytes; an error behind events is raised by the next `read`."""
+        try:
+            for event in self.decoder.feed(chunk) if chunk else self.decoder.end():
+                self.events.append(event)
+                if not isinstance(event, Finished):
+                    self._chars += len(event.text if isinstance(event, TextDelta) else event.arguments)
+            if max(self._bytes / MAX_REPLY_BYTES, self._chars / MAX_REPLY_CHARS) > 1:
+                raise ModelError("protocol", "The model service's reply is too long.")
+        except ModelError as error:
+            if not chunk and error.reason == "connection" and self._response.content_type == _JSON:
+                error = _no_stream()
+            if not self.events:
+                raise error from None
+            self._error = error
 
     @property
     def is_drained(self) -> bool:
@@ -134,6 +162,8 @@ class HttpPool:
             ),
             headers={**_HEADERS, **headers},
             cookie_jar=aiohttp.DummyCookieJar(),
+            # Few bytes may become gigabytes, and none are asked for compressed.
+            auto_decompress=False,
         )
         # aiohttp itself would look for a proxy in a thread, at each request.
         # What a proxy connects to is not seen here, so LOCAL_ONLY takes none.
@@ -152,8 +182,10 @@ class HttpPool:
         reply = ReplyStream(response, decoder)
         try:
             # A proxy's or a portal's page comes with status 200, too.
-            if response.content_type not in _STREAMS:
-                raise ModelError("protocol", "What answers at the model service's address sends no stream.")
+            if response.content_type not in (*_STREAMS, _JSON):
+                raise _no_stream()
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ModelError("protocol", "The model service compresses its reply, unasked.")
             await reply.read()
         # Cancelled here by a barge-in: only a close stops the request at the service.
         except BaseException:
@@ -186,8 +218,7 @@ class HttpPool:
                 response = await send()
             if 200 <= response.status < 300:
                 return response
-            async with response:
-                text = await response.read()
+            text = await _start_of(response)
         except TimeoutError:
             raise failure("timeout") from None
         except _BROKEN as error:
@@ -202,6 +233,21 @@ class HttpPool:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+async def _start_of(response: aiohttp.ClientResponse) -> bytes:
+    """Read the start of an error's body, and close the response."""
+    text = b""
+    try:
+        while len(text) < MAX_ERROR_BYTES and (piece := await response.content.readany()):
+            text += piece
+    finally:
+        response.close()
+    return text[:MAX_ERROR_BYTES]
+
+
+def _no_stream() -> ModelError:
+    return ModelError("protocol", "What answers at the model service's address sends no stream.")
 
 
 def _proxy_of(base_url: str) -> str | None:

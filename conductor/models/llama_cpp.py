@@ -26,7 +26,7 @@ from conductor.errors import ModelError, SettingsError
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.openai_request import chat_body
 from conductor.models.openai_stream import ChatDecoder
-from conductor.models.rendering import encode, names_of
+from conductor.models.rendering import encode, may_call, names_of
 from conductor.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ class LlamaCppProvider:
         server = self._server or await self._loaded()
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
-        body = chat_body(request, names, model=self.name, max_tokens=limit, official=False)
-        decoder = ChatDecoder(names, self._habit)
+        source = f"{self.name} {self._path.name}"
+        body = chat_body(request, names, model=self.name, max_tokens=limit, official=False, source=source)
+        decoder = ChatDecoder(names, source, self._habit, offers_tools=may_call(request))
         chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
         async with self._slot(request.deadline_s) as stop:
             self._generate(server, encode(body | {"return_progress": True}).decode(), chunks, stop)

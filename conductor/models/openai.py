@@ -13,7 +13,7 @@ from conductor.models.families import Effort, family_of
 from conductor.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.models.openai_stream import ChatDecoder
-from conductor.models.rendering import encode, names_of
+from conductor.models.rendering import encode, may_call, names_of
 from conductor.models.streaming import ReplyStreamer
 from conductor.models.thought_filter import ThoughtHabit
 
@@ -64,13 +64,21 @@ class OpenAIProvider:
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
         names = names_of(request)
-        decoder: Callable[[], StreamDecoder] = partial(ChatDecoder, names, self._habit)
+        decoder: Callable[[], StreamDecoder] = partial(
+            ChatDecoder, names, self._source, self._habit, offers_tools=may_call(request)
+        )
         model, limit = self._model, request.max_tokens or self._max_tokens
         effort = self.effort
         if self.endpoint == "chat":
             path = "/chat/completions"
             body = chat_body(
-                request, names, official=self._official, model=model, max_tokens=limit, effort=effort
+                request,
+                names,
+                official=self._official,
+                source=self._source,
+                model=model,
+                max_tokens=limit,
+                effort=effort,
             )
         elif self.endpoint == "completions":
             path = "/completions"

@@ -20,13 +20,31 @@ from conductor.models.rendering import (
     limit_of,
     may_call,
     object_schema,
+    running_turn,
     unicode_of,
 )
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "openai"
+# The fields of a reply with calls that services want back, each its own.
+REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 # Ends a reply of the endpoint "completions": a model without a chat template goes on with the person's part.
 _NEXT_SPEAKER = "\nUser:"
+
+
+class ChatOpaque(msgspec.Struct):
+    """What a reply with calls holds for its ``source``, service and model, alone.
+
+    ``message`` has the fields `REASONING`, ``calls`` the ``extra_content`` of each call, such as a signature.
+    """
+
+    source: str
+    message: dict[str, Any]
+    calls: list[Any]
+
+    def dump(self) -> str:
+        """Give it as the text that is stored."""
+        return msgspec.json.encode(self).decode()
 
 
 def chat_body(
@@ -36,12 +54,16 @@ def chat_body(
     model: str,
     max_tokens: int,
     official: bool,
+    source: str,
     effort: Effort | None = None,
 ) -> Json:
-    """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service."""
+    """Render a request to ``/chat/completions``; ``official`` is for OpenAI's own service.
+
+    Reasoning goes back to the ``source`` that it came from, and that of the running turn only.
+    """
     body: Json = {
         "model": model,
-        "messages": _messages(request, names),
+        "messages": _messages(request, names, source),
         "stream": True,
         "stream_options": {"include_usage": True},
         # OpenAI's newer models refuse the former name, other services do not know the new one.
@@ -110,16 +132,21 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct, tag_field="type", tag="function"):
     id: str
     function: _Function
+    extra_content: Any = msgspec.UNSET
 
 
 class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
     content: str | None
     tool_calls: list[_Call] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: Any = msgspec.UNSET
+    reasoning: Any = msgspec.UNSET
+    reasoning_details: Any = msgspec.UNSET
 
 
-def _messages(request: ModelRequest, names: ToolNameMap) -> list[Any]:
+def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     messages: list[Any] = []
-    for item in request.messages:
+    running = running_turn(request.messages)
+    for index, item in enumerate(request.messages):
         last = messages[-1] if messages else None
         if isinstance(item, AssistantMessage):
             text = unicode_of(item.text.rstrip())
@@ -132,6 +159,7 @@ def _messages(request: ModelRequest, names: ToolNameMap) -> list[Any]:
                 text = "\n\n".join(part for part in (last.content, text) if part)
                 messages.pop()
             messages.append(_Assistant(text or None, calls))
+            _give_back(messages[-1], item, source, runs=index >= running)
         elif isinstance(item, ToolResult):
             messages.append(_Tool(call_id(item.call_id), user_text(item)))
         elif isinstance(last, _User):
@@ -143,6 +171,22 @@ def _messages(request: ModelRequest, names: ToolNameMap) -> list[Any]:
     if request.system.strip():
         messages.insert(0, _System(unicode_of(request.system)))
     return messages
+
+
+def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, runs: bool) -> None:
+    """Add what the source wants back of its reply; the reasoning only while the turn runs."""
+    if message.opaque is None or not isinstance(rendered.tool_calls, list):
+        return
+    try:
+        opaque = msgspec.json.decode(message.opaque, type=ChatOpaque)
+    except msgspec.DecodeError:
+        return  # of another provider
+    if opaque.source != source:
+        return
+    for call, extra in zip(rendered.tool_calls, opaque.calls, strict=False):
+        call.extra_content = extra or msgspec.UNSET
+    for name in REASONING if runs else ():
+        setattr(rendered, name, opaque.message.get(name, msgspec.UNSET))
 
 
 def _call(call: Any, names: ToolNameMap) -> _Call:

@@ -20,7 +20,7 @@ from conductor.models.base import (
 from conductor.models.failures import failure, from_event, problem_of, read_problem
 from conductor.models.families import Effort
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
-from conductor.models.openai_stream import InputDetails, said, usage
+from conductor.models.openai_stream import said, usage
 from conductor.models.rendering import (
     BEGINNING,
     Json,
@@ -174,18 +174,12 @@ def _kept_items(message: AssistantMessage, source: str) -> list[dict[str, Any]]:
     return kept.items if kept.source == source else []
 
 
-class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    details: InputDetails | None = msgspec.field(default=None, name="input_tokens_details")
-
-
 class _Incomplete(msgspec.Struct, gc=False):
     reason: str | None = None
 
 
 class _Response(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
     incomplete_details: _Incomplete | None = None
 
@@ -291,6 +285,5 @@ class ResponsesDecoder:
         opaque = None
         if any(item["type"] == "reasoning" for item in self._items):
             opaque = msgspec.json.encode(_Kept(self._source, self._items)).decode()
-        used = response.usage or _Usage()
-        figures = usage(used.input_tokens, used.output_tokens, used.details)
+        figures = usage(response.usage, "input_tokens", "output_tokens")
         return Finished("refusal" if self._refused else stop, figures, opaque)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,70 +12,81 @@ import msgspec
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
-from conductor.models.failures import failure, from_event, problem_of, read_problem
+from conductor.models.failures import failure, from_event, problem_of
+from conductor.models.openai_request import REASONING, ChatOpaque
 from conductor.models.rendering import is_json
-from conductor.models.sse import SSEError, SSEParser
+from conductor.models.sse import MAX_EVENT_BYTES, SSEError, SSEParser
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
 
-_STOPS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
+# Reasons for the end of a reply, in lower case. Any other stands for a reply that ended by itself.
+_STOPS: dict[str, StopReason] = {
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "model_length"), "max_tokens"),
+    **dict.fromkeys(("content_filter", "safety", "refusal", "sensitive", "prohibited_content"), "refusal"),
+}
+_FAILURES = ("error", "abort", "network_error", "insufficient_system_resource")
 # What a service says after calls; some say "stop", as after words.
 _CALLED = ("tool_calls", "function_call")
 
 
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: msgspec.Raw = msgspec.Raw(b"null")
+# Only the shape is checked, so that a value that is not needed, or has another type, costs no reply.
+class _Function(msgspec.Struct):
+    name: Any = None
+    arguments: Any = None
 
 
 class _CallDelta(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
+    index: Any = None
+    id: Any = None
     function: _Function | None = None
+    extra_content: Any = None
 
 
 class _Delta(msgspec.Struct):
-    content: str | None = None
+    content: Any = None
     tool_calls: list[_CallDelta] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
 
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
-    text: str | None = None  # of completions
-    finish_reason: str | None = None
-
-
-class InputDetails(msgspec.Struct, gc=False):
-    """What a service says about the tokens that it read."""
-
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    details: InputDetails | None = msgspec.field(default=None, name="prompt_tokens_details")
+    message: _Delta | None = None  # of a completion, or in place of the delta
+    text: Any = None  # of completions
+    finish_reason: Any = msgspec.UNSET
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
-    message: Any = None
+    message: Any = None  # these are of errors
+    type: Any = None
+    code: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
-_NO_FUNCTION = _Function()
+_decode = msgspec.json.Decoder(_Chunk, float_hook=float).decode
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def _chunk_of(data: bytes) -> _Chunk:
+    try:
+        return _decode(data)
+    except _UNDECODABLE:
+        # What JSON has not, and services send: NaN, halves of surrogate pairs, control characters.
+        value = json.loads(data, strict=False, parse_constant=lambda _: None)
+        return _decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class _OpenCall:
     def __init__(self) -> None:
-        self.id: str | None = None
+        self.id = ""
         self.name = ""
         self.parts: list[str] = []
+        self.extra: Any = None
 
-    def goes_on(self, call_id: str | None, name: str, arguments: str) -> bool:
+    def goes_on(self, call_id: str, name: str, arguments: str) -> bool:
         """Tell whether a delta is of this call, whose index it has."""
         if not (self.name and name):
             return True
@@ -80,94 +94,230 @@ class _OpenCall:
             return False
         return not arguments.strip() or not is_json("".join(self.parts))
 
+    @property
+    def arguments(self) -> str:
+        return "".join(self.parts)
+
+
+class _Reasoning:
+    """The fields of a message that a service wants back."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {}
+        self._details: list[dict[str, Any]] = []
+
+    def add(self, delta: _Delta) -> None:
+        for name, value in zip(REASONING, (delta.reasoning_content, delta.reasoning), strict=False):
+            if value and isinstance(value, str):
+                self._parts.setdefault(name, []).append(value)
+        if isinstance(delta.reasoning_details, list):
+            for detail in delta.reasoning_details:
+                self._add_detail(detail)
+
+    def _add_detail(self, detail: Any) -> None:
+        # In pieces as well: those of one block follow each other, and have its index.
+        if not isinstance(detail, dict):
+            return
+        last = self._details[-1] if self._details else {}
+        if not last or any(last.get(key) != detail.get(key) for key in ("type", "index")):
+            self._details.append(detail)
+            return
+        for key, value in detail.items():
+            if key in ("text", "summary", "data") and isinstance(value, str):
+                last[key] = (last.get(key) or "") + value
+            elif value is not None:
+                last[key] = value
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {name: "".join(parts) for name, parts in self._parts.items()}
+        return fields | {REASONING[2]: self._details} if self._details else fields
+
 
 class ChatDecoder:
-    """Turns the bytes of one streamed reply into model events; pure.
+    """Turns the bytes of one streamed reply, or of a whole one, into model events; pure.
 
     ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. Calls are given
-    at the end of the reply, since nothing else says that their arguments are complete. ``habit`` is that of
-    the model (`ThoughtFilter`).
+    at the end of the reply, since nothing else says that their arguments are complete. Of a reply with calls
+    the reasoning is kept in ``opaque``, for the same ``source``. ``habit`` is that of the model
+    (`ThoughtFilter`). With ``offers_tools`` an empty reply that the limit ended is a call that got lost.
     """
 
-    def __init__(self, names: ToolNameMap, habit: ThoughtHabit | None = None) -> None:
+    def __init__(
+        self,
+        names: ToolNameMap,
+        source: str = "",
+        habit: ThoughtHabit | None = None,
+        *,
+        offers_tools: bool = False,
+    ) -> None:
         self._names = names
+        self._source = source
+        self._offers_tools = offers_tools
         self._sse = SSEParser()
+        self._body: bytearray | None = None  # of a reply that is no stream
         self._thinking = ThoughtFilter(habit)
+        self._reasoning = _Reasoning()
         self._calls: list[_OpenCall] = []
-        self._by_index: dict[int | None, _OpenCall] = {}
-        self._usage: _Usage | None = None
+        self._by_index: dict[str, _OpenCall] = {}
+        self._usage: Any = None
         self._stop: str | None = None
+        self._is_done = False
+        self._names_reasons = False
+        self._has_begun = self._has_choices = self._has_deltas = self._has_words = False
         self.finished = False
 
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`: that of an error event, ``protocol``, ``malformed``."""
-        text: list[str] = []
-        is_done = False
-        try:
-            for item in self._sse.feed(chunk):
-                if item.data == b"[DONE]":
-                    is_done = True
-                    break
-                event = _decode(item.data)
-                if event.choices:
-                    self._take(event.choices[0], text)
-                if event.usage is not None:
-                    self._usage = event.usage
-                if event.error is not None:
-                    raise from_event(problem_of(event.error))
-                if event.choices is None and event.message is not None:
-                    raise from_event(read_problem(item.data))
-        except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("undecodable") from None
-        words = self._thinking.feed("".join(text))
-        return [*said(words), *(self._finish() if is_done else ())]
+    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
+        """Decode the next bytes: give the events that came before an error, then raise it.
 
-    def end(self) -> list[ModelEvent]:
+        Raises `ModelError`: that of an error event, ``undecodable``, ``malformed``, ``connection``.
+        """
+        return self._events(chunk, at_end=False)
+
+    def end(self) -> Iterator[ModelEvent]:
         """Give the last events, if only the end mark was missing. Raises `ModelError` for a cut reply."""
-        if self._stop is None:
-            raise ModelError("connection", "The model service ended its answer before it was complete.")
-        return self._finish()
+        return self._events(b"\n\n", at_end=True)
 
-    def _take(self, choice: _Choice, text: list[str]) -> None:
+    def _events(self, chunk: bytes, *, at_end: bool) -> Iterator[ModelEvent]:
+        text: list[str] = []
+        error: ModelError | None = None
+        try:
+            self._read(self._data(chunk, at_end), text)
+        except ModelError as raised:
+            # An event that the end cut off is none.
+            error = None if at_end and self._body is None and raised.reason == "undecodable" else raised
+        words = self._thinking.feed("".join(text))
+        self._has_words = self._has_words or bool(words)
+        yield from said(words)
+        if error is not None:
+            raise error
+        if self._is_done or at_end:
+            yield from self._finish()
+
+    def _data(self, chunk: bytes, at_end: bool) -> list[bytes]:
+        if not self._has_begun and (start := chunk.lstrip()):
+            self._has_begun = True
+            self._body = bytearray() if start.startswith(b"{") else None
+        if self._body is None:
+            try:
+                return [event.data for event in self._sse.feed(chunk)]
+            except SSEError:
+                raise failure("undecodable") from None
+        self._body += chunk
+        if len(self._body) > MAX_EVENT_BYTES:
+            raise failure("undecodable")
+        self._is_done = at_end
+        return [bytes(self._body)] if at_end else []
+
+    def _read(self, items: Iterable[bytes], text: list[str]) -> None:
+        for item in items:
+            data = item.strip()
+            if data == b"[DONE]":
+                self._is_done = True
+                return
+            # Anything else keeps the connection alive.
+            if not data.startswith(b"{"):
+                continue
+            try:
+                chunk = _chunk_of(data)
+            except _UNDECODABLE:
+                # Some end an event by one line end.
+                if b"\n" in data:
+                    self._read(data.split(b"\n"), text)
+                elif self._stop is None:
+                    raise failure("undecodable") from None
+                continue
+            self._take(chunk, text)
+
+    def _take(self, chunk: _Chunk, text: list[str]) -> None:
+        is_whole = self._stop is not None
+        if chunk.choices:
+            self._has_choices = True
+            self._take_choice(chunk.choices[0], text)
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if is_whole:
+            return
+        if chunk.error:
+            raise from_event(problem_of(chunk.error))
+        if chunk.choices is None and chunk.message:
+            error = {"message": chunk.message, "type": chunk.type, "code": chunk.code}
+            raise from_event(problem_of(error))
+
+    def _take_choice(self, choice: _Choice, text: list[str]) -> None:
         delta = choice.delta
-        words = choice.text if delta is None else delta.content
-        if words:
+        if delta is not None:
+            self._has_deltas = True
+        elif not self._has_deltas:  # behind deltas it repeats them
+            delta = choice.message
+        if words := _text_of(choice.text if delta is None else delta.content):
             text.append(words)
-        if delta is not None and delta.tool_calls:
-            for part in delta.tool_calls:
+        if delta is not None:
+            self._reasoning.add(delta)
+            for part in delta.tool_calls or ():
                 self._extend(part)
-        if choice.finish_reason:
-            self._stop = choice.finish_reason
+        if choice.finish_reason is not msgspec.UNSET:
+            self._names_reasons = True
+            if choice.finish_reason and isinstance(choice.finish_reason, str):
+                self._stop = choice.finish_reason
 
     def _extend(self, delta: _CallDelta) -> None:
-        function = delta.function or _NO_FUNCTION
-        name, arguments = function.name or "", _text_of(function.arguments)
-        call = self._by_index.get(delta.index)
+        function = delta.function or _Function()
+        name, call_id = str(function.name or ""), str(delta.id or "")
+        arguments, index = _json_of(function.arguments), str(delta.index)
+        call = self._by_index.get(index)
         # Some services send the index 0, or none, with each call, and some repeat the name in each delta.
-        if call is None or not call.goes_on(delta.id, name, arguments):
-            call = self._by_index[delta.index] = _OpenCall()
+        if call is None or not call.goes_on(call_id, name, arguments):
+            call = self._by_index[index] = _OpenCall()
             self._calls.append(call)
-        call.id = call.id or delta.id
+        call.id = call.id or call_id
         call.name = call.name or name
         call.parts.append(arguments)
+        call.extra = delta.extra_content or call.extra
 
-    def _finish(self) -> list[ModelEvent]:
-        stop: StopReason = _STOPS.get(self._stop or "", "end_turn")
-        # Without a reason the end mark stands for one; with an unknown one no calls are run.
-        if self._stop in (None, "stop", *_CALLED):
-            # mlx-lm drops a call that it cannot parse, and says nothing but this.
-            if (self._stop in _CALLED and not self._calls) or not all(call.name for call in self._calls):
-                raise failure("malformed")
-            stop = "tool_use" if self._calls else "end_turn"
+    def _finish(self) -> Iterator[ModelEvent]:
+        if self._body is not None and not self._has_choices:
+            raise failure("undecodable")
+        # The end mark stands for a reason where a service names none.
+        is_whole = self._is_done and self._has_choices and not self._names_reasons
+        if self._stop is None and not is_whole:
+            raise ModelError("connection", "The model service ended its answer before it was complete.")
+        reason = (self._stop or "stop").lower()
+        if reason in _FAILURES:
+            raise failure("overloaded")
+        stop = _STOPS.get(reason) or self._stop_of_calls(reason)
+        words = self._thinking.rest(is_cut=stop == "max_tokens")
+        is_empty = not (self._has_words or words or self._calls or self._has_thoughts)
+        # mlx-lm drops a call that it cannot parse, and says nothing but this.
+        if is_empty and self._offers_tools and stop == "max_tokens":
+            raise failure("malformed")
         self.finished = True
-        events = said(self._thinking.rest(is_cut=stop == "max_tokens"))
+        yield from said(words)
         for number, call in enumerate(self._calls):
-            arguments = "".join(call.parts)
+            arguments = call.arguments
             if stop == "tool_use" and not arguments.strip():
                 arguments = "{}"
-            events.append(ToolCall(call.id or f"call_{number}", self._names.to_tool(call.name), arguments))
-        used = self._usage or _Usage()
-        return [*events, Finished(stop, usage(used.prompt_tokens, used.completion_tokens, used.details))]
+            yield ToolCall(call.id or f"call_{number}", self._names.to_tool(call.name), arguments)
+        yield Finished(stop, usage(self._usage), self._opaque())
+
+    @property
+    def _has_thoughts(self) -> bool:
+        return self._thinking.has_thoughts or bool(self._reasoning.fields)
+
+    def _stop_of_calls(self, reason: str) -> StopReason:
+        if (reason in _CALLED and not self._calls) or not all(call.name for call in self._calls):
+            raise failure("malformed")
+        # A reason that is not known may stand for a reply that was cut off.
+        is_whole = reason in ("stop", *_CALLED) or all(
+            is_json(call.arguments or "{}") for call in self._calls
+        )
+        return "tool_use" if self._calls and is_whole else "end_turn"
+
+    def _opaque(self) -> str | None:
+        fields, extras = self._reasoning.fields, [call.extra for call in self._calls]
+        if not self._calls or not (fields or any(extras)):
+            return None
+        return ChatOpaque(self._source, fields, extras).dump()
 
 
 def said(words: str) -> list[ModelEvent]:
@@ -175,16 +325,34 @@ def said(words: str) -> list[ModelEvent]:
     return [TextDelta(words)] if words else []
 
 
-def usage(read: int | None, written: int | None, details: InputDetails | None) -> Usage:
-    """Give the figures; services count what the cache gave and took among those read."""
-    cached = (details.cached_tokens if details is not None else None) or 0
-    stored = (details.cache_write_tokens if details is not None else None) or 0
-    return Usage(max(0, (read or 0) - cached - stored), written or 0, cached, stored)
+def usage(figures: Any, read: str = "prompt_tokens", written: str = "completion_tokens") -> Usage:
+    """Give the figures of a service, by their names; it counts what the cache gave and took among those read."""
+    if not isinstance(figures, dict):
+        return Usage()
+    details = figures.get(f"{read}_details")
+    details = details if isinstance(details, dict) else {}
+    cached, stored = _count(details.get("cached_tokens")), _count(details.get("cache_write_tokens"))
+    fresh = max(0, _count(figures.get(read)) - cached - stored)
+    return Usage(fresh, _count(figures.get(written)), cached, stored)
 
 
-def _text_of(raw: msgspec.Raw) -> str:
+def _count(value: Any) -> int:
+    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _text_of(content: Any) -> str:
+    # Mistral's reasoning models send a list of parts, some of which are thoughts.
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(map(_text_of, content))
+    if isinstance(content, dict) and content.get("type") in (None, "text", "output_text"):
+        return _text_of(content.get("text"))
+    return ""
+
+
+def _json_of(arguments: Any) -> str:
     # The text of JSON, or, from some services, the JSON itself.
-    data = bytes(raw)
-    if data.startswith(b'"'):
-        return msgspec.json.decode(data, type=str)
-    return "" if data == b"null" else data.decode()
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

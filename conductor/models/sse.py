@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 # Bytes of one event: far above any reply, so that a broken stream cannot fill the memory.
-MAX_EVENT_BYTES = 4 * 1024 * 1024
+MAX_EVENT_BYTES = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable
 MAX_LENGTH = 64
 _ACCEPTED = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _REFUSED = re.compile(r"[^a-zA-Z0-9_-]")
+_DECORATED = re.compile(r"\s*(?:functions?\.)?([\w-]+)(?::\d+)?\s*(?:<\|.*)?\Z", re.DOTALL)
 _HASH_DIGITS = 8
 
 
@@ -72,5 +73,10 @@ class ToolNameMap:
         return self._to_service[name]
 
     def to_tool(self, name: str) -> str:
-        """Give the tool's own name; a name that the model made up is returned unchanged."""
+        """Give the tool's own name; a name that the model made up is returned unchanged.
+
+        Some services leave what their template writes around it: ``functions.``, ``:0``, ``<|channel|>json``.
+        """
+        if name not in self._to_tool and (found := _DECORATED.match(name)) and found[1] in self._to_tool:
+            name = found[1]
         return self._to_tool.get(name, name)

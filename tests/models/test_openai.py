@@ -104,7 +104,7 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAISe
         last = (request.get("messages") or request["input"])[-1]
         if last.get("role") == "user":
             calls = (Call("agent_spawn", {"n": 1}), Call("agent_status"))
-            return Reply(text="One moment. ", calls=calls, thinking="Hm.", pings=True)
+            return Reply(text="One moment. ", calls=calls, thinking="Hm. So.", redacted="Ah.", pings=True)
         return Reply(text="Done. ")
 
     service.default = model
@@ -127,9 +127,21 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAISe
     await provider.aclose()
 
 
-async def test_reasoning_that_is_not_handed_back_is_missed(service: OpenAIService) -> None:
-    provider = provider_for(service, "responses")
-    service.replies.append(Reply(calls=(Call("agent_spawn", {}, "t7"),), thinking="Hm."))
+@pytest.mark.parametrize(
+    ("endpoint", "sent"),
+    [("responses", {"thinking": "Hm."}), ("chat", {"thinking": "Hm."}), ("chat", {"redacted": "Hm."})],
+)
+async def test_reasoning_that_is_not_handed_back_is_missed(
+    service: OpenAIService, endpoint: str, sent: dict[str, str]
+) -> None:
+    provider = provider_for(service, endpoint)
+    service.replies.append(
+        Reply(
+            calls=(Call("agent_spawn", {}, "t7"),),
+            thinking=sent.get("thinking"),
+            redacted=sent.get("redacted"),
+        )
+    )
     call, finished = await collect(provider)
     assert isinstance(call, ToolCall) and isinstance(finished, Finished)
     for opaque, refusals in ((finished.opaque, 0), (None, 1)):

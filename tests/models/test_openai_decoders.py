@@ -35,7 +35,7 @@ def decode(decoder: StreamDecoder, pieces: Iterable[bytes]) -> tuple[str, list[M
 def new_decoder(kind: str) -> StreamDecoder:
     if kind == "anthropic":
         return ReplyDecoder(NAMES)
-    return ResponsesDecoder(NAMES, "here") if kind == "responses" else ChatDecoder(NAMES)
+    return ResponsesDecoder(NAMES, "here") if kind == "responses" else ChatDecoder(NAMES, "here")
 
 
 def decode_any(stream: bytes, kind: str = "chat") -> tuple[str, list[ModelEvent]]:
@@ -96,7 +96,7 @@ def test_recorded_error_in_mid_stream() -> None:
         heard += "".join(e.text for e in decoder.feed(words[0][at : at + 1]) if isinstance(e, TextDelta))
     assert heard == "ok "
     with pytest.raises(ModelError) as caught:
-        decoder.feed(b'data: {"error"' + words[1])
+        list(decoder.feed(b'data: {"error"' + words[1]))
     assert caught.value.reason == "overloaded"
 
 
@@ -148,6 +148,29 @@ def part(
     placed = f'"index":{index},' if index is not None else ""
     return f'{{{placed}{known}"function":{{{named}"arguments":{arguments}}}}}'
 
+
+TASK = '"{\\"task\\":\\"x\\"}"'
+HI: list[ModelEvent] = [TextDelta("Hi."), Finished("end_turn")]
+STOPS: dict[str, StopReason] = {
+    "length": "max_tokens", "MAX_TOKENS": "max_tokens", "model_length": "max_tokens",
+    "content_filter": "refusal", "SAFETY": "refusal", "sensitive": "refusal",
+}  # fmt: skip
+
+
+def kept(message: str, extras: str = "[null]") -> Finished:
+    return Finished("tool_use", opaque=f'{{"source":"here","message":{message},"calls":{extras}}}')
+
+
+def thinks(field: str, *values: str) -> list[str]:
+    return [f'{{"choices":[{{"delta":{{"{field}":{value}}}}}]}}' for value in values]
+
+
+CALL_C1 = calls(part(TASK, call_id="c1", index=0))
+SIGNED = part(TASK, call_id="c1", index=0)[:-1] + ',"extra_content":{"google":{"thought_signature":"s"}}}'
+WHOLE = (
+    '{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hi."},'
+    '"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}'
+)
 
 QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
     "arguments as an object": (
@@ -243,11 +266,34 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
         [A_CALL, Finished("tool_use")],
     ),
     "no finish_reason, only the end mark": (
-        stream_of(calls(part('"{\\"task\\":\\"x\\"}"', call_id="c1", index=0)), DONE),
+        stream_of('{"choices":[{"delta":{"tool_calls":[' + part(TASK, call_id="c1") + "]}}]}", DONE),
         [A_CALL, Finished("tool_use")],
     ),
-    "an unknown finish_reason runs no call": (
-        stream_of(calls(part('"{"', "get_weather", "c1", 0)), says("", '"abort"'), DONE),
+    **{
+        f"finish_reason {reason} with whole calls": (
+            stream_of(calls(part(TASK, call_id="c1", index=0)), says("", f'"{reason}"'), DONE),
+            [A_CALL, Finished("tool_use")],
+        )
+        for reason in (
+            "eos",
+            "STOP",
+            "end_turn",
+            "tool_use",
+            "tool_call",
+            "eos_token",
+            "Function_Call",
+            "new",
+        )
+    },
+    **{
+        f"finish_reason {reason} with whole calls runs none": (
+            stream_of(calls(part(TASK, call_id="c1", index=0)), says("", f'"{reason}"'), DONE),
+            [A_CALL, Finished(stop)],
+        )
+        for reason, stop in STOPS.items()
+    },
+    "an unknown finish_reason runs no call that is cut off": (
+        stream_of(calls(part('"{"', "get_weather", "c1", 0)), says("", '"eos"'), DONE),
         [ToolCall("c1", "get_weather", "{"), Finished("end_turn")],
     ),
     "length inside the arguments": (
@@ -314,6 +360,187 @@ QUIRKS: dict[str, tuple[bytes, list[ModelEvent]]] = {
         stream_of(says("<thi"), STOP, DONE),
         [TextDelta("<thi"), Finished("end_turn")],
     ),
+    "reasoning_content in pieces is kept with its calls (DeepSeek)": (
+        stream_of(*thinks("reasoning_content", '"Let "', "null", '"me."'), CALL_C1, CALLED, DONE),
+        [A_CALL, kept('{"reasoning_content":"Let me."}')],
+    ),
+    "reasoning in pieces is kept with its calls (Ollama, vLLM)": (
+        stream_of(*thinks("reasoning", '"Let "', '"me."'), CALL_C1, CALLED, DONE),
+        [A_CALL, kept('{"reasoning":"Let me."}')],
+    ),
+    "reasoning_details in pieces are kept with their calls (OpenRouter)": (
+        stream_of(
+            *thinks(
+                "reasoning_details",
+                '[{"type":"reasoning.text","index":0,"text":"Let "}]',
+                '[{"type":"reasoning.text","index":0,"text":"me."}]',
+                '[{"type":"reasoning.text","index":0,"signature":"s","text":null}]',
+                '[{"type":"reasoning.encrypted","index":1,"data":"e"}]',
+                '"no list"',
+            ),
+            CALL_C1,
+            CALLED,
+            DONE,
+        ),
+        [
+            A_CALL,
+            kept(
+                '{"reasoning_details":[{"type":"reasoning.text","index":0,"text":"Let me.","signature":"s"},'
+                '{"type":"reasoning.encrypted","index":1,"data":"e"}]}'
+            ),
+        ],
+    ),
+    "a signature is kept with its call (Gemini)": (
+        stream_of(calls(SIGNED, part(TASK, call_id="c2", index=1)), says("", '"stop"'), DONE),
+        [
+            A_CALL,
+            ToolCall("c2", "agent.spawn", '{"task":"x"}'),
+            kept("{}", '[{"google":{"thought_signature":"s"}},null]'),
+        ],
+    ),
+    "content as parts, some of them thoughts (Mistral)": (
+        stream_of(
+            *thinks("content", '[{"type":"thinking","thinking":[{"type":"text","text":"Hm."}]}]'),
+            *thinks("content", '[{"type":"text","text":"H"},"i"]', '"."', "{}", "7"),
+            STOP,
+            DONE,
+        ),
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "figures that are no whole numbers": (
+        stream_of(
+            says("Hi."),
+            '{"choices":[],"usage":{"prompt_tokens":9.0,"completion_tokens":1.5,"total_tokens":"10",'
+            '"prompt_tokens_details":[]}}',
+            STOP,
+            DONE,
+        ),
+        [TextDelta("Hi."), Finished("end_turn", Usage(9, 1))],
+    ),
+    "usage of another shape": (stream_of(says("Hi."), '{"usage":[1]}', STOP, DONE), HI),
+    "logprobs that are NaN": (
+        stream_of('{"choices":[{"delta":{"content":"Hi."},"logprobs":{"x":[NaN,-Infinity]}}]}', STOP, DONE),
+        HI,
+    ),
+    "an index that is a text": (
+        stream_of(
+            calls(part('"{"', call_id="c1", index=0).replace(":0", ':"0"')),
+            calls(part('"}"', None).replace("{", '{"index":"0",', 1)),
+            CALLED,
+            DONE,
+        ),
+        [ToolCall("c1", "agent.spawn", "{}"), Finished("tool_use")],
+    ),
+    "an id that is a number": (
+        stream_of(calls(part(TASK, call_id="c1", index=0).replace('"c1"', "7")), CALLED, DONE),
+        [ToolCall("7", "agent.spawn", '{"task":"x"}'), Finished("tool_use")],
+    ),
+    "a text that is null": (
+        stream_of('{"choices":[{"text":null}]}', '{"choices":[{"text":"Hi."}]}', STOP, DONE),
+        HI,
+    ),
+    "half of a surrogate pair": (
+        stream_of(says("Hi\\ud83d."), STOP, DONE),
+        [TextDelta("Hi?."), Finished("end_turn")],
+    ),
+    "a line end inside a text": (
+        b'data: {"choices":[{"delta":{"content":"Hi\t."}}]}\n\n' + stream_of(STOP, DONE),
+        [TextDelta("Hi\t."), Finished("end_turn")],
+    ),
+    "an empty event": (stream_of("data:", says("Hi."), STOP, DONE), HI),
+    "words that keep the connection alive": (
+        stream_of("data: ping", says("Hi."), "data: keep-alive", STOP, "data: ping", DONE),
+        HI,
+    ),
+    "an unreadable event behind the end": (stream_of(says("Hi."), STOP, "{not json", DONE), HI),
+    "an error behind the end": (stream_of(says("Hi."), STOP, '{"error":"no usage"}', DONE), HI),
+    "an end mark behind the end mark": (stream_of(says("Hi."), STOP, DONE, DONE, "data: {x"), HI),
+    "an end mark with white space": (stream_of(says("Hi."), STOP, "data:  [DONE] "), HI),
+    "error null and error empty": (
+        stream_of('{"error":null,"choices":[{"delta":{"content":"Hi."}}]}', '{"error":{}}', STOP, DONE),
+        HI,
+    ),
+    "events that end by one line end": (
+        f"data: {says('H')}\ndata: {says('i.')}\ndata: {STOP}\n{DONE}\n\n".encode(),
+        HI,
+    ),
+    "no blank line behind the last event": (stream_of(says("Hi."), STOP)[:-1], HI),
+    "CRLF line ends": (stream_of(says("Hi."), STOP, DONE).replace(b"\n", b"\r\n"), HI),
+    "an empty finish_reason in each chunk": (stream_of(says("Hi.", '""'), STOP, DONE), HI),
+    "no finish_reason at all, words": (stream_of('{"choices":[{"delta":{"content":"Hi."}}]}', DONE), HI),
+    "a whole completion (no stream)": (WHOLE.encode(), [TextDelta("Hi."), Finished("end_turn", Usage(7, 2))]),
+    "a whole completion behind white space": (
+        b"\n " + WHOLE.encode(),
+        [TextDelta("Hi."), Finished("end_turn", Usage(7, 2))],
+    ),
+    "a whole completion of text": (
+        b'{"choices":[{"text":"Hi.","finish_reason":"stop"}]}\n',
+        [TextDelta("Hi."), Finished("end_turn")],
+    ),
+    "a whole completion with a call": (
+        b'{"choices":[{"message":{"content":null,"tool_calls":['
+        + part(TASK, call_id="c1").encode()
+        + b']},"finish_reason":"tool_calls"}]}',
+        [A_CALL, Finished("tool_use")],
+    ),
+    "a whole completion in one event": (
+        stream_of(WHOLE, DONE),
+        [TextDelta("Hi."), Finished("end_turn", Usage(7, 2))],
+    ),
+    "message for delta": (
+        stream_of(
+            '{"choices":[{"message":{"content":"H"}}]}', '{"choices":[{"message":{"content":"i."}}]}', STOP
+        ),
+        HI,
+    ),
+    "a message that repeats the deltas": (
+        stream_of(says("Hi."), '{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}]}', DONE),
+        HI,
+    ),
+    **{
+        f"a call named {name}": (
+            stream_of(calls(part(TASK, name, "c1", 0)), CALLED, DONE),
+            [A_CALL, Finished("tool_use")],
+        )
+        for name in (
+            "functions.agent_spawn",
+            "function.agent_spawn",
+            "functions.agent_spawn:0",
+            " agent_spawn ",
+            "agent_spawn<|channel|>commentary",
+            "functions.agent_spawn <|constrain|>json",
+            "agent.spawn",
+        )
+    },
+    "a call with a name that no tool has": (
+        stream_of(calls(part(TASK, "functions.other", "c1", 0)), CALLED, DONE),
+        [ToolCall("c1", "functions.other", '{"task":"x"}'), Finished("tool_use")],
+    ),
+    "choices null, and none": (stream_of('{"choices":null}', "{}", says("Hi."), STOP, DONE), HI),
+    "deltas null": (
+        stream_of('{"choices":[{"delta":null,"finish_reason":null}]}', says("Hi."), STOP, DONE),
+        HI,
+    ),
+    "tool_calls null and empty": (
+        stream_of(*thinks("tool_calls", "null", "[]"), says("Hi."), STOP, DONE),
+        HI,
+    ),
+    "a role in each delta, and fields that are not known": (
+        stream_of(
+            '{"choices":[{"delta":{"role":"assistant","content":"Hi.","x":{"y":[1]}}}],"z":1}', STOP, DONE
+        ),
+        HI,
+    ),
+    "end marks of templates": (stream_of(says("Hi.<|im_"), says("end|>"), STOP, DONE), HI),
+    "gpt-oss without its parser": (
+        stream_of(
+            says("<|channel|>analysis<|mess"),
+            says("age|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi."),
+            STOP,
+            DONE,
+        ),
+        HI,
+    ),
 }
 
 
@@ -347,6 +574,21 @@ FAILURES: dict[str, tuple[bytes, ModelFailure]] = {
         stream_of('event: error\ndata: {"error":{"message":"The context length was reached"}}'),
         "context_too_long",
     ),
+    "finish_reason null, and the end mark": (stream_of(says("Hi."), DONE), "connection"),
+    "finish_reason null, and the end mark, of completions": (
+        stream_of('{"choices":[{"text":"Hi.","finish_reason":null}]}', DONE),
+        "connection",
+    ),
+    "a call, finish_reason null, and the end mark": (stream_of(CALL_C1, DONE), "connection"),
+    **{
+        f"finish_reason {reason}": (stream_of(says("Hi.", f'"{reason}"'), DONE), "overloaded")
+        for reason in ("error", "abort", "network_error", "insufficient_system_resource")
+    },
+    "only words that keep the connection alive": (stream_of("data: ping", DONE), "connection"),
+    "a whole completion without a choice": (b'{"choices":[]}', "protocol"),
+    "an object that is no completion": (b'{"status":"ok"}', "protocol"),
+    "a whole error with status 200": (b'{"error":{"code":429,"message":"x"}}', "rate_limited"),
+    "a last event that is cut off": (stream_of(says("Hi."), STOP)[:-20], "connection"),
     "the bytes end in the middle": (stream_of(says("Hi.")), "connection"),
     "no bytes at all": (b"", "connection"),
     "an event that is no JSON": (stream_of("{not json"), "undecodable"),
@@ -361,6 +603,30 @@ def test_failures(stream: bytes, reason: ModelFailure) -> None:
         with pytest.raises(ModelError) as caught:
             decode(ChatDecoder(NAMES), pieces)
         assert caught.value.reason == reason
+
+
+def test_what_came_before_an_error_is_given_first() -> None:
+    decoder = ChatDecoder(NAMES)
+    events: list[ModelEvent] = []
+    with pytest.raises(ModelError, match="overloaded"):
+        for item in decoder.feed(stream_of(says("Hi."), '{"error":"the model runner has stopped"}')):
+            events.append(item)
+    assert events == [TextDelta("Hi.")]
+
+
+@pytest.mark.parametrize(
+    ("delta", "is_lost"), [("{}", True), ('{"content":"<think>Hm."}', False), ('{"reasoning":"Hm."}', False)]
+)
+def test_a_call_that_the_limit_cut_to_nothing_is_no_answer(delta: str, is_lost: bool) -> None:
+    stream = stream_of(f'{{"choices":[{{"delta":{delta},"finish_reason":"length"}}]}}', DONE)
+    assert decode(ChatDecoder(NAMES), [stream]) == ("", [Finished("max_tokens")])
+    decoder = ChatDecoder(NAMES, offers_tools=True)
+    if not is_lost:
+        assert decode(decoder, [stream]) == ("", [Finished("max_tokens")])
+        return
+    with pytest.raises(ModelError) as caught:
+        decode(decoder, [stream])
+    assert caught.value.reason == "malformed"
 
 
 # -- responses

@@ -9,7 +9,7 @@ import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
-from conductor.models.openai_request import chat_body, completions_body
+from conductor.models.openai_request import ChatOpaque, chat_body, completions_body
 from conductor.models.openai_responses import responses_body
 from conductor.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
@@ -28,7 +28,8 @@ def checked(path: str, body: Any) -> Any:
 
 
 def chat(request: ModelRequest, *, official: bool = False) -> Any:
-    body = chat_body(request, names_of(request), model="m", max_tokens=512, official=official)
+    names = names_of(request)
+    body = chat_body(request, names, model="m", max_tokens=512, official=official, source="here")
     return checked("/chat/completions", body)
 
 
@@ -238,3 +239,26 @@ def test_reasoning_that_led_to_nothing_is_left_out() -> None:
     assert len(items) == 4
     empty = AssistantMessage("", (), KEPT, "openai")
     assert len(responses(ask(UserMessage("Go."), empty, UserMessage("On.")))["input"]) == 2
+
+
+def opaque(source: str = "here", extras: tuple[Any, ...] = ({"google": {"thought_signature": "s"}},)) -> str:
+    return ChatOpaque(source, {"reasoning_content": "Hm."}, list(extras)).dump()
+
+
+def test_reasoning_of_chat_goes_back_while_the_turn_runs_and_signatures_always() -> None:
+    reply = AssistantMessage("", (CALL,), opaque(), "openai")
+    running = (UserMessage("Go."), reply, ToolResult("c1", "1"))
+    for history, runs in (
+        (running, True),
+        ((*running, AssistantMessage("Done."), UserMessage("On.")), False),
+    ):
+        message = chat(ask(*history))["messages"][2]
+        assert message.get("reasoning_content") == ("Hm." if runs else None)
+        assert message["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
+
+
+@pytest.mark.parametrize("text", [opaque("elsewhere"), KEPT, "[]", "{"])
+def test_reasoning_of_chat_from_elsewhere_is_left_out(text: str) -> None:
+    reply = AssistantMessage("", (CALL,), text, "openai")
+    message = chat(ask(UserMessage("Go."), reply, ToolResult("c1", "1")))["messages"][2]
+    assert "reasoning_content" not in message and "extra_content" not in message["tool_calls"][0]

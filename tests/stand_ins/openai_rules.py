@@ -37,7 +37,8 @@ def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> No
 def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonObject:
     """Refuse a request's body; give it back if it is good.
 
-    ``issued`` holds, by a call's id, the reasoning item that the service sent before that call.
+    ``issued`` holds what the service sent with a call: by its id the reasoning item before it; with chat, by
+    `chat_key`, its message's ``reasoning_content`` (as DeepSeek) and its ``extra_content`` (as Gemini).
     """
     if path not in _FIELDS:
         raise Refused(f"Invalid URL (POST {path})", 404)
@@ -57,7 +58,31 @@ def check_body(path: str, body: Any, issued: Mapping[str, JsonObject]) -> JsonOb
         _check_text(body.get("prompt"), "prompt")
     else:
         _check_messages(body.get("messages"))
+        _check_reasoning(body["messages"], issued)
     return body
+
+
+def chat_key(name: str, arguments: str) -> str:
+    """Name a call by what it calls: its id is the client's to change."""
+    return f"{name} {msgspec.json.encode(msgspec.json.decode(arguments), order='deterministic').decode()}"
+
+
+def _check_reasoning(messages: Sequence[JsonObject], issued: Mapping[str, JsonObject]) -> None:
+    """Refuse reasoning of the running turn that is missing or changed, and any of turns before it."""
+    turn = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=0)
+    for number, message in enumerate(messages):
+        reasoning = message.get("reasoning_content")
+        if number < turn and reasoning is not None:
+            raise Refused(f"messages[{number}]: reasoning_content of a finished turn")
+        for call in message.get("tool_calls", ()) if number > turn else ():
+            function = call["function"]
+            sent = issued.get(chat_key(function["name"], function["arguments"]))
+            if sent is None:
+                continue  # another service's
+            if reasoning != sent.get("reasoning_content"):
+                raise Refused("The reasoning_content in the thinking mode must be passed back to the API.")
+            if call.get("extra_content") != sent.get("extra_content"):
+                raise Refused(f"Function call {function['name']} is missing a thought_signature.")
 
 
 def _check_tools(body: JsonObject, *, nested: bool) -> None:

@@ -16,10 +16,19 @@ from typing import Any
 import msgspec
 
 from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Piece, Reply, words
+from tests.stand_ins.anthropic_script import (
+    Break,
+    Call,
+    HttpFailure,
+    JsonObject,
+    Piece,
+    Reply,
+    redacted_data,
+    words,
+)
 from tests.stand_ins.http_connection import Connection, HttpRequest
 from tests.stand_ins.model_service import ModelService
-from tests.stand_ins.openai_rules import check_body, check_headers
+from tests.stand_ins.openai_rules import chat_key, check_body, check_headers
 from tests.stand_ins.reply_writer import ReplyWriter
 
 _FINISH = {"tool_use": "tool_calls", "end_turn": "stop", "max_tokens": "length", "refusal": "content_filter"}
@@ -60,7 +69,8 @@ class OpenAIService(ModelService):
             pieces = responses_pieces(reply, request_id, usage, self._issued)
             await ReplyWriter(connection, reply, _responses_error).send(pieces)
             return
-        pieces = chat_pieces(reply, request_id, body["model"], usage, text=request.path == "/v1/completions")
+        is_text = request.path == "/v1/completions"
+        pieces = chat_pieces(reply, request_id, body["model"], usage, text=is_text, issued=self._issued)
         await ReplyWriter(connection, reply, _chat_error).send(pieces)
 
 
@@ -84,9 +94,18 @@ def _arguments(call: Call, reply: Reply) -> list[str]:
 
 
 def chat_pieces(
-    reply: Reply, request_id: str, model: str, usage: Mapping[str, int], *, text: bool
+    reply: Reply,
+    request_id: str,
+    model: str,
+    usage: Mapping[str, int],
+    *,
+    text: bool,
+    issued: dict[str, JsonObject],
 ) -> Iterator[Piece]:
-    """Give the whole stream of a reply, `Break` aside; ``text`` is the form of ``/completions``."""
+    """Give the whole stream of a reply, `Break` aside; ``text`` is the form of ``/completions``.
+
+    ``issued`` remembers the reasoning of its calls; what is ``redacted`` signs the first, as with Gemini.
+    """
     common = {"id": f"chatcmpl-{request_id}", "object": "chat.completion.chunk", "created": 1, "model": model}
 
     def data(value: JsonObject, delta: bool = False) -> Piece:
@@ -107,6 +126,12 @@ def chat_pieces(
     for index, call in enumerate(reply.calls):
         named = {"name": call.name, "arguments": ""}
         first = {"index": index, "id": _id_of(call, request_id, index), "type": "function", "function": named}
+        sent: JsonObject = {} if reply.thinking is None else {"reasoning_content": reply.thinking}
+        if reply.redacted is not None and not index:
+            sent["extra_content"] = {"google": {"thought_signature": redacted_data(reply.redacted)}}
+            first["extra_content"] = sent["extra_content"]
+        if reply.stop == "tool_use":
+            issued[chat_key(call.name, call.raw)] = sent
         yield chunk({"tool_calls": [first]})
         for part in _arguments(call, reply):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
