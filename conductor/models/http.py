@@ -85,14 +85,14 @@ class ReplyStream:
                 self.events.append(event)
                 if not isinstance(event, Finished):
                     self._chars += len(event.text if isinstance(event, TextDelta) else event.arguments)
-            if max(self._bytes / MAX_REPLY_BYTES, self._chars / MAX_REPLY_CHARS) > 1:
-                raise ModelError("protocol", "The model service's reply is too long.")
         except ModelError as error:
             if not chunk and error.reason == "connection" and self._response.content_type == _JSON:
                 error = _no_stream()
             if not self.events:
                 raise error from None
             self._error = error
+        if self._bytes > MAX_REPLY_BYTES or self._chars > MAX_REPLY_CHARS:
+            raise ModelError("protocol", "The model service's reply is too long.")
 
     @property
     def is_drained(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from random import Random
@@ -32,6 +34,7 @@ from tests.stand_ins.openai_service import OpenAIService
 
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object"})
 STATUS = ToolDefinition("agent.status", "Say how an agent is.", {"type": "object"})
+GZIP, STREAM = {"content-encoding": "gzip"}, {"content-type": "text/event-stream"}
 SECRET = "the service's own words"
 assert http  # imported here: it takes a while, and no test's wait should hold that
 
@@ -215,6 +218,79 @@ async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
 ) -> None:
     service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
     assert str(await failure_of(provider)) == "What answers at the model service's address sends no stream."
+
+
+WHOLE = b'{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
+
+QUOTA = b'{"error":{"code":"insufficient_quota"}}'
+
+
+async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: OpenAIProvider) -> None:
+    service.default = HttpFailure(200, body=WHOLE)
+    assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
+
+
+async def test_words_that_came_with_an_error_are_given_before_it(
+    service: OpenAIService, provider: OpenAIProvider
+) -> None:
+    body = b'data: {"choices":[{"delta":{"content":"Hi."}}]}\n\ndata: {"error":"x"}\n\n'
+    service.default = HttpFailure(200, body=body, headers=STREAM)
+    events: list[ModelEvent] = []
+    with pytest.raises(ModelError, match="overloaded"):
+        async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
+            async for event in stream:
+                events.append(event)
+    assert events == [TextDelta("Hi.")] and service.received == 1
+
+
+async def test_a_call_that_the_limit_cut_to_nothing_is_asked_for_again(
+    service: OpenAIService, provider: OpenAIProvider
+) -> None:
+    service.replies.append(Reply(stop_reason="max_tokens"))
+    service.replies.append(Reply(calls=(Call("agent_status", {}, "t1"),)))
+    assert ToolCall("t1", "agent.status", "{}") in await collect(provider)
+
+
+async def test_a_health_check_of_one_token_may_end_without_words(
+    service: OpenAIService, provider: OpenAIProvider
+) -> None:
+    service.default = Reply(stop_reason="max_tokens")
+    assert [event.stop for event in await collect(provider, ask(tools=())) if isinstance(event, Finished)]
+
+
+# -- hostile services
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (HttpFailure(400, body=b" " * 1000 + QUOTA), "authentication"),
+        (HttpFailure(400, body=b" " * http.MAX_ERROR_BYTES + QUOTA), "protocol"),
+        (HttpFailure(500, body=gzip.compress(bytes(1 << 26)), headers=GZIP), "overloaded"),
+        (HttpFailure(200, body=gzip.compress(bytes(1 << 26)), headers=GZIP | STREAM), "protocol"),
+        (HttpFailure(200, body=b'{"choices":[' + b" " * (1 << 20)), "protocol"),
+        (HttpFailure(200, body=b"data: " + b" " * (1 << 20), headers=STREAM), "protocol"),
+        (Reply(chunks=["x" * (1 << 16)] * 20), "protocol"),
+        (Reply(calls=(Call("agent_spawn", '"' + "x" * (1 << 20) + '"'),), argument_size=1 << 16), "protocol"),
+        (Reply(chunks=[""] * 2000, pings=True), "protocol"),
+    ],
+    ids=range(9),
+)
+async def test_no_answer_takes_more_than_its_share(
+    service: OpenAIService,
+    provider: OpenAIProvider,
+    answer: Any,
+    reason: ModelFailure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if isinstance(answer, Reply) and answer.pings:
+        monkeypatch.setattr(http, "MAX_REPLY_BYTES", 100_000)
+    service.default = answer
+    tracemalloc.start()
+    assert (await failure_of(provider)).reason == reason
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20  # of both sides, with what waits to be sent
 
 
 async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_once(
