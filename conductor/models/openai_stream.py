@@ -277,7 +277,7 @@ class ChatDecoder:
 
     def _finish(self) -> Iterator[ModelEvent]:
         if self._body is not None and not self._has_choices:
-            raise failure("undecodable")
+            raise failure("protocol")
         # The end mark stands for a reason where a service names none.
         is_whole = self._is_done and self._has_choices and not self._names_reasons
         if self._stop is None and not is_whole:
@@ -326,7 +326,7 @@ def said(words: str) -> list[ModelEvent]:
 
 
 def usage(figures: Any, read: str = "prompt_tokens", written: str = "completion_tokens") -> Usage:
-    """Give the figures of a service, by their names; it counts what the cache gave and took among those read."""
+    """Give the figures of a service, by their names. What the cache gave and took counts among those read."""
     if not isinstance(figures, dict):
         return Usage()
     details = figures.get(f"{read}_details")

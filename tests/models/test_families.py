@@ -90,7 +90,9 @@ def test_openai_s_models_think_as_little_as_they_allow(model: str, effort: Effor
     assert body.get("reasoning") == (effort and {"effort": effort})
     openai_rules.check_body("/v1/responses", msgspec.json.decode(encode(body)), {})
     if effort != "low":
-        body = chat_body(ask(), names, model=model, max_tokens=512, official=True, effort=provider.effort)
+        body = chat_body(
+            ask(), names, model=model, max_tokens=512, official=True, source="here", effort=provider.effort
+        )
         assert body.get("reasoning_effort") == effort
         openai_rules.check_body("/v1/chat/completions", msgspec.json.decode(encode(body)), {})
 
