@@ -6,7 +6,7 @@ The request is that of the Messages API in other words: its rules are the strict
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import msgspec
@@ -203,10 +203,13 @@ class ConverseDecoder:
         self._stop: str | None = None
         self.finished = False
 
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`: that of an exception in the stream, or ``protocol``."""
-        events: list[ModelEvent] = []
+    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
+        """Decode the next bytes; what came before an error is given first.
+
+        Raises `ModelError`: that of an exception in the stream, or ``undecodable``.
+        """
         text: list[str] = []
+        error: ModelError | None = None
         try:
             self._frames.add_data(chunk)
             for frame in self._frames:
@@ -218,14 +221,20 @@ class ConverseDecoder:
                     continue
                 found = self._take(str(frame.headers.get(":event-type")), event)
                 if found is not None:
-                    words = self._thinking.feed("".join(text))
+                    heard = "".join(text)
+                    text.clear()
+                    words = self._thinking.feed(heard)
                     if isinstance(found, Finished):
                         words += self._thinking.rest(is_cut=found.stop == "max_tokens")
-                    events += [*said(words), found]
-                    text.clear()
+                    yield from said(words)
+                    yield found
+        except ModelError as raised:
+            error = raised
         except (msgspec.DecodeError, UnicodeDecodeError, ParserError):
-            raise failure("undecodable") from None
-        return events + said(self._thinking.feed("".join(text)))
+            error = failure("undecodable")
+        yield from said(self._thinking.feed("".join(text)))
+        if error is not None:
+            raise error
 
     def end(self) -> list[ModelEvent]:
         """Give the end, if only the figures are missing. Raises `ModelError` for a cut reply."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -214,13 +215,17 @@ class ResponsesDecoder:
         self._refused = False
         self.finished = False
 
-    def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes. Raises `ModelError`: that of an error event, or ``protocol``."""
-        events: list[ModelEvent] = []
+    def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
+        """Decode the next bytes; what came before an error is given first.
+
+        Raises `ModelError`: that of an error event, or ``undecodable``.
+        """
         text: list[str] = []
+        error: ModelError | None = None
         try:
             for item in self._sse.feed(chunk):
-                if item.data == b"[DONE]":
+                # An end mark, or a word that keeps the connection alive.
+                if not item.data.startswith(b"{"):
                     continue
                 event = _decode(item.data)
                 # Nearly all events are these, so they skip the dispatch below.
@@ -231,14 +236,20 @@ class ResponsesDecoder:
                     raise from_event(read_problem(item.data))
                 found = self._take(event)
                 if found is not None:
-                    words = self._thinking.feed("".join(text))
+                    heard = "".join(text)
                     text.clear()
+                    words = self._thinking.feed(heard)
                     if isinstance(found, Finished):
                         words += self._thinking.rest(is_cut=found.stop == "max_tokens")
-                    events += [*said(words), found]
+                    yield from said(words)
+                    yield found
+        except ModelError as raised:
+            error = raised
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            raise failure("undecodable") from None
-        return events + said(self._thinking.feed("".join(text)))
+            error = failure("undecodable")
+        yield from said(self._thinking.feed("".join(text)))
+        if error is not None:
+            raise error
 
     def end(self) -> list[ModelEvent]:
         """Say that the bytes ended before the reply. Raises `ModelError`."""

@@ -605,11 +605,14 @@ def test_failures(stream: bytes, reason: ModelFailure) -> None:
         assert caught.value.reason == reason
 
 
-def test_what_came_before_an_error_is_given_first() -> None:
-    decoder = ChatDecoder(NAMES)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("chat", says("Hi.")), ("responses", 'data: {"type":"response.output_text.delta","delta":"Hi."}')],
+)
+def test_what_came_before_an_error_is_given_first(kind: str, words: str) -> None:
     events: list[ModelEvent] = []
     with pytest.raises(ModelError, match="overloaded"):
-        for item in decoder.feed(stream_of(says("Hi."), '{"error":"the model runner has stopped"}')):
+        for item in new_decoder(kind).feed(stream_of(words, '{"error":"the model runner has stopped"}')):
             events.append(item)
     assert events == [TextDelta("Hi.")]
 
@@ -682,6 +685,7 @@ RESPONSES: dict[str, tuple[bytes, list[ModelEvent]]] = {
     ),
     "an end mark after the end": (stream_of(COMPLETED, DONE), [Finished("end_turn")]),
     "an end mark before the end": (stream_of(DONE, COMPLETED), [Finished("end_turn")]),
+    "a word that keeps the connection alive": (stream_of("data: ping", COMPLETED), [Finished("end_turn")]),
     "a text that only begins like reasoning": (
         stream_of(event("response.output_text.delta", '"delta":"<"'), COMPLETED),
         [TextDelta("<"), Finished("end_turn")],
