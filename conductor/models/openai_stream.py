@@ -253,7 +253,8 @@ class ChatDecoder:
         if words := _text_of(choice.text if delta is None else delta.content):
             text.append(words)
         if delta is not None:
-            self._reasoning.add(delta)
+            if delta.reasoning_content or delta.reasoning or delta.reasoning_details:
+                self._reasoning.add(delta)
             for part in delta.tool_calls or ():
                 self._extend(part)
         if choice.finish_reason is not msgspec.UNSET:
