@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -17,6 +18,9 @@ from conductor.settings import Settings
 # Without a deadline, as machines may be busy, and half the usual examples.
 settings.register_profile("conductor", deadline=None, print_blob=True, max_examples=50)
 settings.load_profile("conductor")
+
+# A shell without job control starts background commands with SIGINT ignored, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -170,7 +170,8 @@ async def test_a_reply_that_breaks_off_is_asked_for_again(model: Model) -> None:
 
 
 async def test_silence_of_the_service_is_told(model: Model) -> None:
-    model.answers(Reply(text="One two three", broken=Break("stall", 1)))
+    stall = Reply(text="One two three", broken=Break("stall", 1))
+    model.answers(stall, stall)  # the second is the repeat
     async with serving(model.provider(), model_silence=0.2) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.spoken() == [SORRY]

@@ -29,7 +29,7 @@ async def test_events_within_the_burst_do_not_wait_and_more_wait_at_the_rate() -
 
 async def test_a_flood_is_over_after_a_pause_and_the_next_is_told_again() -> None:
     told: list[float] = []
-    limits = Limits(frames_per_second=50.0, frames_burst=1.0, flood_pause=0.01, flood_timeout=0.0)
+    limits = Limits(frames_per_second=50.0, frames_burst=1.0, flood_pause=0.2, flood_timeout=0.0)
     rate = EventRate(limits, told.append)
     for floods in (1, 2):
         await times_of(rate, [100] * 2)

@@ -507,15 +507,14 @@ async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: P
 
 
 async def test_an_opening_that_nobody_waits_for_leaves_no_thread(path: Path, store: SqliteStore) -> None:
-    (running,) = (thread for thread in threading.enumerate() if thread.name == "session-store")
+    others = {*threading.enumerate()}  # a store of another test may still be closing
     with locked(path):
         opening = asyncio.ensure_future(SqliteStore(path).open())
         await asyncio.sleep(0)
         opening.cancel()
         await asyncio.wait([opening])
-    others = [thread for thread in threading.enumerate() if thread.name == "session-store"]
-    for thread in others:
-        if thread is not running:
+    for thread in {*threading.enumerate()} - others:
+        if thread.name == "session-store":
             await asyncio.to_thread(thread.join, 10)
             assert not thread.is_alive()
 

@@ -82,7 +82,7 @@ def no_descriptor_leaks() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     yield
     if before:
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # earlier tests may still close some
 
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
