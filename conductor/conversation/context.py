@@ -114,15 +114,16 @@ class TurnContext:
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call with validated arguments."""
-        # Untrusted text in the history may steer the model: a call that changes something is tainted then.
-        changes = spec.effect != "read"
+        # Untrusted text in the history may steer the model.
         summary = self.summary
-        tainted = changes and (
-            (summary is not None and summary.untrusted)
-            or any(isinstance(one, ToolResult | Note) and one.untrusted for one in self.committer.state.log)
+        tainted = (summary is not None and summary.untrusted) or any(
+            isinstance(message, ToolResult | Note) and message.untrusted
+            for message in self.committer.state.log
         )
         now = asyncio.get_running_loop().time()
-        unknown = changes and self.device.unknowns.holds(arguments_digest(spec.name, arguments), now)
+        unknown = spec.effect != "read" and self.device.unknowns.holds(
+            arguments_digest(spec.name, arguments), now
+        )
         verdict = self.executor.gate.decide(spec, arguments, tainted=tainted, may_have_happened=unknown)
         self._audit.decided(spec, arguments, verdict)
         return verdict

@@ -71,8 +71,8 @@ def decide(
     """Decide about a call with validated arguments: the first step that decides.
 
     ``rules`` are the operator's and the person's; their order decides only which one is named. ``now`` is in
-    epoch seconds. ``tainted``: untrusted output is in the history window, so a write or irreversible call
-    asks even if a rule, a grant or the declaration allows it. Never raises.
+    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call
+    or a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
     """
     all_steps = steps(spec, arguments, rules, now=now, tainted=tainted, options=options)
     step = next(each for each in all_steps if each.effect is not None)
@@ -119,7 +119,8 @@ _RULE_WORDS = {
 
 
 def _is_tainted(spec: ToolSpec, tainted: bool) -> bool:
-    return tainted and spec.effect != "read"
+    # A read of the open world counts: what it asks for leaves in its arguments.
+    return tainted and (spec.effect != "read" or spec.open_world)
 
 
 def _rule_reason(rule: Rule, unclear: bool) -> str:

@@ -87,11 +87,14 @@ def test_the_rule_that_is_named_is_the_first_that_matches() -> None:
 @pytest.mark.parametrize("rules", [(), (ALLOW,)])
 @pytest.mark.parametrize("approval", [None, "never"])
 @pytest.mark.parametrize("risk", ["safe", "medium", "high"])
-@pytest.mark.parametrize("effect", ["write", "irreversible"])
-def test_with_strangers_text_about_what_changes_something_asks(
-    effect: str, risk: str, approval: str | None, rules: tuple[Rule, ...]
+@pytest.mark.parametrize(
+    ("effect", "open_world"), [("write", False), ("irreversible", False), ("read", True)]
+)
+def test_with_strangers_text_about_what_changes_something_or_reaches_out_asks(
+    effect: str, open_world: bool, risk: str, approval: str | None, rules: tuple[Rule, ...]
 ) -> None:
-    found = verdict(spec(effect=effect, risk=risk, approval=approval), *rules, tainted=True)
+    tool = spec(effect=effect, risk=risk, approval=approval, open_world=open_world)
+    found = verdict(tool, *rules, tainted=True)
     assert found.effect == "ask"
     assert "strangers" in found.reasons[0]
 
@@ -273,7 +276,7 @@ def test_strangers_text_never_makes_a_verdict_milder(call: Any) -> None:
     tool, given_arguments, rules, _, options = call
     clean, tainted = (decided((tool, given_arguments, rules, each, options)) for each in (False, True))
     assert ORDER[tainted.effect] <= ORDER[clean.effect]
-    if tool.effect == "read":
+    if tool.effect == "read" and not tool.open_world:
         assert tainted == clean
 
 

@@ -62,6 +62,7 @@ class FileTree:
         risk="safe",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,
     )
 
     def __init__(

@@ -46,6 +46,7 @@ class KnowledgeBase:
         risk="safe",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,
     )
 
     def __init__(self, index: KnowledgeIndex) -> None:

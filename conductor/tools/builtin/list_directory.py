@@ -50,6 +50,7 @@ class ListDirectory:
         risk="safe",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,
     )
 
     def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:

@@ -123,6 +123,7 @@ class NotesSearch:
         risk="safe",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,  # all persons of the server share the notes
     )
 
     def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:

@@ -63,6 +63,7 @@ class ReadFile:
         risk="medium",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,
     )
 
     def __init__(self, files: Files, max_text_bytes: int = MAX_TEXT_BYTES) -> None:

@@ -93,6 +93,7 @@ class SearchFiles:
         risk="medium",
         effect="read",
         on_interrupt="cancel",
+        untrusted=True,
     )
 
     def __init__(
