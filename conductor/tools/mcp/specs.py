@@ -81,6 +81,8 @@ def clean(text: str) -> str:
 def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
     if not _NAME.match(tool.name):
         raise ValueError("a name is 1 to 95 of A-Z a-z 0-9 _ . : / -")
+    if tool.execution is not None and tool.execution.task_support == "required":
+        raise ValueError("it runs as a task only, which is not supported")
     hints = tool.annotations
     chosen = config.risk.get(tool.name)
     # An operator who sets a tool's risk has looked at the tool; otherwise hints of strangers decide nothing.

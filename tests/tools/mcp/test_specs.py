@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from mcp.types import Tool, ToolAnnotations
+from mcp.types import Tool, ToolAnnotations, ToolExecution
 
 from conductor.tools.base import Risk, ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
@@ -78,6 +78,17 @@ def test_hostile_lists_are_cleaned_bounded_and_reported() -> None:
     assert (
         "control or invisible" in warnings[2] and "remote" in warnings[3] and "too many tools" in warnings[4]
     )
+
+
+def test_a_tool_that_runs_as_a_task_only_is_left_out_with_a_warning() -> None:
+    supports: list[Literal["required", "optional"]] = ["required", "optional"]
+    tools = [
+        Tool(name=support, input_schema={}, execution=ToolExecution(task_support=support))
+        for support in supports
+    ]
+    specs, warnings = make_specs(config(), tools)
+    assert [spec.name for spec in specs] == ["s.optional"]
+    assert warnings == ["'required' is left out: it runs as a task only, which is not supported."]
 
 
 def test_schemas_have_a_size_in_all() -> None:
