@@ -30,8 +30,8 @@ class McpServerConfig(BaseModel):
     ``trust`` believes what the server says of its tools (``annotations``). ``tools`` are the globs of those
     offered, without the server's name; none means all. ``risk`` replaces the risk of single tools.
     ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
-    session has a server of its own. ``oauth``: it wants a login (`conductor mcp login`). ``secrets`` are the
-    values that came from the environment.
+    session has a server of its own. ``oauth``: it wants a login (`conductor mcp login`). ``revision`` is
+    the protocol's that is spoken. ``secrets`` are the values that came from the environment.
     """
 
     model_config = _STRICT
@@ -51,6 +51,7 @@ class McpServerConfig(BaseModel):
     enabled: bool = True
     scope: Literal["server", "session"] = "server"
     oauth: bool = False
+    revision: Literal["auto", "2025-11-25"] = "auto"
     secrets: Annotated[tuple[str, ...], Field(repr=False)] = ()
 
 

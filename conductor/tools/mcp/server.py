@@ -201,6 +201,7 @@ class McpConnection:
                         list_roots_callback=list_roots if self._roots else None,
                         elicitation_callback=elicit,
                         cache=None,
+                        mode="legacy" if self.config.revision == "2025-11-25" else "auto",
                     )
                 )
                 await self._list(client)

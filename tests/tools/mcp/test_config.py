@@ -69,6 +69,7 @@ def test_a_file_as_other_clients_have_it_is_read(tmp_path: Path, monkeypatch: py
         ({"command": "x", "risk": {"a": "low"}}, "risk.a is not valid: input should be"),
         ({"command": "x", "timeout": 0}, "timeout is not valid"),
         ({"command": "x", "type": "smoke"}, "type is not valid"),
+        ({"command": "x", "revision": "2024"}, "revision is not valid"),
         ({"url": "http://a", "type": "sse"}, "type is not valid"),
         ({"command": "x", "secrets": ["a"]}, 'there is no "secrets"'),
         ("x", "must be a JSON object"),

@@ -138,6 +138,12 @@ async def test_a_server_that_is_killed_loses_its_calls_and_comes_back() -> None:
         assert (read.error_type, read.metadata.reason) == ("io_error", "connection_lost")
 
 
+async def test_the_older_revision_may_be_chosen() -> None:
+    async with use(program(revision="2025-11-25")) as used:
+        client = used.toolset.connections[0].client
+        assert client is not None and client.protocol_version == "2025-11-25"
+
+
 @pytest.mark.parametrize(("scene", "revision"), [("", "2026"), ("2025", "2025")])
 async def test_a_time_limit_reaches_the_server_and_a_changed_tool_is_asked_about_again(
     scene: str, revision: str
