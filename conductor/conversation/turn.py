@@ -31,7 +31,7 @@ from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, Stor
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
 from conductor.messages import AssistantMessage, Note, ToolCall
-from conductor.models.base import Finished, ModelRequest, TextDelta
+from conductor.models.base import Finished, ModelRequest, TextDelta, ToolDefinition
 from conductor.models.retry import BROKEN_OFF
 from conductor.stores.base import AppendLog, Operation, TrimLog
 
@@ -72,6 +72,7 @@ class Turn:
         self._speaker: ReplySpeaker | None = None
         self._round: ToolRound | None = None
         self._runner = ToolCallRunner(context, self.state)
+        self._shown: tuple[str, Sequence[ToolDefinition]] | None = None
         if recovered is not None:
             self._round = recovered.round
             self.state.restore(recovered.snapshot, in_round=recovered.round is not None)
@@ -272,10 +273,14 @@ class Turn:
 
     def _model_request(self, tools_off: bool, avoid: str | None) -> ModelRequest:
         context = self._context
+        # The service's cache and a model's reasoning are bound to both, so a change shows in the next turn.
+        if self._shown is None:
+            self._shown = context.profile.system_prompt, context.executor.definitions
+        system, tools = self._shown
         return ModelRequest(
-            context.profile.system_prompt,
+            system,
             context.messages,
-            context.executor.definitions,
+            tools,
             "none" if tools_off else "auto",
             silence_s=context.limits.model_silence,
             deadline_s=self.state.clock.left,

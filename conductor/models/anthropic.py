@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_request import PROVIDER, body_of
+from conductor.models.anthropic_request import PROVIDER, body_of, prefix_of
 from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.families import Effort, Thinking
 from conductor.models.rendering import encode, names_of
-from conductor.models.streaming import ReplyStreamer
+from conductor.models.streaming import Post, ReplyStreamer
 
 if TYPE_CHECKING:
     from conductor.models.profiles import ModelProfile
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 # As the official SDK sends it; a test compares them.
 _VERSION = "2026-10-21"
+# What `thinking.block_binding` needs; only with it, since gateways refuse a beta that they do not know.
+_BINDING = {"anthropic-beta": "thinking-binding-controls-2026-08-01"}
 
 
 class AnthropicProvider:
@@ -44,6 +46,7 @@ class AnthropicProvider:
         effort: Effort | None = None,
         **options: Any,
     ) -> None:
+        self._model = model
         self._max_tokens = max_tokens
         self._body_of = partial(body_of, model=model, thinking=thinking, effort=effort)
         headers = {"authorization": f"Bearer {api_key}", "anthropic-version": _VERSION}
@@ -55,9 +58,20 @@ class AnthropicProvider:
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
+        return self._streamer.stream(
+            "/v1/messages",
+            self._post(request),
+            request,
+            without_reasoning=partial(self._post, request, reasoning=False),
+        )
+
+    def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
         names = names_of(request)
-        body = encode(self._body_of(request, names, max_tokens=request.max_tokens or self._max_tokens))
-        return self._streamer.stream("/v1/messages", body, lambda: ReplyDecoder(names), request)
+        limit = request.max_tokens or self._max_tokens
+        body = self._body_of(request, names, max_tokens=limit, reasoning=reasoning)
+        prefix = partial(prefix_of, request, names, model=self._model, reasoning=reasoning)
+        headers = _BINDING if "block_binding" in body.get("thinking", ()) else {}
+        return Post(encode(body), partial(ReplyDecoder, names, prefix), headers)
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

@@ -8,26 +8,34 @@ from typing import Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.families import Effort, Thinking, claude_reasoning
+from conductor.models.reasoning import (
+    CallPlace,
+    Reasoning,
+    ReplyBlock,
+    Words,
+    blocks_of,
+    digest,
+    service_id,
+)
 from conductor.models.rendering import (
     BEGINNING,
     NO_RESULT,
     NO_WORDS,
     Json,
     arguments_of,
-    call_id,
     limit_of,
     may_call,
     object_schema,
+    running_turn,
     unicode_of,
 )
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "anthropic"
 _CACHE: Json = {"type": "ephemeral"}
-_THINKING = ("thinking", "redacted_thinking")
 
 
 @lru_cache(maxsize=256)
@@ -50,35 +58,44 @@ def body_of(
     provider: str = PROVIDER,
     thinking: Thinking | None = None,
     effort: Effort | None = None,
+    reasoning: bool = True,
 ) -> Json:
     """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
 
-    ``provider`` is the one whose thinking goes back. Without ``thinking`` and ``effort`` the model thinks as
-    little as it allows.
+    Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``provider`` is the one whose
+    reasoning goes back, as `conductor.models.reasoning` says; none does without ``reasoning``.
     """
-    tools = _tools(tuple(request.tools), names)
-    body: Json = {
-        "model": model,
-        "max_tokens": limit_of(request, max_tokens),
-        "stream": True,
-        "messages": _messages(request.messages, names, provider),
-    }
+    head, messages = _render(request, names, model, provider, reasoning=reasoning)
+    body: Json = {**head, "max_tokens": limit_of(request, max_tokens), "stream": True, "messages": messages}
     thinking, effort = claude_reasoning(model, thinking, effort)
     if thinking is not None:
         body["thinking"] = {"type": thinking}
     if effort is not None:
         body["output_config"] = {"effort": effort}
-    if request.system.strip():
-        body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
     if request.stop:
         body["stop_sequences"] = list(request.stop)
-    if tools:
-        body["tools"] = tools
-        if not may_call(request):
-            # Leaving the tools out instead would be refused with a history of calls, and would lose the
-            # cached prefix.
-            body["tool_choice"] = {"type": "none"}
+    if "tools" in head and not may_call(request):
+        # Leaving the tools out instead would be refused with a history of calls, and would lose the
+        # cached prefix.
+        body["tool_choice"] = {"type": "none"}
+    if any(isinstance(block, dict) for message in messages for block in message.content):
+        setting = body.setdefault("thinking", {"type": "adaptive"})
+        # The other types take no such field.
+        if setting["type"] in ("adaptive", "enabled"):
+            setting["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
+    # The service looks back a limited number of blocks for a cached prefix. With the message before the last
+    # marked as well, the next request finds this one, however many blocks it adds.
+    for message in [message for message in messages if message.role == "user"][-2:]:
+        message.content[-1].cache_control = _CACHE
     return body
+
+
+def prefix_of(
+    request: ModelRequest, names: ToolNameMap, *, model: str, provider: str = PROVIDER, reasoning: bool = True
+) -> str:
+    """Give the `digest` to which the service binds the thinking of the reply; arguments as in `body_of`."""
+    head, messages = _render(request, names, model, provider, reasoning=reasoning)
+    return digest({**head, "messages": messages})
 
 
 class _Text(msgspec.Struct, tag_field="type", tag="text", omit_defaults=True):
@@ -120,71 +137,85 @@ def _former_tool(name: str, names: ToolNameMap) -> Json:
     }
 
 
-def _messages(history: Sequence[Message], names: ToolNameMap, provider: str) -> list[_Message]:
+def _render(
+    request: ModelRequest, names: ToolNameMap, model: str, provider: str, *, reasoning: bool
+) -> tuple[Json, list[_Message]]:
+    head: Json = {"model": model}
+    if tools := _tools(tuple(request.tools), names):
+        head["tools"] = tools
+    if request.system.strip():
+        head["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
+    first = running_turn(request.messages) if reasoning else len(request.messages)
+    return head, _messages(request.messages, names, provider, head, first)
+
+
+def _messages(
+    history: Sequence[Message], names: ToolNameMap, provider: str, head: Json, first: int
+) -> list[_Message]:
+    # ``first`` is the position of the first reply whose thinking may go back.
     messages: list[_Message] = []
-    users: list[_Message] = []
     results: list[_Result] = []
     texts: list[_Text] = []
-    for item in history:
+    ids: dict[str, str] = {}
+
+    def end_user() -> None:
+        if results or texts or not messages:
+            messages.append(_Message("user", [*results, *texts] or [_Text(BEGINNING)]))
+        results.clear()
+        texts.clear()
+
+    for index, item in enumerate(history):
         if not isinstance(item, AssistantMessage):
-            _add_user(item, results, texts)
+            _add_user(item, results, texts, ids)
             continue
-        blocks = _assistant(item, names, provider)
-        if not blocks:
+        if not (item.text.strip() or item.calls):
             continue
-        if results or texts:
-            users.append(_Message("user", [*results, *texts]))
-            messages.append(users[-1])
-            results, texts = [], []
+        end_user()
+        prefix, received = blocks_of(item, provider if index >= first else "")
+        if prefix is not None and prefix != digest({**head, "messages": messages}):
+            return _messages(history, names, provider, head, index + 1)
+        blocks = _assistant(item, received, names, ids)
         # Roles alternate: two replies in a row, such as one that a barge-in cut, are one message to the
         # service.
-        if messages and messages[-1].role == "assistant":
+        if messages[-1].role == "assistant":
             messages[-1].content += blocks
         else:
             messages.append(_Message("assistant", blocks))
-    if results or texts:
-        users.append(_Message("user", [*results, *texts]))
-        messages.append(users[-1])
-    if not messages or messages[0].role == "assistant":
-        users.insert(0, _Message("user", [_Text(BEGINNING)]))
-        messages.insert(0, users[0])
-    # The service looks back a limited number of blocks for a cached prefix. With the message before the last
-    # marked as well, the next request finds this one, however many blocks it adds.
-    for message in users[-2:]:
-        message.content[-1].cache_control = _CACHE
+    end_user()
     return messages
 
 
-def _add_user(item: UserMessage | Note | ToolResult, results: list[_Result], texts: list[_Text]) -> None:
+def _add_user(
+    item: UserMessage | Note | ToolResult, results: list[_Result], texts: list[_Text], ids: dict[str, str]
+) -> None:
     # The service wants all results before any text.
     if isinstance(item, ToolResult):
         content = unicode_of(item.content) if item.content.strip() else NO_RESULT
-        results.append(_Result(call_id(item.call_id), content, item.is_error))
+        results.append(_Result(ids[item.call_id], content, item.is_error))
     elif isinstance(item, UserMessage):
         texts.append(_Text(unicode_of(item.text) if item.text.strip() else NO_WORDS))
     else:
         texts.append(_Text(f"[{unicode_of(item.text)}]"))
 
 
-def _assistant(message: AssistantMessage, names: ToolNameMap, provider: str) -> list[Any]:
+def _assistant(
+    message: AssistantMessage, received: Sequence[ReplyBlock], names: ToolNameMap, ids: dict[str, str]
+) -> list[Any]:
     blocks: list[Any] = []
-    text = message.text.rstrip()  # the service refuses trailing white space in the last message
-    if text:
-        blocks.append(_Text(unicode_of(text)))
-    blocks += [_tool_use(call, names) for call in message.calls]
-    # Thinking goes back verbatim with its tool_use (rule 5), and another provider's is not understood.
-    if blocks and message.opaque is not None and message.provider == provider:
-        return [*_thinking(message.opaque), *blocks]
+    calls = iter(message.calls)
+    for block in received:
+        match block:
+            case Words(text) if text.strip():
+                blocks.append(_Text(unicode_of(text)))
+            case CallPlace():
+                call = next(calls)
+                raw = msgspec.Raw(arguments_of(call))
+                blocks.append(_Use(service_id(block, call, ids), names.to_service(call.name), raw))
+            case Reasoning(thinking):
+                blocks.append(thinking)
+    # The service refuses thinking, and white space, at the end.
+    while isinstance(blocks[-1], dict):
+        blocks.pop()
+    if isinstance(blocks[-1], _Text):
+        blocks[-1] = _Text(blocks[-1].text.rstrip())
     return blocks
-
-
-def _thinking(opaque: str) -> list[Json]:
-    try:
-        blocks = msgspec.json.decode(opaque, type=list[dict[str, Any]])
-    except msgspec.DecodeError:
-        return []
-    return [block for block in blocks if block.get("type") in _THINKING]
-
-
-def _tool_use(call: ToolCall, names: ToolNameMap) -> _Use:
-    return _Use(call_id(call.call_id), names.to_service(call.name), msgspec.Raw(arguments_of(call)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
 from conductor.models.failures import failure, from_event, problem_of
+from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
 
@@ -62,13 +64,15 @@ class ReplyDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
     ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`.
+    ``prefix`` gives the request's digest, kept with the reply's thinking (`conductor.models.reasoning`).
     """
 
-    def __init__(self, names: ToolNameMap) -> None:
+    def __init__(self, names: ToolNameMap, prefix: Callable[[], str]) -> None:
         self._names = names
+        self._prefix = prefix
         self._sse = SSEParser()
         self._blocks: dict[int, tuple[dict[str, Any], list[str]]] = {}
-        self._thinking: list[dict[str, Any]] = []
+        self._received: list[ReplyBlock] = []
         self._usage = _Usage()
         self._stop: str | None = None
         self.finished = False
@@ -87,6 +91,7 @@ class ReplyDecoder:
                 delta = event.delta
                 if delta is not None and delta.type == "text_delta":
                     text.append(delta.text)
+                    self._part(event.index).append(delta.text)
                     continue
                 found = self._take(event)
                 if found is not None:
@@ -106,8 +111,7 @@ class ReplyDecoder:
             case "content_block_delta":
                 self._extend(event)
             case "content_block_start" if event.content_block is not None:
-                # Blocks are numbered, since their deltas may alternate.
-                self._blocks[event.index] = (event.content_block, [])
+                return self._begin(event.index, event.content_block)
             case "content_block_stop":
                 # A call leaves only here, where its arguments are complete (rule 7 of models, "Anthropic").
                 return self._end_block(event.index)
@@ -123,31 +127,45 @@ class ReplyDecoder:
                 raise from_event(problem_of(event.error))
         return None
 
+    def _begin(self, index: int, block: dict[str, Any]) -> ModelEvent | None:
+        # Blocks are numbered, since their deltas may alternate.
+        self._blocks[index] = (block, [])
+        words = str(block.get("text", ""))
+        self._blocks[index][1].extend([words] if words else ())
+        return TextDelta(words) if words else None
+
+    def _part(self, index: int) -> list[str]:
+        return self._blocks.get(index, ({}, []))[1]
+
     def _extend(self, event: _Event) -> None:
-        delta, (block, parts) = event.delta, self._blocks.get(event.index, ({}, []))
+        delta = event.delta
         if delta is None:
             return
         if delta.type == "input_json_delta":
-            parts.append(delta.partial_json)
+            self._part(event.index).append(delta.partial_json)
         elif delta.type == "thinking_delta":
-            parts.append(delta.thinking)
-        elif delta.type == "signature_delta":
+            self._part(event.index).append(delta.thinking)
+        elif delta.type == "signature_delta" and event.index in self._blocks:
+            block = self._blocks[event.index][0]
             block["signature"] = block.get("signature", "") + delta.signature
 
     def _end_block(self, index: int) -> ModelEvent | None:
         block, parts = self._blocks.pop(index, ({}, []))
         match block.get("type"):
+            case "text":
+                self._received.append(Words("".join(parts)))
             case "tool_use":
                 # Without deltas the whole input is in the start event, usually `{}`.
                 raw = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
-                return ToolCall(
-                    str(block.get("id", "")), self._names.to_tool(str(block.get("name", ""))), raw
-                )
+                call_id = str(block.get("id", ""))
+                self._received.append(CallPlace(call_id))
+                return ToolCall(call_id, self._names.to_tool(str(block.get("name", ""))), raw)
             # Sent back unchanged with the results of its calls: the service checks the signature.
             case "thinking":
-                self._thinking.append({**block, "thinking": block.get("thinking", "") + "".join(parts)})
+                thinking = block.get("thinking", "") + "".join(parts)
+                self._received.append(Reasoning({**block, "thinking": thinking}))
             case "redacted_thinking":
-                self._thinking.append(block)
+                self._received.append(Reasoning(block))
         return None
 
     def _count(self, usage: _Usage | None) -> None:
@@ -175,9 +193,8 @@ class ReplyDecoder:
             cache_read_tokens=used.cache_read_input_tokens or 0,
             cache_write_tokens=used.cache_creation_input_tokens or 0,
         )
-        opaque = msgspec.json.encode(self._thinking).decode() if self._thinking else None
         # With an unknown stop reason no calls are run.
-        return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)
+        return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque_of(self._received, self._prefix))
 
 
 def _say(text: list[str], events: list[ModelEvent]) -> None:

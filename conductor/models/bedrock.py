@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from conductor.errors import ModelError, SettingsError
+from conductor.models.anthropic_request import prefix_of
 from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.families import Effort, Thinking
 from conductor.models.rendering import encode, names_of
-from conductor.models.streaming import ReplyStreamer
+from conductor.models.streaming import Post, ReplyStreamer
 from conductor.models.thought_filter import ThoughtHabit
 from conductor.settings import environment_value
 
@@ -69,21 +71,27 @@ class BedrockProvider:
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
-        from conductor.models.bedrock_stream import ConverseDecoder, converse_body
-
-        names = names_of(request)
-        limit = request.max_tokens or self._max_tokens
-        body = encode(
-            converse_body(
-                request,
-                names,
-                model=self._model,
-                max_tokens=limit,
-                thinking=self._thinking,
-                effort=self._effort,
-            )
+        without_reasoning = partial(self._post, request, reasoning=False)
+        return self._streamer.stream(
+            self._path, self._post(request), request, without_reasoning=without_reasoning
         )
-        return self._streamer.stream(self._path, body, lambda: ConverseDecoder(names, self._habit), request)
+
+    def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
+        from conductor.models.bedrock_stream import PROVIDER, ConverseDecoder, converse_body
+
+        names, model = names_of(request), self._model
+        limit = request.max_tokens or self._max_tokens
+        body = converse_body(
+            request,
+            names,
+            model=model,
+            max_tokens=limit,
+            thinking=self._thinking,
+            effort=self._effort,
+            reasoning=reasoning,
+        )
+        prefix = partial(prefix_of, request, names, model=model, provider=PROVIDER, reasoning=reasoning)
+        return Post(encode(body), partial(ConverseDecoder, names, prefix, self._habit))
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

@@ -6,7 +6,7 @@ The request is that of the Messages API in other words: its rules are the strict
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 import msgspec
@@ -19,6 +19,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason
 from conductor.models.failures import Problem, failure, from_status
 from conductor.models.families import Effort, Thinking
 from conductor.models.openai_stream import said
+from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import Json, encode, may_call
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.models.tool_names import ToolNameMap
@@ -62,8 +63,9 @@ def converse_body(
     max_tokens: int,
     thinking: Thinking | None = None,
     effort: Effort | None = None,
+    reasoning: bool = True,
 ) -> Json:
-    """Render a request to ``converse-stream``; for ``thinking`` and ``effort`` see `anthropic_request`."""
+    """Render a request to ``converse-stream``; the arguments are those of `anthropic_request.body_of`."""
     rendered = anthropic_request.body_of(
         request,
         names,
@@ -72,6 +74,7 @@ def converse_body(
         provider=PROVIDER,
         thinking=thinking,
         effort=effort,
+        reasoning=reasoning,
     )
     # Through JSON, since its blocks are structs.
     source = msgspec.json.decode(encode(rendered))
@@ -190,16 +193,22 @@ _decode = msgspec.json.Decoder(_Event).decode
 class ConverseDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``habit`` is
+    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``prefix``
+    gives the request's digest, stored with the reply's reasoning (`conductor.models.reasoning`); ``habit`` is
     that of the model (`ThoughtFilter`).
     """
 
-    def __init__(self, names: ToolNameMap, habit: ThoughtHabit | None = None) -> None:
+    def __init__(
+        self, names: ToolNameMap, prefix: Callable[[], str], habit: ThoughtHabit | None = None
+    ) -> None:
         self._names = names
+        self._prefix = prefix
         self._thinking = ThoughtFilter(habit)
         self._frames = EventStreamBuffer()
         self._calls: dict[int, tuple[_ToolUse, list[str]]] = {}
+        self._words: dict[int, list[str]] = {}
         self._thoughts: dict[int, Json] = {}
+        self._received: dict[int, ReplyBlock] = {}
         self._stop: str | None = None
         self.finished = False
 
@@ -218,6 +227,7 @@ class ConverseDecoder:
                 event = _decode(frame.payload)
                 if event.delta is not None and event.delta.text:
                     text.append(event.delta.text)
+                    self._words.setdefault(event.content_block_index, []).append(event.delta.text)
                     continue
                 found = self._take(str(frame.headers.get(":event-type")), event)
                 if found is not None:
@@ -252,6 +262,7 @@ class ConverseDecoder:
                 self._extend(index, event.delta)
             case "contentBlockStop" if index in self._calls:
                 call, parts = self._calls.pop(index)
+                self._received[index] = CallPlace(call.id)
                 return ToolCall(call.id, self._names.to_tool(call.name), "".join(parts) or "{}")
             case "messageStop":
                 self._stop = event.stop_reason
@@ -282,8 +293,10 @@ class ConverseDecoder:
             used.input_tokens, used.output_tokens, used.cache_read_input_tokens, used.cache_write_input_tokens
         )
         # What is not signed belongs to models that do not want it back.
-        kept = [one for one in self._thoughts.values() if one.get("signature") or "data" in one]
-        opaque = msgspec.json.encode(kept).decode() if kept else None
+        signed = {at: one for at, one in self._thoughts.items() if one.get("signature") or "data" in one}
+        received: dict[int, ReplyBlock] = {at: Words("".join(parts)) for at, parts in self._words.items()}
+        received |= self._received | {at: Reasoning(block) for at, block in signed.items()}
+        opaque = opaque_of([received[at] for at in sorted(received)], self._prefix)
         # With an unknown stop reason no calls are run.
         return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque)
 

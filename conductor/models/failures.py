@@ -68,11 +68,20 @@ _TOO_LONG = (
     "context length",
     "context size",
 )
+_REASONING = (
+    "bound to a different conversation",
+    "in `thinking` block",
+    "`thinking` or `redacted_thinking` blocks",
+)
 _NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires", "tools param requires")
 
 
 class ToolsRefused(ModelError):
     """The service says that the model takes no tools."""
+
+
+class ReasoningRefused(ModelError):
+    """The service refused the reasoning that was sent back; without it, it takes the request."""
 
 
 class Problem(NamedTuple):
@@ -118,6 +127,8 @@ def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> Mo
     # Not retried: a wrong model name or base URL stays wrong.
     if status == 404:
         return ModelError("protocol", "The model service does not know this model or address.")
+    if status == 400 and _any_of(_REASONING, problem.message):
+        return ReasoningRefused("protocol", _TEXTS["protocol"])
     reason = _known(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"

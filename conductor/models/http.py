@@ -169,14 +169,22 @@ class HttpPool:
         # What a proxy connects to is not seen here, so LOCAL_ONLY takes none.
         self._proxy = _proxy_of(self._base_url) if trust_env and not local_only else None
 
-    async def open(self, path: str, body: bytes, decoder: StreamDecoder, silence_s: float) -> ReplyStream:
+    async def open(
+        self,
+        path: str,
+        body: bytes,
+        decoder: StreamDecoder,
+        silence_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> ReplyStream:
         """Post the body and read until the first events.
 
-        ``silence_s`` bounds the time between two bytes, now and later. Raises `ModelError`.
+        ``silence_s`` bounds the time between two bytes, now and later; ``headers`` are this request's own.
+        Raises `ModelError`.
         """
         try:
             async with asyncio.timeout(silence_s):
-                response = await self._post(path, body, silence_s)
+                response = await self._post(path, body, silence_s, headers or {})
         except TimeoutError:
             raise failure("timeout") from None
         reply = ReplyStream(response, decoder)
@@ -193,7 +201,9 @@ class HttpPool:
             raise
         return reply
 
-    async def _post(self, path: str, body: bytes, silence_s: float) -> aiohttp.ClientResponse:
+    async def _post(
+        self, path: str, body: bytes, silence_s: float, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
         )
@@ -203,7 +213,7 @@ class HttpPool:
             self._session.post,
             url,
             data=body,
-            headers=await self._sign(str(url), body) if self._sign is not None else None,
+            headers={**headers, **(await self._sign(str(url), body) if self._sign is not None else {})},
             proxy=self._proxy,
             timeout=timeout,
             allow_redirects=False,

@@ -11,10 +11,10 @@ from conductor.errors import SettingsError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.families import Effort, family_of
 from conductor.models.openai_request import PROVIDER, chat_body, completions_body
-from conductor.models.openai_responses import ResponsesDecoder, responses_body
+from conductor.models.openai_responses import ResponsesDecoder, prefix_of, responses_body
 from conductor.models.openai_stream import ChatDecoder
 from conductor.models.rendering import encode, may_call, names_of
-from conductor.models.streaming import ReplyStreamer
+from conductor.models.streaming import Post, ReplyStreamer
 from conductor.models.thought_filter import ThoughtHabit
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ class OpenAIProvider:
             body = responses_body(
                 request, names, source=self._source, model=model, max_tokens=limit, effort=effort
             )
-            decoder = partial(ResponsesDecoder, names, self._source, self._habit)
-        return self._streamer.stream(path, encode(body), decoder, request)
+            prefix = partial(prefix_of, request, names, source=self._source)
+            decoder = partial(ResponsesDecoder, names, prefix, self._habit)
+        return self._streamer.stream(path, Post(encode(body), decoder), request)
 
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""

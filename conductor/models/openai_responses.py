@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,14 +22,24 @@ from conductor.models.failures import failure, from_event, problem_of, read_prob
 from conductor.models.families import Effort
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
 from conductor.models.openai_stream import said, usage
+from conductor.models.reasoning import (
+    CallPlace,
+    Reasoning,
+    ReplyBlock,
+    Words,
+    blocks_of,
+    digest,
+    opaque_of,
+    service_id,
+)
 from conductor.models.rendering import (
     BEGINNING,
     Json,
     arguments_of,
-    call_id,
     is_json,
     limit_of,
     may_call,
+    running_turn,
     unicode_of,
 )
 from conductor.models.sse import SSEError, SSEParser
@@ -57,9 +67,11 @@ def responses_body(
     Reasoning goes back to the ``source``, service and model, that it came from. The API has no stop
     sequences.
     """
+    head = _head(request, names)
     body: Json = {
+        **head,
         "model": model,
-        "input": _input(request, names, source),
+        "input": _input(request, names, source, head, running_turn(request.messages)),
         "stream": True,
         "store": False,
         "max_output_tokens": max(_MIN_TOKENS, limit_of(request, max_tokens)),
@@ -68,13 +80,25 @@ def responses_body(
         body["include"] = ["reasoning.encrypted_content"]
     if effort is not None:
         body["reasoning"] = {"effort": effort}
-    if request.system.strip():
-        body["instructions"] = request.system
-    if request.tools:
-        body["tools"] = _tools(tuple(request.tools), names)
-        if not may_call(request):
-            body["tool_choice"] = "none"
+    if request.tools and not may_call(request):
+        body["tool_choice"] = "none"
     return body
+
+
+def prefix_of(request: ModelRequest, names: ToolNameMap, *, source: str) -> str:
+    """Give the `digest` of what the service sees before the reply, from this ``source``."""
+    head = _head(request, names)
+    items = _input(request, names, source, head, running_turn(request.messages))
+    return digest({**head, "source": source, "input": items})
+
+
+def _head(request: ModelRequest, names: ToolNameMap) -> Json:
+    head: Json = {}
+    if request.system.strip():
+        head["instructions"] = request.system
+    if request.tools:
+        head["tools"] = _tools(tuple(request.tools), names)
+    return head
 
 
 @lru_cache(maxsize=256)
@@ -120,59 +144,44 @@ class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
     output: str
 
 
-def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
+def _input(request: ModelRequest, names: ToolNameMap, source: str, head: Json, first: int) -> list[Any]:
+    # ``first`` is the position of the first reply whose reasoning may go back.
     items: list[Any] = []
-    for message in request.messages:
+    ids: dict[str, str] = {}
+    for index, message in enumerate(request.messages):
         if isinstance(message, AssistantMessage):
             if not items:
                 items.append(_User(BEGINNING))
-            items += _assistant(message, names, source)
+            prefix, received = blocks_of(message, PROVIDER if index >= first else "")
+            if prefix is not None and prefix != digest({**head, "source": source, "input": items}):
+                return _input(request, names, source, head, index + 1)
+            items += _assistant(message, received, names, ids)
         elif isinstance(message, ToolResult):
-            items.append(_Output(call_id(message.call_id), user_text(message)))
+            items.append(_Output(ids[message.call_id], user_text(message)))
         else:
             items.append(_User(user_text(message)))
     return items or [_User(BEGINNING)]
 
 
-def _assistant(message: AssistantMessage, names: ToolNameMap, source: str) -> list[Any]:
-    text = unicode_of(message.text.rstrip())
-    words: list[Any] = [_Said([_OutputText(text)])] if text else []
-    calls = [
-        _Call(call_id(call.call_id), names.to_service(call.name), arguments_of(call).decode())
-        for call in message.calls
-    ]
-    # In the reply's order: the service wants each reasoning item before the item that it led to.
+def _assistant(
+    message: AssistantMessage, received: Sequence[ReplyBlock], names: ToolNameMap, ids: dict[str, str]
+) -> list[Any]:
     items: list[Any] = []
-    for item in _kept_items(message, source):
-        match item.get("type"):
-            case "reasoning":
+    calls = iter(message.calls)
+    for block in received:
+        match block:
+            case Words(text) if text.strip():
+                items.append(_Said([_OutputText(unicode_of(text))]))
+            case CallPlace():
+                call = next(calls)
+                name, arguments = names.to_service(call.name), arguments_of(call).decode()
+                items.append(_Call(service_id(block, call, ids), name, arguments))
+            # In the reply's order: the service wants each reasoning item before the item that it led to.
+            case Reasoning(item):
                 items.append(item)
-            case "message":
-                items += words[:1]
-                words.clear()
-            case "function_call":
-                items += calls[:1]
-                del calls[:1]
-    items += [*words, *calls]
     while items and isinstance(items[-1], dict):
         items.pop()
     return items
-
-
-class _Kept(msgspec.Struct):
-    source: str
-    items: list[dict[str, Any]]
-
-
-def _kept_items(message: AssistantMessage, source: str) -> list[dict[str, Any]]:
-    # Another model's reasoning is not understood.
-    if message.opaque is None or message.provider != PROVIDER:
-        return []
-    try:
-        kept = msgspec.json.decode(message.opaque, type=_Kept)
-    except msgspec.DecodeError:
-        return []
-    return kept.items if kept.source == source else []
 
 
 class _Incomplete(msgspec.Struct, gc=False):
@@ -200,17 +209,20 @@ _decode = msgspec.json.Decoder(_Event).decode
 class ResponsesDecoder:
     """Turns the bytes of one streamed response into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. A reply's
-    reasoning is kept in ``opaque``, for the same ``source``. ``habit`` is that of the model
-    (`ThoughtFilter`).
+    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`. ``prefix``
+    gives the request's digest, stored with the reply's reasoning (`conductor.models.reasoning`); ``habit`` is
+    that of the model (`ThoughtFilter`).
     """
 
-    def __init__(self, names: ToolNameMap, source: str, habit: ThoughtHabit | None = None) -> None:
+    def __init__(
+        self, names: ToolNameMap, prefix: Callable[[], str], habit: ThoughtHabit | None = None
+    ) -> None:
         self._names = names
-        self._source = source
+        self._prefix = prefix
         self._sse = SSEParser()
         self._thinking = ThoughtFilter(habit)
-        self._items: list[dict[str, Any]] = []
+        self._received: list[ReplyBlock] = []
+        self._words: list[str] = []
         self._calls_stop: StopReason = "end_turn"
         self._refused = False
         self.finished = False
@@ -231,6 +243,7 @@ class ResponsesDecoder:
                 # Nearly all events are these, so they skip the dispatch below.
                 if event.type == "response.output_text.delta":
                     text.append(str(event.delta))
+                    self._words.append(text[-1])
                     continue
                 if event.type == "error" or event.error is not None:
                     raise from_event(read_problem(item.data))
@@ -275,13 +288,14 @@ class ResponsesDecoder:
         kind = item.get("type")
         # Reasoning without its content is only a name, of something that the service does not store.
         if kind == "reasoning" and (item.get("encrypted_content") or item.get("content")):
-            self._items.append(item)
-        if kind not in ("message", "function_call"):
+            self._received.append(Reasoning(item))
+        elif kind == "message":
+            self._received.append(Words("".join(self._words)))
+            self._words.clear()
+        if kind != "function_call":
             return None
-        self._items.append({"type": kind})
-        if kind == "message":
-            return None
-        given_id = item.get("call_id") or item.get("id") or f"call_{len(self._items)}"
+        given_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
+        self._received.append(CallPlace(given_id))
         arguments = str(item.get("arguments") or "")
         if not arguments and item.get("status") != "incomplete":
             arguments = "{}"
@@ -289,12 +303,10 @@ class ResponsesDecoder:
         self._calls_stop = (
             "tool_use" if is_json(arguments) and self._calls_stop != "max_tokens" else "max_tokens"
         )
-        return ToolCall(str(given_id), self._names.to_tool(str(item.get("name", ""))), arguments)
+        return ToolCall(given_id, self._names.to_tool(str(item.get("name", ""))), arguments)
 
     def _finish(self, stop: StopReason, response: _Response) -> Finished:
         self.finished = True
-        opaque = None
-        if any(item["type"] == "reasoning" for item in self._items):
-            opaque = msgspec.json.encode(_Kept(self._source, self._items)).decode()
         figures = usage(response.usage, "input_tokens", "output_tokens")
+        opaque = opaque_of(self._received, self._prefix)
         return Finished("refusal" if self._refused else stop, figures, opaque)

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
+import structlog
+
 from conductor.models.base import ModelEvent, ModelRequest, Sign, StreamDecoder
+from conductor.models.failures import ReasoningRefused
 from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 if TYPE_CHECKING:
     from conductor.models.http import HttpPool, ReplyStream
 
 _NO_RETRIES = RetryPolicy(retries=0)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A request's body, the decoder of its reply, and the headers that only it has."""
+
+    body: bytes
+    new_decoder: Callable[[], StreamDecoder]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class ReplyStreamer:
@@ -82,23 +97,26 @@ class ReplyStreamer:
             return self._pool
 
     async def stream(
-        self, path: str, body: bytes, new_decoder: Callable[[], StreamDecoder], request: ModelRequest
+        self,
+        path: str,
+        post: Post,
+        request: ModelRequest,
+        *,
+        without_reasoning: Callable[[], Post] | None = None,
     ) -> AsyncGenerator[ModelEvent, None]:
-        """Post the body to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
+        """Send ``post`` to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
 
-        Use ``contextlib.aclosing`` around it: only closing it, or cancelling the task that is inside it,
-        stops the request at once. Raises `ModelError`.
+        ``without_reasoning`` makes the post that is sent once instead, if the service refuses the reasoning
+        in this one. Use ``contextlib.aclosing`` around it: only closing it, or cancelling the task that is
+        inside it, stops the request at once. Raises `ModelError`.
         """
-        pool = self._pool or await self._started()
-        reply = await with_retries(
-            # A stream is opened up to its first event within the retries; after that, the turn decides about
-            # another try.
-            lambda left: pool.open(path, body, new_decoder(), min(request.silence_s, left)),
-            deadline_s=request.deadline_s,
-            random=self._random,
-            policy=self._retry_policy if request.may_retry else _NO_RETRIES,
-            waiting=self._waiting,
-        )
+        try:
+            reply = await self._open(path, post, request)
+        except ReasoningRefused:
+            if without_reasoning is None:
+                raise
+            log.warning("model.reasoning_refused")
+            reply = await self._open(path, without_reasoning(), request)
         try:
             while True:
                 for event in reply.events:
@@ -108,6 +126,20 @@ class ReplyStreamer:
                 await reply.read()
         finally:
             self._let_go(reply)
+
+    async def _open(self, path: str, post: Post, request: ModelRequest) -> ReplyStream:
+        pool = self._pool or await self._started()
+        return await with_retries(
+            # A stream is opened up to its first event within the retries; after that, the turn decides about
+            # another try.
+            lambda left: pool.open(
+                path, post.body, post.new_decoder(), min(request.silence_s, left), post.headers
+            ),
+            deadline_s=request.deadline_s,
+            random=self._random,
+            policy=self._retry_policy if request.may_retry else _NO_RETRIES,
+            waiting=self._waiting,
+        )
 
     def _let_go(self, reply: ReplyStream) -> None:
         if not reply.decoder.finished:

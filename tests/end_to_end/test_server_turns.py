@@ -143,3 +143,26 @@ async def test_declared_tools_change_while_the_session_runs(claude: AnthropicSer
     names = [tool["name"] for tool in claude.requests[-1]["tools"]]
     assert "lamp_two" in names
     assert "lamp_one" not in names
+
+
+async def test_tools_that_change_while_a_turn_runs_are_shown_to_the_model_in_the_next_turn(
+    claude: AnthropicService,
+) -> None:
+    def tool(name: str) -> dict[str, Any]:
+        hints = {"_meta": {"conductor": {"approval": "never"}}}
+        return {"name": name, "inputSchema": {"type": "object"}, **hints}
+
+    claude.replies += [Reply(calls=(Call("lamp_one", {}),), thinking="Hm."), Reply(text="Done.")]
+    fields = {"capabilities": ["tools"], "tools": [tool("lamp.one")]}
+    async with serving(provider_for(claude)) as served, served.phone(start_fields=fields) as phone:
+        await phone.say("light, please")
+        asked = await phone.until(is_call("lamp.one"))
+        await phone.send("session.update", {"tools": [tool("lamp.two")]})
+        await phone.until(lambda e: e["type"] == "tools.changed")
+        await phone.result(asked["payload"]["callId"], "on")
+        await phone.idle(since=phone.log.index(asked))
+        await phone.ask("and now?")
+    first, second, third = claude.requests
+    assert first["tools"] == second["tools"] != third["tools"]
+    assert second["messages"][1]["content"][0]["type"] == "thinking"
+    assert "lamp_two" in [tool["name"] for tool in third["tools"]]

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_request import body_of
+from conductor.models.anthropic_request import body_of, prefix_of
 from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.models.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
 from tests.stand_ins.anthropic_rules import check_body
@@ -217,24 +218,45 @@ THOUGHT: list[JsonObject] = [
 ]
 
 
+BEFORE = ask(UserMessage("Go."))
+
+
+def interleaved(prefix: str | None = None) -> AssistantMessage:
+    """Make a reply of a thought, words, a thought and a call; ``prefix`` None: it followed `BEFORE`."""
+    blocks: list[ReplyBlock] = [
+        Reasoning(THOUGHT[0]),
+        Words("Yes. "),
+        Reasoning(THOUGHT[1]),
+        CallPlace("own"),
+    ]
+    own = prefix_of(BEFORE, names_of(BEFORE), model="test-model")
+    return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")
+
+
+def test_the_blocks_of_the_running_turn_go_back_in_the_order_that_they_came_in() -> None:
+    request = ask(UserMessage("Go."), interleaved(), ToolResult("t1", "ok"))
+    body = msgspec.json.decode(encode(body_of(request, names_of(request), model="test-model", max_tokens=9)))
+    blocks = body["messages"][1]["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "text", "redacted_thinking", "tool_use"]
+    assert [blocks[0], blocks[2]] == THOUGHT
+    assert (blocks[3]["id"], body["messages"][2]["content"][0]["tool_use_id"]) == ("own", "own")
+
+
 @pytest.mark.parametrize(
-    ("provider", "opaque", "kept"),
+    ("reply", "more"),
     [
-        ("anthropic", msgspec.json.encode(THOUGHT).decode(), True),
-        ("other", msgspec.json.encode(THOUGHT).decode(), False),
-        (None, msgspec.json.encode(THOUGHT).decode(), False),
-        ("anthropic", "not json", False),
-        ("anthropic", '[{"type":"text","text":"smuggled"}]', False),
+        (msgspec.structs.replace(interleaved(), provider="other"), ()),
+        (msgspec.structs.replace(interleaved(), opaque="not json"), ()),
+        (msgspec.structs.replace(interleaved(), opaque='[{"type":"text","text":"smuggled"}]'), ()),
+        (msgspec.structs.replace(interleaved(), text="Ye"), ()),
+        (interleaved("another prefix"), ()),
+        (interleaved(), (AssistantMessage("Done."), UserMessage("And now?"))),
     ],
+    ids=["another provider", "no JSON", "no blocks", "cut words", "another prefix", "a finished turn"],
 )
-def test_thinking_goes_back_first_and_verbatim_to_its_own_provider(
-    provider: str | None, opaque: str, kept: bool
-) -> None:
-    reply = AssistantMessage("Yes.", (call(),), opaque, provider)
-    blocks = rendered(ask(UserMessage("Go."), reply, ToolResult("t1", "ok")))["messages"][1]["content"]
-    expected = THOUGHT if kept else []
-    assert blocks[: len(expected)] == expected
-    assert [block["type"] for block in blocks[len(expected) :]] == ["text", "tool_use"]
+def test_thinking_of_anything_else_is_left_out(reply: AssistantMessage, more: tuple[Message, ...]) -> None:
+    body = rendered(ask(UserMessage("Go."), reply, ToolResult("t1", "ok"), *more))
+    assert [block["type"] for block in body["messages"][1]["content"]] == ["text", "tool_use"]
 
 
 def random_history(random: Random) -> list[Message]:

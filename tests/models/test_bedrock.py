@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import aclosing
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from botocore.session import Session
 from conductor.conversation.history import repair
 from conductor.errors import ModelError, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
+from conductor.models.anthropic_request import prefix_of
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.bedrock import BedrockProvider, Signer, from_profile
 from conductor.models.bedrock_stream import ConverseDecoder, converse_body
@@ -48,8 +50,8 @@ def body_of(request: ModelRequest, model: str = LLAMA) -> Any:
     return body
 
 
-def decoded(stream: bytes, size: int | None = None) -> list[ModelEvent]:
-    decoder = ConverseDecoder(names_of(ask(tools=(SPAWN,))))
+def decoded(stream: bytes, size: int | None = None, prefix: Callable[[], str] = str) -> list[ModelEvent]:
+    decoder = ConverseDecoder(names_of(ask(tools=(SPAWN,))), prefix)
     events: list[ModelEvent] = []
     for at in range(0, len(stream), size or len(stream)):
         events += decoder.feed(stream[at : at + (size or len(stream))])
@@ -168,28 +170,34 @@ def test_a_stream_is_the_same_however_it_arrives(name: str, size: int | None) ->
 
 
 def test_signed_reasoning_goes_back_and_is_not_spoken() -> None:
-    events = decoded(stream_of(Reply(text="Yes.", thinking="Let me think.")))
+    events = decoded(stream_of(Reply(text="Yes.", thinking="Let me think.")), prefix=_prefix)
     last = events[-1]
     assert joined(events)[0] == TextDelta("Yes.") and isinstance(last, Finished) and last.opaque
     reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
     reasoning = {"reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}}
     assert _sent_back(reply, CLAUDE) == [reasoning, {"text": "Yes."}]
-    assert _sent_back(reply, LLAMA) == [{"text": "Yes."}]
+    assert _sent_back(reply, LLAMA) == [{"text": "Yes."}], "it is bound to another model"
     other = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
     assert _sent_back(other, CLAUDE) == [{"text": "Yes."}]
 
 
 def test_redacted_reasoning_goes_back_as_it_came() -> None:
     thought = {"contentBlockIndex": 0, "delta": {"reasoningContent": {"redactedContent": "c2VjcmV0"}}}
-    (last,) = decoded(frame("contentBlockDelta", thought) + END)
+    words = {"contentBlockIndex": 1, "delta": {"text": "Yes."}}
+    stream = frame("contentBlockDelta", thought) + frame("contentBlockDelta", words) + END
+    *_, last = decoded(stream, prefix=_prefix)
     assert isinstance(last, Finished)
     reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
     assert _sent_back(reply, CLAUDE)[0] == {"reasoningContent": {"redactedContent": "c2VjcmV0"}}
 
 
+def _prefix() -> str:
+    request = ask(UserMessage("Really?"))
+    return prefix_of(request, names_of(request), model=CLAUDE, provider="bedrock")
+
+
 def _sent_back(reply: AssistantMessage, model: str) -> Any:
-    request = ask(UserMessage("Really?"), reply, UserMessage("Why?"))
-    return body_of(request, model)["messages"][1]["content"]
+    return body_of(ask(UserMessage("Really?"), reply), model)["messages"][1]["content"]
 
 
 END = frame("messageStop", {"stopReason": "end_turn"}) + frame("metadata", {})

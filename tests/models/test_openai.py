@@ -150,7 +150,7 @@ async def test_reasoning_that_is_not_handed_back_is_missed(
     for opaque, refusals in ((finished.opaque, 0), (None, 1)):
         reply = AssistantMessage("", (call,), opaque, provider.name)
         try:
-            await collect(provider, ask(UserMessage("Go."), reply, ToolResult("t7", "ok")))
+            await collect(provider, ask(UserMessage("Hello."), reply, ToolResult("t7", "ok")))
         except ModelError as error:
             assert error.reason == "protocol"
         assert len(service.refused) == refusals

@@ -13,6 +13,7 @@ from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import Finished, ModelEvent, StopReason, StreamDecoder, TextDelta, Usage
 from conductor.models.openai_responses import ResponsesDecoder
 from conductor.models.openai_stream import ChatDecoder
+from conductor.models.reasoning import CallPlace, Reasoning, Words, opaque_of
 from conductor.models.tool_names import ToolNameMap
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -34,8 +35,8 @@ def decode(decoder: StreamDecoder, pieces: Iterable[bytes]) -> tuple[str, list[M
 
 def new_decoder(kind: str) -> StreamDecoder:
     if kind == "anthropic":
-        return ReplyDecoder(NAMES)
-    return ResponsesDecoder(NAMES, "here") if kind == "responses" else ChatDecoder(NAMES, "here")
+        return ReplyDecoder(NAMES, str)
+    return ResponsesDecoder(NAMES, str) if kind == "responses" else ChatDecoder(NAMES, "here")
 
 
 def decode_any(stream: bytes, kind: str = "chat") -> tuple[str, list[ModelEvent]]:
@@ -669,9 +670,15 @@ RESPONSES: dict[str, tuple[bytes, list[ModelEvent]]] = {
             ToolCall("c1", "agent.spawn", "{}"),
             Finished(
                 "tool_use",
-                opaque='{"source":"here","items":[{"type":"reasoning","id":"rs_1","encrypted_content":"e1"},'
-                '{"type":"message"},{"type":"reasoning","id":"rs_2","encrypted_content":"e2"},'
-                '{"type":"function_call"}]}',
+                opaque=opaque_of(
+                    [
+                        Reasoning({"type": "reasoning", "id": "rs_1", "encrypted_content": "e1"}),
+                        Words(""),
+                        Reasoning({"type": "reasoning", "id": "rs_2", "encrypted_content": "e2"}),
+                        CallPlace("c1"),
+                    ],
+                    str,
+                ),
             ),
         ],
     ),
@@ -725,5 +732,5 @@ def test_responses_that_are_incomplete_run_no_call(reason: str, stop: StopReason
 )
 def test_responses_that_fail(stream: str, reason: ModelFailure) -> None:
     with pytest.raises(ModelError) as caught:
-        decode(ResponsesDecoder(NAMES, "here"), [stream_of(stream)])
+        decode(ResponsesDecoder(NAMES, str), [stream_of(stream)])
     assert caught.value.reason == reason

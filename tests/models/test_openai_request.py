@@ -10,7 +10,8 @@ import pytest
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.openai_request import ChatOpaque, chat_body, completions_body
-from conductor.models.openai_responses import responses_body
+from conductor.models.openai_responses import prefix_of, responses_body
+from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
 
@@ -199,46 +200,45 @@ def test_models_that_do_not_reason_are_not_asked_for_their_reasoning(model: str)
     assert "include" in responses(ask(), model="gpt-6-luna")
 
 
-KEPT = (
-    '{"source":"here","items":[{"type":"reasoning","id":"r1","encrypted_content":"e1"},{"type":"message"},'
-    '{"type":"reasoning","id":"r2","encrypted_content":"e2"},{"type":"function_call"}]}'
-)
 FIRST, SECOND = ({"type": "reasoning", "id": f"r{n}", "encrypted_content": f"e{n}"} for n in (1, 2))
+GO = ask(UserMessage("Go."))
+SPAWNED = ToolResult("c1", "1")
+
+
+def reasoned(source: str = "here") -> AssistantMessage:
+    """Make a reply of a thought, words, a thought and a call, which followed `GO`."""
+    blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND), CallPlace("c1")]
+    opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source=source))
+    return AssistantMessage("Hm.", (CALL,), opaque, "openai")
 
 
 def test_reasoning_goes_back_before_what_it_led_to() -> None:
-    more = ToolCall("c2", "agent.spawn", "{}")
-    reply = AssistantMessage("Hm.", (CALL, more), KEPT, "openai")
-    history = (UserMessage("Go."), reply, ToolResult("c1", "1"), ToolResult("c2", "2"))
-    items = responses(ask(*history))["input"][1:-2]
-    assert [item["type"] for item in items] == [
-        "reasoning", "message", "reasoning", "function_call", "function_call",
-    ]  # fmt: skip
+    items = responses(ask(UserMessage("Go."), reasoned(), SPAWNED))["input"][1:-1]
+    assert [item["type"] for item in items] == ["reasoning", "message", "reasoning", "function_call"]
     assert (items[0], items[2]) == (FIRST, SECOND)
 
 
 @pytest.mark.parametrize(
-    ("opaque", "provider", "source"),
+    ("reply", "more"),
     [
-        (KEPT, "anthropic", "here"),
-        (KEPT, "openai", "elsewhere"),
-        ("[]", "openai", "here"),
-        ("{", "openai", "here"),
+        (reasoned("elsewhere"), ()),
+        (msgspec.structs.replace(reasoned(), provider="anthropic"), ()),
+        (msgspec.structs.replace(reasoned(), opaque="[]"), ()),
+        (msgspec.structs.replace(reasoned(), opaque="{"), ()),
+        (reasoned(), (AssistantMessage("Done."), UserMessage("On."))),
     ],
+    ids=["another model", "another provider", "no object", "no JSON", "a finished turn"],
 )
-def test_reasoning_of_another_model_is_left_out(opaque: str, provider: str, source: str) -> None:
-    reply = AssistantMessage("Hm.", (), opaque, provider)
-    items = responses(ask(UserMessage("Go."), reply, UserMessage("On.")), source=source)["input"]
-    assert [item.get("type", item["role"]) for item in items] == ["user", "message", "user"]
+def test_reasoning_of_anything_else_is_left_out(reply: AssistantMessage, more: tuple[Message, ...]) -> None:
+    items = responses(ask(UserMessage("Go."), reply, SPAWNED, *more))["input"]
+    assert "reasoning" not in [item.get("type") for item in items]
 
 
 def test_reasoning_that_led_to_nothing_is_left_out() -> None:
-    reply = AssistantMessage("Hm.", (), KEPT, "openai")
-    items = responses(ask(UserMessage("Go."), reply, UserMessage("On.")))["input"]
-    assert items[1] == FIRST and items[2]["type"] == "message"
-    assert len(items) == 4
-    empty = AssistantMessage("", (), KEPT, "openai")
-    assert len(responses(ask(UserMessage("Go."), empty, UserMessage("On.")))["input"]) == 2
+    blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND)]
+    opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source="here"))
+    items = responses(ask(UserMessage("Go."), AssistantMessage("Hm.", (), opaque, "openai")))["input"]
+    assert items[1:] == [FIRST, {"type": "message", "role": "assistant", "content": items[2]["content"]}]
 
 
 def opaque(source: str = "here", extras: tuple[Any, ...] = ({"google": {"thought_signature": "s"}},)) -> str:
@@ -257,7 +257,7 @@ def test_reasoning_of_chat_goes_back_while_the_turn_runs_and_signatures_always()
         assert message["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 
 
-@pytest.mark.parametrize("text", [opaque("elsewhere"), KEPT, "[]", "{"])
+@pytest.mark.parametrize("text", [opaque("elsewhere"), '{"prefix":"","blocks":[]}', "[]", "{"])
 def test_reasoning_of_chat_from_elsewhere_is_left_out(text: str) -> None:
     reply = AssistantMessage("", (CALL,), text, "openai")
     message = chat(ask(UserMessage("Go."), reply, ToolResult("c1", "1")))["messages"][2]

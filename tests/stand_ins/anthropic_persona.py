@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
+from tests.stand_ins.anthropic_script import Call, JsonObject, Reply, Thought
 
 _SAMPLES: Mapping[str, Any] = {
     "string": "sample",
@@ -57,7 +58,8 @@ def rounds_so_far(messages: list[JsonObject]) -> int:
 class BenchPersona:
     """Answers a turn with ``rounds`` calls of a tool, then ``tokens`` tokens of text.
 
-    ``tool`` is the service's name of the tool; the first one offered is called if it is not among them.
+    ``tool`` is the service's name of the tool; the first one offered is called if it is not among them. With
+    ``thinks`` a round is two calls, with thinking before each.
     """
 
     rounds: int = 3
@@ -65,6 +67,7 @@ class BenchPersona:
     delay_s: float = 0.0
     first_delay_s: float = 0.0
     tool: str = "agent_status"
+    thinks: bool = False
 
     def __call__(self, request: JsonObject) -> Reply:
         """Look at the request's messages and give the next reply."""
@@ -73,11 +76,15 @@ class BenchPersona:
         if tools and not off and rounds_so_far(request["messages"]) < self.rounds:
             tool = next((tool for tool in tools if tool["name"] == self.tool), tools[0])
             call = Call(tool["name"], sample(tool["input_schema"]))
-            return Reply(calls=(call,), first_delay_s=self.first_delay_s)
+            blocks = (Thought("First."), call, Thought("Then."), call) if self.thinks else ()
+            return Reply(calls=(call,), blocks=blocks, first_delay_s=self.first_delay_s)
         chunks = [f"word{number} " for number in range(self.tokens)]
         return Reply(
             text="".join(chunks), chunks=chunks, delay_s=self.delay_s, first_delay_s=self.first_delay_s
         )
 
 
-PERSONAS: Mapping[str, Callable[..., Callable[[JsonObject], Reply]]] = {"bench": BenchPersona}
+PERSONAS: Mapping[str, Callable[..., Callable[[JsonObject], Reply]]] = {
+    "bench": BenchPersona,
+    "thinks": partial(BenchPersona, thinks=True),
+}

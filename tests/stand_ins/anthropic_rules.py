@@ -1,9 +1,9 @@
 """What the Messages API refuses, as pure checks of a request.
 
 The wording follows the service's own messages where they are known from public reports. It is stricter than
-the service in four places, because nothing here needs them: roles other than user and assistant,
+the service in five places, because nothing here needs them: roles other than user and assistant,
 ``max_tokens`` 0, block types that this project never sends, and results split over several user messages are
-refused.
+refused, and so is thinking that is bound elsewhere though the request asks to drop it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE, bound_elsewhere
 from tests.stand_ins.anthropic_message_rules import TOOL_NAME, Refused, check_messages, check_text
 from tests.stand_ins.anthropic_script import JsonObject
 
@@ -23,6 +24,11 @@ _TOP_LEVEL = {
     "output_config", "service_tier", "stop_sequences", "stream", "system", "temperature", "thinking",
     "tool_choice", "tools", "top_k", "top_p",
 }  # fmt: skip
+_THINKING_KEYS = {
+    "adaptive": {"block_binding", "display"}, "enabled": {"block_binding", "budget_tokens", "display"},
+    "between_tools": set[str](), "disabled": set[str](),
+}  # fmt: skip
+BINDING_BETA = "thinking-binding-controls-2026-08-01"
 _TOOL_KEYS = {
     "name", "description", "input_schema", "cache_control", "type", "strict", "input_examples",
     "eager_input_streaming", "defer_loading", "allowed_callers",
@@ -51,7 +57,7 @@ def check_headers(headers: Mapping[str, str], keys: frozenset[str] | None) -> No
 def check_body(body: Any, issued: Mapping[str, Sequence[JsonObject]]) -> JsonObject:
     """Refuse a request's body; give it back if it is good.
 
-    ``issued`` holds, by tool_use id, the thinking blocks that the service sent with that call.
+    ``issued`` holds, by tool_use id, the thinking blocks of the reply with that call.
     """
     if not isinstance(body, dict):
         raise Refused("Input should be a valid dictionary or object to extract fields from")
@@ -67,7 +73,33 @@ def check_body(body: Any, issued: Mapping[str, Sequence[JsonObject]]) -> JsonObj
     messages = check_messages(body["messages"], issued)
     _check_tools_present(messages, names)
     _check_cache(body)
+    _check_thinking_fields(body.get("thinking"))
+    for where in bound_elsewhere(body, messages):
+        raise Refused(f"{where}: {BOUND_ELSEWHERE}")
     return body
+
+
+def check_betas(headers: Mapping[str, str], body: JsonObject) -> None:
+    """Refuse a field of a beta that the headers do not ask for."""
+    if "block_binding" in body.get("thinking", ()) and BINDING_BETA not in headers.get("anthropic-beta", ""):
+        raise Refused("thinking.block_binding: Extra inputs are not permitted")
+
+
+def _check_thinking_fields(setting: Any) -> None:
+    if setting is None:
+        return
+    kind = setting.get("type") if isinstance(setting, dict) else None
+    if kind not in _THINKING_KEYS:
+        raise Refused(f"thinking: Input tag {kind!r} does not match any of the expected tags")
+    for key in setting.keys() - _THINKING_KEYS[kind] - {"type"}:
+        raise Refused(f"thinking.{kind}.{key}: Extra inputs are not permitted")
+    binding = setting.get("block_binding", {})
+    if not isinstance(binding, dict) or binding.keys() - {"prefix_mismatch_behavior"}:
+        raise Refused("thinking.block_binding: Input should be a valid dictionary")
+    if binding.get("prefix_mismatch_behavior", "error") not in ("error", "drop_block"):
+        raise Refused(
+            "thinking.block_binding.prefix_mismatch_behavior: Input should be 'error' or 'drop_block'"
+        )
 
 
 def _check_scalars(body: JsonObject) -> None:

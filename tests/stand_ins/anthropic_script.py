@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -35,6 +35,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Thought:
+    """A thinking block."""
+
+    text: str
+    redacted: bool = False
+
+
+@dataclass(frozen=True)
 class Break:
     """How a stream goes wrong after ``after`` deltas.
 
@@ -50,7 +58,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer with status 200.
+    """One answer with status 200: its thinking, its text, its calls, or ``blocks`` in any order instead.
 
     ``chunks`` is how ``text`` is cut into deltas (default: words), ``argument_size`` the characters of one
     ``input_json_delta``. ``delay_s`` goes before each delta; ``hold`` is waited for before delta ``hold_at``,
@@ -64,6 +72,7 @@ class Reply:
     stop_reason: str | None = None
     thinking: str | None = None
     redacted: str | None = None
+    blocks: tuple[Thought | str | Call, ...] = ()
     chunks: Sequence[str] | None = None
     argument_size: int = 20
     delay_s: float = 0.0
@@ -81,7 +90,17 @@ class Reply:
     @property
     def stop(self) -> str:
         """The stop reason, as given or as the content implies."""
-        return self.stop_reason or ("tool_use" if self.calls else "end_turn")
+        calls = any(isinstance(block, Call) for block in self.content)
+        return self.stop_reason or ("tool_use" if calls else "end_turn")
+
+    @property
+    def content(self) -> tuple[Thought | str | Call, ...]:
+        """The blocks in their order."""
+        if self.blocks:
+            return self.blocks
+        thoughts = [Thought(self.thinking)] if self.thinking is not None else []
+        thoughts += [Thought(self.redacted, redacted=True)] if self.redacted is not None else []
+        return (*thoughts, *([self.text] if self.text else []), *self.calls)
 
 
 @dataclass(frozen=True)
@@ -113,46 +132,42 @@ def words(text: str) -> list[str]:
     return [part + " " for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 
-def signature_of(thinking: str) -> str:
+def signature_of(thinking: str, binding: str = "") -> str:
     """Sign a thinking block, so that a changed one is known later without remembering it."""
-    return "sig_" + hashlib.sha256(b"thinking:" + thinking.encode()).hexdigest()
+    return f"sig_{seal(thinking + binding)}.{binding}"
 
 
-def redacted_data(thinking: str) -> str:
+def redacted_data(thinking: str, binding: str = "") -> str:
     """Stand for encrypted thinking; its last 64 characters are a checksum."""
-    data = "red_" + thinking.encode().hex()
-    return data + hashlib.sha256(data.encode()).hexdigest()
+    data = f"red_{thinking.encode().hex()}.{binding}."
+    return data + seal(data)
 
 
-def content_of(reply: Reply, message_id: str) -> list[JsonObject]:
-    """Give the reply's content blocks as the service would hold them, arguments still as raw text."""
-    blocks: list[JsonObject] = []
-    if reply.thinking is not None:
-        signature = signature_of(reply.thinking)
-        blocks.append({"type": "thinking", "thinking": reply.thinking, "signature": signature})
-    if reply.redacted is not None:
-        blocks.append({"type": "redacted_thinking", "data": redacted_data(reply.redacted)})
-    if reply.text:
-        blocks.append({"type": "text", "text": reply.text})
-    for number, call in enumerate(reply.calls):
-        call_id = call.id or f"toolu_{message_id}_{number}"
-        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "raw": call.raw})
-    return blocks
+def seal(text: str) -> str:
+    """Make a checksum that only the service knows how to make."""
+    return hashlib.sha256(b"thinking:" + text.encode()).hexdigest()
 
 
-def whole_message(reply: Reply, message_id: str, model: str, usage: Mapping[str, int]) -> JsonObject:
-    """Give the answer to a request that does not stream. Arguments that are not whole become ``{}``."""
-    content = []
-    for block in content_of(reply, message_id):
-        if block["type"] == "tool_use":
-            try:
-                value = msgspec.json.decode(block.pop("raw"))
-            except msgspec.DecodeError:
-                value = {}
-            block["input"] = value
-        content.append(block)
+def as_held(block: JsonObject) -> JsonObject:
+    """Give a block of `anthropic_binding.content_of` as a message holds it.
+
+    Arguments that are not whole become ``{}``.
+    """
+    if block["type"] != "tool_use":
+        return block
+    try:
+        value = msgspec.json.decode(block["raw"])
+    except msgspec.DecodeError:
+        value = {}
+    return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": value}
+
+
+def whole_message(
+    reply: Reply, content: Iterable[JsonObject], message_id: str, model: str, usage: Mapping[str, int]
+) -> JsonObject:
+    """Give the answer to a request that does not stream."""
     message = _message(message_id, model, usage)
-    return {**message, "content": content, "stop_reason": reply.stop}
+    return {**message, "content": [as_held(block) for block in content], "stop_reason": reply.stop}
 
 
 def _message(message_id: str, model: str, usage: Mapping[str, int]) -> JsonObject:
@@ -168,7 +183,9 @@ def _message(message_id: str, model: str, usage: Mapping[str, int]) -> JsonObjec
     }
 
 
-def stream_pieces(reply: Reply, message_id: str, model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
+def stream_pieces(
+    reply: Reply, content: Iterable[JsonObject], message_id: str, model: str, usage: Mapping[str, int]
+) -> Iterator[Piece]:
     """Give the whole stream of a reply, `Break` aside, event by event."""
 
     def event(name: str, body: JsonObject, delta: bool = False) -> Piece:
@@ -180,7 +197,7 @@ def stream_pieces(reply: Reply, message_id: str, model: str, usage: Mapping[str,
     begun = _message(message_id, model, {**usage, "output_tokens": 1})
     yield event("message_start", {"message": begun})
     yield ping
-    for index, block in enumerate(content_of(reply, message_id)):
+    for index, block in enumerate(content):
         start, deltas = _parts(block, reply)
         yield event("content_block_start", {"index": index, "content_block": start})
         for delta in deltas:

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
+from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import PERSONAS
-from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_body, check_headers
+from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_betas, check_body, check_headers
 from tests.stand_ins.anthropic_script import (
     Break,
     HttpFailure,
     JsonObject,
     Reply,
-    content_of,
     stream_pieces,
     whole_message,
 )
@@ -54,6 +54,7 @@ class AnthropicService(ModelService):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refused(f"The request body is not valid JSON: {error}") from None
         accepted = check_body(body, self._issued)
+        check_betas(request.headers, accepted)
         tokens = len(request.body) // 4
         if self._max_input_tokens is not None and tokens > self._max_input_tokens:
             raise Refused(f"prompt is too long: {tokens} tokens > {self._max_input_tokens} maximum")
@@ -67,7 +68,7 @@ class AnthropicService(ModelService):
         self, connection: Connection, reply: Reply, request: HttpRequest, body: JsonObject, request_id: str
     ) -> None:
         message_id = request_id.removeprefix("req_")
-        self._remember_thinking(reply, message_id)
+        content = self.compose(reply, message_id, body)
         usage = {
             "input_tokens": len(request.body) // 4,
             "output_tokens": 1 + len(reply.text) // 4,
@@ -76,24 +77,22 @@ class AnthropicService(ModelService):
         headers = {"request-id": request_id, "content-type": reply.content_type}
         if body.get("stream"):
             connection.start(200, headers)
-            pieces = stream_pieces(reply, message_id, body["model"], usage)
+            pieces = stream_pieces(reply, content, message_id, body["model"], usage)
             await ReplyWriter(connection, reply, _error_event).send(pieces)
             return
-        message = whole_message(reply, message_id, body["model"], usage)
+        message = whole_message(reply, content, message_id, body["model"], usage)
         if reply.hold is not None:
             await reply.hold.wait()
         connection.respond(200, msgspec.json.encode(message), {**headers, "content-type": "application/json"})
 
-    def _remember_thinking(self, reply: Reply, message_id: str) -> None:
-        if reply.thinking is None and reply.redacted is None:
-            return
-        blocks = content_of(reply, message_id)
-        thinking = [block for block in blocks if block["type"] in ("thinking", "redacted_thinking")]
-        for block in blocks:
-            if block["type"] == "tool_use":
-                self._issued[block["id"]] = thinking
+    def compose(self, reply: Reply, message_id: str, body: JsonObject) -> list[JsonObject]:
+        """Give the blocks of a reply to this request, and remember their thinking."""
+        content = content_of(reply, message_id, Prefix(body))
+        if thinking := [block for block in content if block["type"] in THINKING]:
+            self._issued |= {block["id"]: thinking for block in content if block["type"] == "tool_use"}
         while len(self._issued) > ISSUED_KEPT:
             del self._issued[next(iter(self._issued))]
+        return content
 
 
 def _error_event(broken: Break) -> bytes:

@@ -189,8 +189,10 @@ def _check_input(body: JsonObject, issued: Mapping[str, JsonObject]) -> None:
     if not items:
         raise Refused("'input' must be a list that is not empty")
     waiting: list[str] = []
+    turn = max((number for number, item in enumerate(items) if item.get("role") == "user"), default=0)
     for number, item in enumerate(items):
-        _check_item(f"input[{number}]", item, items[:number], waiting, issued)
+        # The reasoning of finished turns may be left out.
+        _check_item(f"input[{number}]", item, items[:number], waiting, issued if number > turn else {})
     if waiting:
         raise Refused(f"No tool output found for function call {waiting}")
     if items[-1].get("type") == "reasoning":

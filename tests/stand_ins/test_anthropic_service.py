@@ -14,9 +14,10 @@ import httpx2
 import pytest
 
 from conductor.models.sse import SSEParser
+from tests.stand_ins.anthropic_binding import Prefix
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
-from tests.stand_ins.anthropic_rules import check_body
+from tests.stand_ins.anthropic_rules import BINDING_BETA, check_betas, check_body
 from tests.stand_ins.anthropic_script import (
     Break,
     Call,
@@ -79,10 +80,26 @@ def without(name: str) -> JsonObject:
     return body
 
 
+BOUND = "bound to a different conversation"
+DROPS = {"prefix_mismatch_behavior": "drop_block"}
 CACHED: JsonObject = {"cache_control": {"type": "ephemeral"}}
 HELLO = user(text("Hello."))
-THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
-HIDDEN = {"type": "redacted_thinking", "data": redacted_data("Hm.")}
+
+
+def thought(*before: JsonObject, words: str = "Hm.", **body: Any) -> JsonObject:
+    """Make a thinking block that is bound to these messages."""
+    binding = Prefix({**good(HELLO, **body), "messages": list(before)}).bind()
+    return {"type": "thinking", "thinking": words, "signature": signature_of(words, binding)}
+
+
+THOUGHT = thought(HELLO)
+HIDDEN = {
+    "type": "redacted_thinking",
+    "data": redacted_data("Hm.", Prefix(good(HELLO, assistant(THOUGHT))).bind()),
+}
+ROUND = (HELLO, assistant(THOUGHT, text("a"), use()), user(result()))
+SECOND = thought(*ROUND, words="Then.")
+ALONE = thought(HELLO, assistant(text("a"), use()), user(result()), words="Then.")
 
 ACCEPTED = {
     "two rounds of tools": good(),
@@ -103,6 +120,12 @@ ACCEPTED = {
         user(*[text("Hello.", **CACHED)] * 2), system=[text("a", **CACHED)], tools=[tool(**CACHED)]
     ),
     "thinking": good(HELLO, assistant(THOUGHT, HIDDEN, use()), user(result())),
+    "thinking in two replies": good(*ROUND, assistant(SECOND, text("b")), HELLO),
+    "thinking whose oldest part is left out": good(
+        HELLO, assistant(text("a"), use()), user(result()), assistant(SECOND, text("b")), HELLO
+    ),
+    "thinking before which a cache mark was moved": good(user(text("Hello.", **CACHED)), *ROUND[1:]),
+    "bindings to be dropped": good(thinking={"type": "adaptive", "block_binding": DROPS}),
     "no tools now": good(tool_choice={"type": "none"}),
 }
 
@@ -256,6 +279,24 @@ REFUSED: dict[str, tuple[Any, str]] = {
         good(HELLO, assistant({"type": "thinking", "thinking": "Hm."}, text("a")), HELLO),
         "signature: Field required",
     ),
+    "thinking of other tools": (good(*ROUND, tools=[tool(), tool("more")]), BOUND),
+    "thinking of another prompt": (good(*ROUND, system="Be brief."), BOUND),
+    "thinking of another transcript": (good(user(text("Hi.")), *ROUND[1:]), BOUND),
+    "thinking that was moved": (good(HELLO, assistant(text("a"), THOUGHT, use()), user(result())), BOUND),
+    "thinking in the wrong order": (
+        good(HELLO, assistant(HIDDEN, THOUGHT, use()), user(result())),
+        BOUND,
+    ),
+    "thinking before which some was added": (
+        good(*ROUND, assistant(ALONE, text("b")), HELLO),
+        BOUND,
+    ),
+    "thinking of an unknown kind": (good(thinking={"type": "some"}), "is not supported for this model"),
+    "bindings of no thinking": (good(thinking={"type": "disabled", "block_binding": DROPS}), "Extra inputs"),
+    "bindings to be kept": (
+        good(thinking={"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "keep"}}),
+        "prefix_mismatch_behavior",
+    ),
     "changed redacted thinking": (
         good(HELLO, assistant({**HIDDEN, "data": "x" + HIDDEN["data"]}, text("a")), HELLO),
         "Invalid `data`",
@@ -280,11 +321,37 @@ def test_it_refuses(body: Any, message: str) -> None:
     assert (caught.value.status, caught.value.error_type) == (400, "invalid_request_error")
 
 
-def test_it_refuses_a_call_whose_thinking_was_left_out() -> None:
-    body = good(HELLO, assistant(use()), user(result()))
+def test_it_refuses_a_call_whose_thinking_was_left_out_in_part() -> None:
+    issued = {"t1": [THOUGHT, HIDDEN]}
     with pytest.raises(Refused, match="cannot be modified"):
-        check_body(body, {"t1": [THOUGHT]})
-    check_body(good(HELLO, assistant(THOUGHT, use()), user(result())), {"t1": [THOUGHT]})
+        check_body(good(HELLO, assistant(THOUGHT, use()), user(result())), issued)
+    check_body(good(HELLO, assistant(THOUGHT, HIDDEN, use()), user(result())), issued)
+    check_body(good(HELLO, assistant(use()), user(result())), issued)
+
+
+def test_a_block_binding_needs_the_header_of_its_beta() -> None:
+    body = good(thinking={"type": "adaptive", "block_binding": DROPS})
+    check_betas({"anthropic-beta": BINDING_BETA}, body)
+    with pytest.raises(Refused, match=r"block_binding: Extra inputs"):
+        check_betas({}, body)
+
+
+async def test_thinking_between_calls_is_bound_to_them(
+    service: AnthropicService, client: httpx2.AsyncClient
+) -> None:
+    service.default = BenchPersona(rounds=2, thinks=True)
+    messages: list[JsonObject] = [HELLO]
+    for _ in range(2):
+        reply = (await client.post("/v1/messages", json=good(*messages, stream=False))).json()["content"]
+        calls = [block["id"] for block in reply if block["type"] == "tool_use"]
+        messages += [assistant(*reply), user(*(result(call) for call in calls))]
+    assert [block["type"] for block in reply] == ["thinking", "tool_use"] * 2
+    assert (await client.post("/v1/messages", json=good(*messages))).status_code == 200
+    first = messages[1]["content"]
+    for changed in ([first[0], first[2], first[1], first[3]], [*first[:2], first[3]]):
+        response = await client.post("/v1/messages", json=good(HELLO, assistant(*changed), *messages[2:]))
+        assert response.status_code == 400
+    assert len(service.refused) == 2
 
 
 @pytest.fixture
