@@ -90,4 +90,5 @@ async def claude() -> AsyncIterator[AnthropicService]:
 def provider_for(service: AnthropicService, **options: Any) -> AnthropicProvider:
     """Make the real provider, pointed at the stand-in, with short pauses before retries."""
     options.setdefault("retry_policy", RetryPolicy(base_s=0.001, cap_s=0.002))
-    return AnthropicProvider("test-key", "claude-test", 512, service.base_url, trust_env=False, **options)
+    model = options.pop("model", "claude-test")
+    return AnthropicProvider("test-key", model, 512, service.base_url, trust_env=False, **options)

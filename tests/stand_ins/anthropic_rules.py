@@ -1,9 +1,9 @@
 """What the Messages API refuses, as pure checks of a request.
 
 The wording follows the service's own messages where they are known from public reports. It is stricter than
-the service in five places, because nothing here needs them: roles other than user and assistant,
-``max_tokens`` 0, block types that this project never sends, and results split over several user messages are
-refused, and so is thinking that is bound elsewhere though the request asks to drop it.
+the service in four places, because nothing here needs them: roles other than user and assistant, block types
+that this project never sends, and results split over several user messages are refused, and so is thinking
+that is bound elsewhere though the request asks to drop it.
 """
 
 from __future__ import annotations
@@ -108,10 +108,13 @@ def _check_scalars(body: JsonObject) -> None:
     limit = body["max_tokens"]
     if not isinstance(limit, int) or isinstance(limit, bool):
         raise Refused("max_tokens: Input should be a valid integer")
-    if limit < 1:
-        raise Refused("max_tokens: must be greater than or equal to 1")
+    if limit < 0:
+        raise Refused("max_tokens: must be greater than or equal to 0")
     if not isinstance(body.get("stream", False), bool):
         raise Refused("stream: Input should be a valid boolean")
+    # Fills the prompt cache, and writes nothing.
+    if limit == 0 and (body.get("stream") or body.get("output_config", {}).get("format")):
+        raise Refused("max_tokens: 0 cannot be combined with streaming or an output format")
     temperature = body.get("temperature", 1)
     if not isinstance(temperature, int | float) or not 0 <= temperature <= 1:
         raise Refused("temperature: range: 0..1")

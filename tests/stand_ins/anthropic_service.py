@@ -10,11 +10,13 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections import deque
 from typing import Any
 
 import msgspec
 
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
+from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import PERSONAS
 from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_betas, check_body, check_headers
@@ -34,11 +36,19 @@ ISSUED_KEPT = 1000
 
 
 class AnthropicService(ModelService):
-    """The stand-in. ``max_input_tokens`` is the context window; a token is four bytes of the body."""
+    """The stand-in. ``max_input_tokens`` is the context window; a token is four bytes of the body.
+
+    ``usages`` holds what each of ``requests`` used. ``warmings`` are the requests that only fill the prompt
+    cache, which answers no script and ``requests`` leaves out. ``advance_s`` is added to the cache's clock.
+    """
 
     def __init__(self, *, max_input_tokens: int | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._max_input_tokens = max_input_tokens
+        self._cache = PromptCache()
+        self.usages: deque[JsonObject] = deque(maxlen=self.requests.maxlen)
+        self.warmings: list[JsonObject] = []
+        self.advance_s = 0.0
         self._issued: dict[str, list[JsonObject]] = {}
 
     def accept(self, request: HttpRequest) -> JsonObject:
@@ -69,11 +79,9 @@ class AnthropicService(ModelService):
     ) -> None:
         message_id = request_id.removeprefix("req_")
         content = self.compose(reply, message_id, body)
-        usage = {
-            "input_tokens": len(request.body) // 4,
-            "output_tokens": 1 + len(reply.text) // 4,
-            **reply.usage,
-        }
+        cached = self._cache.count(body, asyncio.get_running_loop().time() + self.advance_s)
+        usage = {**cached, "output_tokens": 1 + len(reply.text) // 4, **reply.usage}
+        self.usages.append(usage)
         headers = {"request-id": request_id, "content-type": reply.content_type}
         if body.get("stream"):
             connection.start(200, headers)
@@ -84,6 +92,12 @@ class AnthropicService(ModelService):
         if reply.hold is not None:
             await reply.hold.wait()
         connection.respond(200, msgspec.json.encode(message), {**headers, "content-type": "application/json"})
+
+    def unscripted(self, body: JsonObject) -> Reply | None:
+        if body["max_tokens"]:
+            return None
+        self.warmings.append(body)
+        return Reply(stop_reason="max_tokens", usage={"output_tokens": 0})
 
     def compose(self, reply: Reply, message_id: str, body: JsonObject) -> list[JsonObject]:
         """Give the blocks of a reply to this request, and remember their thinking."""

@@ -61,6 +61,10 @@ class ModelService:
         """Give the body of an error."""
         raise NotImplementedError
 
+    def unscripted(self, body: JsonObject) -> Reply | None:
+        """Give the reply to a request that no script is for, and that is counted nowhere; else None."""
+        return None
+
     async def reply(
         self, connection: Connection, reply: Reply, request: HttpRequest, body: JsonObject, request_id: str
     ) -> None:
@@ -143,6 +147,11 @@ class ModelService:
     async def _answer(self, connection: Connection, request: HttpRequest, request_id: str) -> None:
         try:
             body = self.accept(request)
+            unscripted = self.unscripted(body)
+            if unscripted is not None:
+                self.received -= 1
+                await self.reply(connection, unscripted, request, body, request_id)
+                return
             self.requests.append(body)
             self.headers.append(dict(request.headers))
         except Refused as refusal:

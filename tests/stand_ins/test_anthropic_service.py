@@ -15,6 +15,7 @@ import pytest
 
 from conductor.models.sse import SSEParser
 from tests.stand_ins.anthropic_binding import Prefix
+from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
 from tests.stand_ins.anthropic_rules import BINDING_BETA, check_betas, check_body
@@ -127,6 +128,7 @@ ACCEPTED = {
     "thinking before which a cache mark was moved": good(user(text("Hello.", **CACHED)), *ROUND[1:]),
     "bindings to be dropped": good(thinking={"type": "adaptive", "block_binding": DROPS}),
     "no tools now": good(tool_choice={"type": "none"}),
+    "max_tokens 0": good(max_tokens=0, stream=False),
 }
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -137,7 +139,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no messages": (without("messages"), "messages: Field required"),
     "an empty list of messages": ({**good(), "messages": []}, "at least one message"),
     "messages that are no list": ({**good(), "messages": "Hello."}, "messages: Input should be a valid list"),
-    "max_tokens 0": (good(max_tokens=0), "max_tokens: must be greater"),
+    "max_tokens below 0": (good(max_tokens=-1), "max_tokens: must be greater"),
+    "max_tokens 0 in a stream": (good(max_tokens=0), "max_tokens: 0 cannot be combined with streaming"),
     "max_tokens as text": (good(max_tokens="100"), "max_tokens: Input should be a valid integer"),
     "max_tokens as boolean": (good(max_tokens=True), "max_tokens: Input should be a valid integer"),
     "an unknown field": (good(max_output_tokens=5), "max_output_tokens: Extra inputs"),
@@ -628,3 +631,90 @@ async def test_it_runs_as_a_process_of_its_own() -> None:
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), 5)
+
+
+# The prompt cache. A block has 4 KB, which is 1,000 tokens and a few.
+
+LONG = "word " * 800
+
+
+def prompt(*messages: JsonObject, **more: Any) -> JsonObject:
+    """Make a body with a mark at its tool, its system prompt and its last message."""
+    messages[-1]["content"][-1].update(CACHED)
+    given = {
+        "model": "claude-sonnet-5-5",
+        "tools": [tool(description=LONG, **CACHED)],
+        "system": [text(LONG, **CACHED)],
+    }
+    return {**good(*messages), **given, **more}
+
+
+def turns(count: int) -> list[JsonObject]:
+    said = [(user(text(f"{number} {LONG}")), assistant(text("Yes."))) for number in range(count)]
+    return [message for turn in said for message in turn]
+
+
+def thousands(cache: PromptCache, body: JsonObject, now: float = 0.0) -> tuple[int, int]:
+    """Give the tokens read and stored, in thousands."""
+    usage = cache.count(body, now)
+    return usage["cache_read_input_tokens"] // 1000, usage["cache_creation_input_tokens"] // 1000
+
+
+def test_the_cache_reads_what_was_stored_and_stores_what_is_new() -> None:
+    cache = PromptCache()
+    assert thousands(cache, prompt(*turns(1)[:1])) == (0, 3)
+    assert thousands(cache, prompt(*turns(2)[:3])) == (3, 1)
+    assert thousands(cache, prompt(*turns(2)[:3])) == (4, 0)
+    # Without a mark behind them the last words are neither.
+    unmarked = good(*turns(2)[:3])
+    body = {**prompt(*turns(2)[:3]), "messages": unmarked["messages"]}
+    assert thousands(cache, body) == (2, 0) and cache.count(body, 0.0)["input_tokens"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [
+        ({"tools": [tool(description=f"{LONG}.", **CACHED)]}, 0),
+        ({"model": "claude-opus-5-5"}, 0),
+        ({"thinking": {"type": "adaptive"}}, 0),
+        ({"system": [text(f"{LONG}.", **CACHED)]}, 1),
+        ({"tool_choice": {"type": "none"}}, 2),
+        ({"messages": [user(text(f"0 {LONG}.", **CACHED))]}, 2),
+        ({"max_tokens": 7, "stream": False}, 3),
+    ],
+)
+def test_a_change_spoils_the_cache_from_there_on(changed: JsonObject, read: int) -> None:
+    cache = PromptCache()
+    cache.count(prompt(*turns(1)[:1]), 0.0)
+    assert thousands(cache, {**prompt(*turns(1)[:1]), **changed})[0] == read
+
+
+def test_a_mark_looks_back_over_twenty_blocks() -> None:
+    for blocks, read in ((19, 3), (20, 2)):
+        cache = PromptCache()
+        cache.count(prompt(*turns(1)[:1]), 0.0)
+        more = user(*[text("Hm.") for _ in range(blocks - 1)])
+        assert thousands(cache, prompt(*turns(1), more))[0] == read
+
+
+def test_the_cache_forgets_after_five_minutes_without_use() -> None:
+    cache = PromptCache()
+    for now, read in ((0.0, 0), (299.0, 3), (598.0, 3), (898.0, 0)):
+        assert thousands(cache, prompt(*turns(1)[:1]), now)[0] == read
+
+
+@pytest.mark.parametrize(("model", "stored"), [("claude-haiku-5-5", 2), ("claude-opus-4-6", 0)])
+def test_a_short_prompt_is_not_cached(model: str, stored: int) -> None:
+    body = prompt(user(text("Hello.")), model=model)
+    assert thousands(PromptCache(), body) == (0, stored)
+
+
+async def test_a_request_that_only_fills_the_cache_uses_no_script(
+    service: AnthropicService, client: httpx2.AsyncClient
+) -> None:
+    service.replies.append(Reply(text="Hello."))
+    body = prompt(*turns(1)[:1], max_tokens=0, stream=False)
+    message = (await client.post("/v1/messages", json=body)).json()
+    assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+    assert message["usage"]["output_tokens"] == 0 and message["usage"]["cache_creation_input_tokens"] > 3000
+    assert (service.received, len(service.replies), service.warmings) == (0, 1, [body])
