@@ -30,7 +30,7 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles, models_path
 from conductor.models.registry import check_local, make_router
 from conductor.models.router import ModelRouter
-from conductor.prompts import load_system_prompt
+from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
@@ -81,6 +81,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     session_metrics = SessionMetrics(metrics.registry)
     store = HealthCheckedStore(make_store(settings), committed=session_metrics.committed)
     model_metrics = ModelMetrics(metrics.registry)
+    system_prompt = load_system_prompt(settings.system_prompt_file)
     return Services(
         store=store,
         provider=provider or make_router(load_profiles(settings), settings, model_metrics),
@@ -91,7 +92,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
             McpToolset(servers, roots=roots, local_only=settings.local_only, folder=mcp_folder(settings)),
         ],
         catalog=catalog,
-        system_prompt=load_system_prompt(settings.system_prompt_file),
+        system_prompt=system_prompt,
         limits=settings.limits,
         interruption_mode=settings.interruption_mode,
         log_content=settings.log_content,
@@ -107,7 +108,11 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         policies=policies,
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
-        tracer=make_tracer(settings.otel_exporter_otlp_endpoint, content=settings.log_content),
+        tracer=make_tracer(
+            settings.otel_exporter_otlp_endpoint,
+            content=settings.log_content,
+            prompt=identify(settings.system_prompt_file, system_prompt),
+        ),
         redactor=Redactor(secrets(settings), paths=settings.redact_paths),
         subject_records=SubjectRecords(store),
         budget=DailyBudget(settings.daily_token_budget) if settings.daily_token_budget else None,
@@ -364,6 +369,8 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
         if mcp is not None:
             mcp.reload(servers)
         listener.reload(replace(services, toolsets=toolsets, redactor=redactor))
+        if services.tracer is not None:
+            services.tracer.prompt = identify(settings.system_prompt_file, services.system_prompt)
     except SettingsError as error:
         log.error("not reloaded", why=str(error))
         return

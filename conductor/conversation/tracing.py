@@ -1,7 +1,7 @@
 """Turns as OpenTelemetry traces (extra ``otel``): a span a turn; below it model requests, tools, questions.
 
 A turn notes what it did; its spans are made when it has ended. Names and attributes are those of the semantic
-conventions for generative AI.
+conventions for generative AI, v0.1.0 of their own repository.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ class TurnTrace:
 
 
 class TurnTracer:
-    """Makes the spans of turns with ``provider``; ``content``: with what was said and answered."""
+    """Makes the spans of turns with ``provider``; ``content``: with what was said and answered.
 
-    def __init__(self, provider: TracerProvider, *, content: bool = False) -> None:
+    ``prompt`` is the name and the version of the system prompt.
+    """
+
+    def __init__(
+        self, provider: TracerProvider, *, content: bool = False, prompt: tuple[str, str] = ("", "")
+    ) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
         self._content = content
+        self.prompt = prompt
         self._tracer = provider.get_tracer("conductor")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -91,7 +97,9 @@ class TurnTracer:
         below = set_span_in_context(turn)
         for step in trace.steps:
             kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL
-            named = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
+            named: dict[str, str] = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
+            if step.kind == "chat":
+                named["gen_ai.prompt.name"], named["gen_ai.prompt.version"] = self.prompt
             span = self._tracer.start_span(
                 f"{step.kind} {step.name}",
                 below,
@@ -113,7 +121,9 @@ class TurnTracer:
         closing.join(seconds)
 
 
-def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
+def make_tracer(
+    endpoint: str | None, *, content: bool, prompt: tuple[str, str] = ("", "")
+) -> TurnTracer | None:
     """Make the tracer that sends to ``endpoint`` by OTLP over HTTP; None without one.
 
     The package reads the other variables ``OTEL_*`` by itself. Raises `SettingsError` without the extra.
@@ -133,7 +143,7 @@ def make_tracer(endpoint: str | None, *, content: bool) -> TurnTracer | None:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return TurnTracer(provider, content=content)
+    return TurnTracer(provider, content=content, prompt=prompt)
 
 
 def request_attributes(provider: str, finished: Finished | None) -> tuple[str, Mapping[str, AttributeValue]]:
@@ -151,7 +161,7 @@ def request_attributes(provider: str, finished: Finished | None) -> tuple[str, M
         "gen_ai.usage.input_tokens": usage.input_tokens + cached,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
-        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "gen_ai.usage.cache_write.input_tokens": usage.cache_write_tokens,
         "gen_ai.response.finish_reasons": [finished.stop],
         "conductor.model.profile": finished.profile or "",
     }

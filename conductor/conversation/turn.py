@@ -72,6 +72,7 @@ class Turn:
         self._speaker: ReplySpeaker | None = None
         self._round: ToolRound | None = None
         self._runner = ToolCallRunner(context, self.state)
+        self._first_event_ns = 0
         self._shown: tuple[str, Sequence[ToolDefinition]] | None = None
         if recovered is not None:
             self._round = recovered.round
@@ -303,6 +304,7 @@ class Turn:
         context = self._context
         self._speaker = ReplySpeaker(context, self.state) if context.profile.segments else None
         start_ns = time.time_ns()
+        self._first_event_ns = 0
         try:
             finished = await self._stream(request, reply, calls)
         except BaseException as error:
@@ -325,6 +327,7 @@ class Turn:
             # Closed on every way out: until then the request goes on, and holds a connection.
             async with aclosing(context.provider.stream(request)) as stream:
                 async for event in stream:
+                    self._first_event_ns = self._first_event_ns or time.time_ns()
                     if isinstance(event, TextDelta):
                         self.state.stats.note_token()
                         reply.add(event.text)
@@ -342,6 +345,9 @@ class Turn:
     def _note_request(self, start_ns: int, finished: Finished | None = None, error: str = "") -> None:
         if self._context.tracer is not None:
             name, attributes = request_attributes(self._context.provider.name, finished)
+            if self._first_event_ns:
+                first_s = (self._first_event_ns - start_ns) / 1e9
+                attributes = {**attributes, "gen_ai.response.time_to_first_chunk": first_s}
             self._context.note_step("chat", name, start_ns, error, attributes)
 
     # -- tool calls

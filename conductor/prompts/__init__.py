@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from conductor.errors import SettingsError
@@ -34,6 +35,11 @@ def load_system_prompt(path: Path | None) -> str:
     if not text:
         raise SettingsError(f"The system prompt file {source} is empty.")
     return text
+
+
+def identify(path: Path | None, text: str) -> tuple[str, str]:
+    """Return a system prompt's name, that of its file, and its version, which changes with its text."""
+    return (path or PACKAGED).stem, hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def session_prompt(base: str, *, locale: str | None, time_zone: str | None, instructions: str | None) -> str:

@@ -48,7 +48,9 @@ def spans_of(
 
     async def scenario() -> None:
         services = make_services(scripts, toolsets=[LocalTools()])
-        one = await stage(replace(services, tracer=TurnTracer(provider, content=content)))
+        one = await stage(
+            replace(services, tracer=TurnTracer(provider, content=content, prompt=("voice", "v1")))
+        )
         assert one.app.line is not None
         one.session.start(client.SessionStart(traceparent=traceparent), one.app.line, resumed=True)
         one.app.say("hello")
@@ -82,7 +84,10 @@ def test_a_turn_is_a_span_and_its_requests_and_tools_are_spans_below_it() -> Non
     assert first.attributes is not None and tool.attributes is not None and turn.attributes is not None
     assert first.attributes["gen_ai.usage.input_tokens"] == 15
     assert first.attributes["gen_ai.usage.cache_read.input_tokens"] == 3
-    assert first.attributes["gen_ai.usage.cache_creation.input_tokens"] == 2
+    assert first.attributes["gen_ai.usage.cache_write.input_tokens"] == 2
+    assert 0 <= float(str(first.attributes["gen_ai.response.time_to_first_chunk"])) < 5
+    prompts = ("gen_ai.prompt.name", "gen_ai.prompt.version")
+    assert [first.attributes[name] for name in prompts] == ["voice", "v1"]
     assert first.attributes["gen_ai.provider.name"] == "aws.bedrock"
     assert first.attributes["gen_ai.request.model"] == "nova"
     assert tool.attributes["gen_ai.tool.name"] == "local.sum"
