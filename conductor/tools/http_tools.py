@@ -9,10 +9,12 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from conductor.errors import SettingsError
@@ -21,6 +23,7 @@ from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, check_schema
+from conductor.tools.validation import refusal
 
 HTTP_TOOLS_NAME = "tools.toml"
 MAX_FILE_BYTES = 1024 * 1024
@@ -37,8 +40,9 @@ class HttpToolConfig(BaseModel):
     """One tool.
 
     ``url`` may hold arguments as ``{name}``, in its path and in values of its query. Those that neither it
-    nor ``body`` names go to the query, or into a JSON body where the method has one. ``body`` is a JSON
-    template: ``"{name}"`` is the argument itself, and in longer text its text. ``response`` is a path into a
+    nor ``body`` names go to the query, or into a JSON body where the method has one. No argument replaces
+    what ``url`` and ``body`` set. ``body`` is a JSON template: ``"{name}"`` is the argument itself, and in
+    longer text its text. ``response`` is a path into a
     JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the call's id. ``allow`` are networks
     that it may reach though they are not public. ``headers`` take ``${NAME}`` from the environment.
     """
@@ -71,6 +75,13 @@ class HttpToolConfig(BaseModel):
     def reads(self) -> bool:
         """Whether a call changes nothing, by its method."""
         return self.method in ("GET", "HEAD")
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The names that its URL and its body use, or set to a value of their own."""
+        used = [*_PLACE.findall(self.url), *_PLACE.findall(json.dumps(self.body))]
+        query = [unquote_plus(part.partition("=")[0]) for part in urlsplit(self.url).query.split("&")]
+        return frozenset([*used, *query, *(self.body if isinstance(self.body, dict) else ())])
 
     @property
     def spec(self) -> ToolSpec:
@@ -264,8 +275,9 @@ class HttpToolset:
         tool = self._tools[name]
         # In a thread, once: the import takes 0.2 s.
         web = await asyncio.to_thread(_web_client)
-        used = {*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))}
-        rest = {name: value for name, value in arguments.items() if name not in used and value is not None}
+        if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
+            return failed("validation_failed", refusal(name, [f"{min(unknown)!r} is no argument of it"]))
+        rest = {key: value for key, value in arguments.items() if key not in tool.own and value is not None}
         in_query = tool.method in ("GET", "HEAD", "DELETE")
         headers = dict(tool.headers)
         if tool.idempotency_header is not None:
@@ -273,7 +285,7 @@ class HttpToolset:
         body = None
         if tool.body is not None or (rest and not in_query):
             made = make_body(tool.body, arguments) if tool.body is not None else {}
-            body = json.dumps({**made, **rest} if isinstance(made, dict) and not in_query else made).encode()
+            body = json.dumps({**rest, **made} if isinstance(made, dict) and not in_query else made).encode()
             headers.setdefault("Content-Type", "application/json")
         try:
             url = make_url(tool.url, arguments, rest if in_query else {})
@@ -292,7 +304,8 @@ class HttpToolset:
             if error.sent and tool.spec.effect != "read":
                 return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
             return failed("io_error", str(error))
-        return _outcome(response, tool.response)
+        # In a thread: a large answer takes long to read.
+        return await asyncio.to_thread(_outcome, response, tool.response)
 
 
 def _web_client() -> Any:
@@ -305,8 +318,8 @@ def _outcome(response: Any, path: str) -> ToolOutcome:
     data: Any = response.text
     if "json" in response.content_type and not response.cut:
         try:
-            data = json.loads(data)
-        except (ValueError, RecursionError):
+            data = msgspec.json.decode(data)
+        except (msgspec.MsgspecError, RecursionError):
             return failed("parse_error", "The service's answer is not valid JSON.")
     if response.status >= 400:
         said = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)

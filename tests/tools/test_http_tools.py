@@ -96,6 +96,41 @@ async def test_a_template_makes_the_body(tmp_path: Path) -> None:
         assert json.loads(here.asked[0][3]) == {"text": "In Rome: 2", "n": 2, "fixed": [1, ["a"]]}
 
 
+PAYEE = """
+[tool.input_schema]
+type = "object"
+properties.payee.type = "string"
+properties.amount.type = "integer"
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "body", "sent"),
+    [
+        ("GET", "/pay?payee=anna", None, "/pay?payee=anna&amount=5"),
+        ("POST", "/pay", '{payee = "anna"}', {"payee": "anna", "amount": 5}),
+        ("POST", "/pay?payee=anna", None, {"amount": 5}),
+    ],
+)
+async def test_no_argument_replaces_a_constant(
+    tmp_path: Path, method: str, url: str, body: str | None, sent: Any
+) -> None:
+    more = f'method = "{method}"\n' + (f"body = {body}\n" if body else "")
+    async with site() as here:
+        settings = write(tmp_path, tool(url=here.url(url), more=more, schema=PAYEE))
+        assert (await call(settings, "weather", payee="mallory", amount=5)).success
+        ((_, path, _, received),) = here.asked
+        assert (path if method == "GET" else json.loads(received)) == sent
+
+
+async def test_an_argument_that_the_schema_does_not_name_is_refused(tmp_path: Path) -> None:
+    async with site() as here:
+        settings = write(tmp_path, tool(url=here.url("/pay"), schema=PAYEE))
+        outcome = await call(settings, "weather", amount=5, currency="EUR")
+        assert outcome.error_type == "validation_failed" and "'currency'" in (outcome.error_message or "")
+        assert not here.asked
+
+
 def test_bodies_and_urls_by_themselves() -> None:
     assert make_url("https://h/a?x={x}&y=1", {}, {}) == "https://h/a?y=1"
     assert make_url("https://h/?a=b%20c%26&d=e+f", {}, {}) == "https://h/?a=b+c%26&d=e+f"
