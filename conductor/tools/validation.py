@@ -231,6 +231,9 @@ View: TypeAlias = tuple[Mapping[str, Any], bool]
 _NOTHING = object()
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.0{1,3})?\Z")  # 15 digits: exact in every JSON reader
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?(?:[eE][-+]?[0-9]{1,2})?\Z")
+# The format of a GitHub repository's URL; people and models say "owner/repo".
+GITHUB = "github-repository"
+_REPOSITORY = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+\Z")
 # Above this a float no longer holds every integer.
 _EXACT_INTEGERS = 2**53
 _QUOTED_CHARS = 40
@@ -251,6 +254,8 @@ class _Coercion:
             value = self._from_text(value, types, path)
         elif isinstance(value, float) and "integer" in types and "number" not in types:
             value = self._whole(value, path)
+        elif isinstance(value, str) and any(view.get("format") == GITHUB for view, _ in views):
+            value = self._repository(value, path)
         if isinstance(value, dict):
             return self._object(value, views, path)
         if isinstance(value, list):
@@ -334,6 +339,12 @@ class _Coercion:
         self._note(path, f"{value} was read as {int(value)}")
         return int(value)
 
+    def _repository(self, text: str, path: str) -> str:
+        if not _REPOSITORY.match(text):
+            return text
+        self._note(path, f"{text[:_QUOTED_CHARS]} was read as https://github.com/{text[:_QUOTED_CHARS]}")
+        return f"https://github.com/{text}"
+
     def _note(self, path: str, what: str) -> None:
         self.notes.append(f"{path[:80] or 'arguments'}: {what}")
 
@@ -345,7 +356,8 @@ def coerce(
 
     Text that is a number, true, false, null or JSON becomes that value where the schema wants no text; null
     for an optional argument that cannot be null is left out, as is an empty text where ``errors`` say that it
-    does not fit; 3.0 becomes 3 where an integer is wanted. The result must still be checked. Raises
+    does not fit; 3.0 becomes 3 where an integer is wanted; "owner/repo" becomes a URL where the format is
+    `GITHUB`. The result must still be checked. Raises
     `TooMuchWork`.
     """
     coercion = _Coercion(checker, work, frozenset(_empty_texts(errors)))

@@ -58,7 +58,6 @@ def test_the_shipped_apps_tools_are_these_seven_and_strict() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("agent.spawn", {"prompt": "Fix it", "repository": "octocat/hello-world"}),
         ("agent.spawn", {"prompt": "Fix it", "repository": "https://github.com/acme/website"}),
         ("agent.spawn", {"prompt": "Fix it", "repository": "https://github.com/acme/website.git"}),
         (
@@ -77,6 +76,14 @@ def test_usual_calls_are_valid(name: str, arguments: dict[str, Any]) -> None:
     assert validate(IOS[name], json.dumps(arguments)) == Valid(arguments)
 
 
+def test_a_repository_by_its_owner_and_name_reaches_the_app_as_its_url() -> None:
+    checked = validate(IOS["agent.spawn"], '{"prompt": "Fix it", "repository": "octocat/hello-world"}')
+    url = "https://github.com/octocat/hello-world"
+    assert checked == Valid(
+        {"prompt": "Fix it", "repository": url}, (f"repository: octocat/hello-world was read as {url}",)
+    )
+
+
 def test_an_agent_needs_a_repository_or_a_pull_request() -> None:
     assert message("agent.spawn", {"prompt": "Fix it"}) == (
         "Invalid arguments for agent.spawn: needs repository or prUrl. "
@@ -93,7 +100,7 @@ def test_an_empty_text_for_what_may_be_left_out_is_left_out() -> None:
     given = {"prompt": "x", "repository": "o/r", "prUrl": "", "ref": "", "model": "", "branchName": ""}
     checked = validate(IOS["agent.spawn"], json.dumps(given))
     assert isinstance(checked, Valid)
-    assert checked.arguments == {"prompt": "x", "repository": "o/r"}
+    assert checked.arguments == {"prompt": "x", "repository": "https://github.com/o/r"}
     assert "ref: empty text was left out" in checked.notes
     assert "needs repository or prUrl" in message(
         "agent.spawn", {"prompt": "x", "repository": "", "prUrl": ""}
