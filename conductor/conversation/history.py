@@ -141,7 +141,7 @@ class HistoryBudget:
 
     def learn(self, request: ModelRequest, usage: Usage) -> None:
         """Compare the estimate for a request with the tokens that the service counted."""
-        counted = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+        counted = usage.read_tokens
         fixed = len(request.system) + _size(tuple(request.tools))
         estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
         if counted > _TELLING_TOKENS:

@@ -152,13 +152,12 @@ def request_attributes(provider: str, finished: Finished | None) -> tuple[str, M
         return provider, {"gen_ai.provider.name": _PROVIDERS.get(provider, provider)}
     provider, usage = finished.provider or provider, finished.usage
     model = finished.model or finished.profile or provider
-    cached = usage.cache_read_tokens + usage.cache_write_tokens
     return model, {
         "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": True,
         # The conventions count what the cache took and gave among the input.
-        "gen_ai.usage.input_tokens": usage.input_tokens + cached,
+        "gen_ai.usage.input_tokens": usage.read_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
         "gen_ai.usage.cache_write.input_tokens": usage.cache_write_tokens,

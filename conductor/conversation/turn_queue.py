@@ -505,7 +505,7 @@ class TurnQueue:
             TurnMetrics(
                 turn_id,
                 round(stats.tool_s * 1000),
-                stats.usage.input_tokens,
+                stats.usage.read_tokens,
                 stats.usage.output_tokens,
                 reason == "interrupted",
                 _ms(stats.first_token_s),
@@ -545,7 +545,7 @@ class TurnQueue:
             subject=self._committer.key.subject,
             models=",".join(figures.models) or None,
             cost=round(figures.cost, 6),
-            input_tokens=figures.usage.input_tokens,
+            input_tokens=figures.usage.read_tokens,
             output_tokens=figures.usage.output_tokens,
             trace=" -> ".join(figures.trace),
             **content,

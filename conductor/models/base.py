@@ -62,6 +62,11 @@ class Usage:
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
 
+    @property
+    def read_tokens(self) -> int:
+        """All tokens that the model has read."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
