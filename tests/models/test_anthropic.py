@@ -25,6 +25,8 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
 from conductor.models.tool_names import ToolNameMap
+from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE
+from tests.stand_ins.anthropic_rules import BINDING_BETA
 from tests.stand_ins.anthropic_script import (
     Break,
     Call,
@@ -138,6 +140,29 @@ async def test_thinking_goes_around_through_the_service(
     assert [block["type"] for block in sent] == ["thinking", "redacted_thinking", "tool_use"]
 
 
+@pytest.mark.parametrize("refusals", [1, 2])
+async def test_a_request_that_is_refused_for_its_thinking_is_sent_once_more_without_any(
+    service: AnthropicService, provider: AnthropicProvider, refusals: int
+) -> None:
+    service.replies.append(Reply(calls=(Call("agent_spawn", {"task": "x"}, "t7"),), thinking="Hm."))
+    *_, call, finished = await collect(provider)
+    assert isinstance(call, ToolCall) and isinstance(finished, Finished)
+    service.replies += [HttpFailure(400, "invalid_request_error", BOUND_ELSEWHERE)] * refusals
+    service.replies.append(Reply(text="Done."))
+    reply = AssistantMessage("", (call,), finished.opaque, provider.name)
+    again = ask(UserMessage("Hello."), reply, ToolResult("t7", "ok"))
+    if refusals == 1:
+        assert TextDelta("Done.") in await collect(provider, again)
+    else:
+        assert (await failure_of(provider, again)).reason == "protocol"
+    _, refused, last = service.requests
+    assert refused["thinking"]["block_binding"] == {"prefix_mismatch_behavior": "drop_block"}
+    assert refused["messages"][1]["content"][0]["type"] == "thinking"
+    assert [block["type"] for block in last["messages"][1]["content"]] == ["tool_use"]
+    assert "block_binding" not in last.get("thinking", {})
+    assert [headers.get("anthropic-beta") for headers in service.headers] == [None, BINDING_BETA, None]
+
+
 async def test_a_conversation_of_fifty_turns_is_never_refused(
     service: AnthropicService, provider: AnthropicProvider
 ) -> None:
@@ -235,6 +260,18 @@ def test_events_that_are_not_known_are_ignored() -> None:
     )
     assert decoder.feed(end) == [Finished("end_turn", Usage(5, 2))]
     assert decoder.finished
+
+
+def test_words_may_begin_in_a_block_s_start() -> None:
+    block = {"type": "text", "text": "Well, "}
+    events: list[dict[str, Any]] = [
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "yes."}},
+        {"type": "content_block_stop", "index": 0},
+    ]
+    stream = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
+    found = ReplyDecoder(ToolNameMap([]), str).feed(stream)
+    assert "".join(event.text for event in found if isinstance(event, TextDelta)) == "Well, yes."
 
 
 def test_a_call_that_never_ended_is_not_taken_for_whole() -> None:
