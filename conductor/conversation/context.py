@@ -90,6 +90,14 @@ class TurnContext:
             messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
         return messages
 
+    def messages_after(self, sent: Sequence[Message], position: int) -> list[Message]:
+        """Give the history to send after ``sent``, with the log's messages from ``position`` on.
+
+        What was sent stays as it was, though an earlier speech may have been found interrupted since.
+        """
+        state = self.committer.state
+        return repair([*sent, *state.log[position - state.log_start :]])
+
     async def commit(
         self,
         operations: Sequence[Operation],

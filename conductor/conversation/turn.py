@@ -30,7 +30,7 @@ from conductor.conversation.turn_state import EndReason, StoppedError, TurnState
 from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, StoreError, TurnTimeout
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
-from conductor.messages import AssistantMessage, Note, ToolCall
+from conductor.messages import AssistantMessage, Message, Note, ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta, ToolDefinition
 from conductor.models.retry import BROKEN_OFF
 from conductor.stores.base import AppendLog, Operation, TrimLog
@@ -74,6 +74,7 @@ class Turn:
         self._runner = ToolCallRunner(context, self.state)
         self._first_event_ns = 0
         self._shown: tuple[str, Sequence[ToolDefinition]] | None = None
+        self._sent: tuple[list[Message], int] | None = None
         if recovered is not None:
             self._round = recovered.round
             self.state.restore(recovered.snapshot, in_round=recovered.round is not None)
@@ -274,13 +275,16 @@ class Turn:
 
     def _model_request(self, tools_off: bool, avoid: str | None) -> ModelRequest:
         context = self._context
-        # The service's cache and a model's reasoning are bound to both, so a change shows in the next turn.
+        # The service's cache and a model's reasoning are bound to all that was sent: a change is shown in
+        # the next turn.
         if self._shown is None:
             self._shown = context.profile.system_prompt, context.executor.definitions
         system, tools = self._shown
+        messages = context.messages if self._sent is None else context.messages_after(*self._sent)
+        self._sent = messages, context.committer.state.log_end
         return ModelRequest(
             system,
-            context.messages,
+            messages,
             tools,
             "none" if tools_off else "auto",
             silence_s=context.limits.model_silence,
@@ -296,6 +300,7 @@ class Turn:
         if cut:
             self.state.stats.trace.append("history_halved")
             await self._context.commit([TrimLog(state.log_start + cut)])
+            self._sent = None
         return cut > 0
 
     async def _read(

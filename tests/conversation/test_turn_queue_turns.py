@@ -157,6 +157,33 @@ def test_an_interrupted_answer_names_what_was_done() -> None:
     run(scenario())
 
 
+def test_what_was_heard_of_an_earlier_answer_is_shown_to_the_model_from_the_next_turn_on() -> None:
+    async def scenario() -> None:
+        local = LocalTools()
+        scripts: list[Script] = [
+            [TextDelta("First.")], [call("local.wait")], [TextDelta("Second.")], [TextDelta("Third.")],
+        ]  # fmt: skip
+        services = make_services(scripts, toolsets=[local])
+        one = await stage(services, deaf_to_speech)
+        one.app.say("one")
+        await one.settled()
+        one.app.say("two")
+        await local.begun.wait()
+        one.app.interrupt(spoken_text="Fi")
+        await steps(20)
+        assert answers(one.session.messages)[0].startswith("Fi [")
+        local.go.set()
+        await one.settled()
+        one.app.say("three")
+        await one.settled()
+        _, before, after, following = (list(request.messages) for request in one.provider.requests)
+        assert after[: len(before)] == before
+        assert answers(following)[0].startswith("Fi [")
+        await one.close()
+
+    run(scenario())
+
+
 def test_the_second_answer_to_a_client_that_acknowledges_nothing_is_spoken_at_once() -> None:
     async def scenario() -> None:
         one = await stage(make_services([[TextDelta("First.")], [TextDelta("Second.")]]), lambda *_: None)
