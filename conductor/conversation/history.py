@@ -14,6 +14,7 @@ import msgspec
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
+from conductor.models.rendering import running_turn
 from conductor.tools.base import failed
 
 # Characters a token, estimated low for English prose and JSON: the budget must not be exceeded.
@@ -88,11 +89,10 @@ def lost_result(call_id: str) -> ToolResult:
 
 
 def estimate_tokens(message: Message) -> int:
-    """Estimate the tokens of a message."""
+    """Estimate the tokens of a message, but for its reasoning: no later turn sends that."""
     match message:
-        case AssistantMessage(text=text, calls=calls, opaque=opaque):
+        case AssistantMessage(text=text, calls=calls):
             size = len(text) + sum(len(call.name) + len(call.arguments) + 20 for call in calls)
-            size += len(opaque or "")
         case ToolResult(content=text) | UserMessage(text=text) | Note(text=text):
             size = len(text)
     return int(size / CHARS_PER_TOKEN) + 4
@@ -142,7 +142,9 @@ class HistoryBudget:
     def learn(self, request: ModelRequest, usage: Usage) -> None:
         """Compare the estimate for a request with the tokens that the service counted."""
         counted = usage.read_tokens
-        fixed = len(request.system) + _size(tuple(request.tools))
+        running = request.messages[running_turn(request.messages) :]
+        reasoning = sum(len(reply.opaque or "") for reply in running if isinstance(reply, AssistantMessage))
+        fixed = len(request.system) + _size(tuple(request.tools)) + reasoning
         estimated = sum(map(estimate_tokens, request.messages)) + fixed / CHARS_PER_TOKEN
         if counted > _TELLING_TOKENS:
             self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)

@@ -229,7 +229,7 @@ class Session:
             self._outbox.detach()
 
     def reload(self, services: Services) -> None:
-        """Use another system prompt and catalog, from the next model call on."""
+        """Use another system prompt and catalog; the model is shown them from the next turn on."""
         self._profile.reload(services)
 
     def drain(self, seconds: float = 0.0) -> None:

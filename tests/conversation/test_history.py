@@ -231,6 +231,17 @@ def test_the_last_turn_stays_however_large(max_turns: int) -> None:
     assert cut_point(history[2:], max_turns, 10) == 0
 
 
+def test_reasoning_counts_only_while_its_turn_runs() -> None:
+    thought = AssistantMessage("Well.", opaque="x" * 35_000)
+    history: list[Message] = [UserMessage("a"), thought, UserMessage("b"), thought, UserMessage("c")]
+    assert cut_point(history, 10, 1_000) == 0
+    budget = HistoryBudget(8_000)
+    budget.learn(ModelRequest("", history[:2]), Usage(input_tokens=10_000))
+    assert budget.tokens == 8_000
+    budget.learn(ModelRequest("", history[:3]), Usage(input_tokens=10_000))
+    assert budget.tokens == 1_000
+
+
 def test_a_budget_follows_what_the_service_counts() -> None:
     budget = HistoryBudget(8_000)
     request = ModelRequest("", [UserMessage("long words " * 1_000)])
