@@ -24,7 +24,7 @@ from conductor.conversation.session_metrics import SessionMetrics
 from conductor.conversation.subject_record import SubjectRecords
 from conductor.conversation.tracing import make_tracer
 from conductor.env_file import ENV_FILE
-from conductor.errors import SettingsError, StoreUnavailable
+from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles, models_path
@@ -39,7 +39,7 @@ from conductor.server.stats import make_admin
 from conductor.server.workers import Worker
 from conductor.settings import Settings, is_loopback
 from conductor.stores.health import HealthCheckedStore
-from conductor.stores.registry import make_store, store_secrets
+from conductor.stores.registry import make_store, open_store, store_secrets
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinTool, BuiltinToolset, builtin_specs, standard_tools
@@ -183,6 +183,8 @@ def _tools_folder(setting: str, named: Path, settings: Settings) -> Path:
     folder = Path(os.path.expanduser(named))
     if not os.path.isdir(folder):
         raise SettingsError(f"{setting} names {folder}, which is no folder.")
+    if Path(os.path.realpath(folder)).parts[1:2] in (("proc",), ("sys",)):
+        raise SettingsError(f"{setting} names {folder}, which holds the machine's state, not files.")
     for what, path in _own_files(settings):
         if path is not None and _holds(folder, path):
             raise SettingsError(
@@ -201,6 +203,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the tools' code", settings.tools_path
     yield "the MCP servers", mcp_config_path(settings)
     yield "the HTTP tools", http_tools_path(settings)
+    yield "the audit log", settings.audit_log
     # Files that are written there would run with the server's rights at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
@@ -250,11 +253,8 @@ async def running(
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
         Page(token_needed=bool(settings.auth_tokens)) if settings.serves_page else None,
     )
-    try:
-        # Before listening: a client must not be told to speak to a server that cannot save.
-        await store.open()
-    except StoreUnavailable as error:
-        raise SettingsError(f"SESSION_STORE_URL: {error}") from None
+    # Before listening: a client must not be told to speak to a server that cannot save.
+    await open_store(store)
     try:
         await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
         # Listen first: importing a model's library may take seconds, and /healthz must answer.

@@ -146,9 +146,13 @@ def test_folders_of_the_file_tools_hold_no_file_of_the_servers_own(here: Path) -
         assert "holds its settings (.env)" in refused(root)
     (here / "alias").symlink_to(here / "server")
     refused(here / "alias")
+    for root in ("/proc", "/proc/self", "/sys/kernel"):
+        assert "holds the machine's state" in refused(root)
 
 
-@pytest.mark.parametrize("name", ["policies_file", "system_prompt_file", "device_tools_file", "data_dir"])
+@pytest.mark.parametrize(
+    "name", ["policies_file", "system_prompt_file", "device_tools_file", "data_dir", "audit_log"]
+)
 @pytest.mark.parametrize("root", ["files", "files/deep"])
 @pytest.mark.parametrize("there", [True, False])
 def test_nor_one_that_a_setting_puts_there(here: Path, name: str, root: str, there: bool) -> None:
