@@ -63,7 +63,7 @@ class Stored:
                     break
                 state.advance(record.operations, record.by, revision)
                 last = revision
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise StoreUnavailable("The store holds something that this version cannot read.") from error
         if last != self.meta.revision:
             raise StoreUnavailable("The store has lost a part of a conversation.")
@@ -73,9 +73,9 @@ class Stored:
 
     def claim(self, key: SessionKey) -> Claim:
         """Make the claim that ``meta`` tells of. Raises `StoreUnavailable`, as `state` does."""
+        meta, state = self.meta, self.state()
         sizes = [len(data) for _, data in sorted(self.records.items())]
-        meta = self.meta
-        return Claim(key, meta.token, meta.epoch, meta.revision, self.state(), len(sizes), sum(sizes[1:]))
+        return Claim(key, meta.token, meta.epoch, meta.revision, state, len(sizes), sum(sizes[1:]))
 
 
 class Draft:

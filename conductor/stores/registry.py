@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import cast
 
-from conductor.errors import SettingsError
+import structlog
+
+from conductor.errors import SettingsError, StoreLocked, StoreUnavailable
 from conductor.settings import Settings
 from conductor.stores import postgres_url
 from conductor.stores.admin import SessionAdmin, StoredSessions
 from conductor.stores.base import SessionStore
 from conductor.stores.redis_url import RedisAddress
+
+# Seconds that a start waits for the lock of the store's file.
+OPEN_S = 30.0
+
+log = structlog.get_logger(__name__)
 
 STORES = {
     "memory": "conductor.stores.memory:from_settings",
@@ -34,6 +42,24 @@ def make_store(settings: Settings) -> SessionStore:
     """Make the store that the settings choose; it is not open yet. Raises `SettingsError`."""
     module, _, name = STORES[settings.store_kind].partition(":")
     return cast(SessionStore, getattr(import_module(module), name)(settings))
+
+
+async def open_store(store: SessionStore, seconds: float = OPEN_S) -> None:
+    """Open the store; wait ``seconds`` at most while another process locks it, and say so once.
+
+    Raises `SettingsError`.
+    """
+    deadline = time.monotonic() + seconds
+    waits = False
+    while True:
+        try:
+            return await store.open()
+        except StoreUnavailable as error:
+            if not isinstance(error, StoreLocked) or time.monotonic() >= deadline:
+                raise SettingsError(f"SESSION_STORE_URL: {error}") from None
+            if not waits:
+                log.warning("session store locked by another process; waiting", seconds=seconds)
+            waits = True
 
 
 def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:

@@ -86,7 +86,7 @@ class SqliteStore:
         """Open the file; create it and its folder if they are missing.
 
         Raises `SettingsError` for what cannot be a store: a folder, a file of another program or of a newer
-        version, a damaged file, a read-only one. Raises `StoreUnavailable` for a locked one.
+        version, a damaged file, a read-only one. Raises `StoreLocked` for a locked one.
         """
         if self._writer is not None:
             return

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from conductor.errors import ConductorError, SettingsError, StoreUnavailable
+from conductor.errors import ConductorError, SettingsError, StoreLocked, StoreUnavailable
 from conductor.rate_limit import STILL_S
 from conductor.stores.sqlite_file import Failure, connect, failure
 
@@ -139,7 +139,8 @@ class Writer:
         except SettingsError as error:
             outcome = error
         except sqlite3.Error as error:
-            outcome = StoreUnavailable(_REASONS[failure(error)])
+            kind = failure(error)
+            outcome = (StoreLocked if kind == "locked" else StoreUnavailable)(_REASONS[kind])
         self._answer([(opened, outcome)])
         return outcome is None
 

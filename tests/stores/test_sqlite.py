@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from conductor.errors import (
@@ -49,8 +50,10 @@ from conductor.stores.base import (
 )
 from conductor.stores.memory import MemoryStore
 from conductor.stores.records import SNAPSHOT_COMMITS
+from conductor.stores.registry import open_store
 from conductor.stores.sqlite import SqliteStore, from_settings
 from conductor.stores.sqlite_file import connect
+from tests.server.wires import until
 from tests.stores import sqlite_process
 from tests.stores.contract import (
     HISTORY,
@@ -503,7 +506,33 @@ async def test_a_file_that_is_damaged_and_then_replaced_needs_no_restart(path: P
         assert (await store.claim(KEY)).epoch == 1
 
 
+@pytest.mark.parametrize("data", ["7", "1.5", "'text'", "x'ff'"])
+async def test_a_row_of_another_type_is_data_that_cannot_be_read(path: Path, data: str) -> None:
+    async with opened(path) as store:
+        await filled(store)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE record SET data = {data}")
+        with pytest.raises(StoreUnavailable):
+            await store.claim(KEY)
+
+
 # -- opening and closing
+
+
+async def test_a_start_waits_for_the_lock_of_another_process_and_says_so_once(path: Path) -> None:
+    async with opened(path):
+        pass
+    store = SqliteStore(path, busy_timeout=0.05)
+    with structlog.testing.capture_logs() as logs:
+        with locked(path):
+            with pytest.raises(SettingsError, match="Another process keeps the session store locked"):
+                await open_store(store, 0.0)
+            opening = asyncio.ensure_future(open_store(store))
+            await until(lambda: bool(logs))
+        await opening
+    assert [entry["event"] for entry in logs] == ["session store locked by another process; waiting"]
+    assert await store.claim(KEY)
+    await store.aclose()
 
 
 async def test_an_opening_that_nobody_waits_for_leaves_no_thread(path: Path, store: SqliteStore) -> None:
