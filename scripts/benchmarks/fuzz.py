@@ -16,9 +16,8 @@ from typing import Any
 from benchmarks.client import Phone
 from benchmarks.nodes import Process, conductor
 from conductor.events.codec import InvalidFrame, decode_event
-from conductor.models.text_protocol.parser import parse
 from conductor.models.text_protocol.prompt import Style, written
-from conductor.models.text_protocol.speech import SpokenText
+from conductor.models.text_protocol.scanner import ReplyScanner
 from tests.events.mutations import Mutator
 from tests.stand_ins.anthropic_script import Reply
 from tests.stand_ins.anthropic_service import AnthropicService
@@ -111,17 +110,16 @@ def _text_tools(count: int, seed: int, seconds: float) -> int:
             at = chance.randrange(start, len(text))
             text = text[:at] + chance.choice('"{}[]\\:,\n <`x“') + text[at + chance.randrange(3) :]
         began = time.thread_time()
-        found = parse(text, {"lamp"})
-        speech = SpokenText()
+        scanner = ReplyScanner({"lamp": {}})
         size = chance.randrange(1, 30)
-        spoken = "".join(speech.feed(text[at : at + size]) for at in range(0, len(text), size))
-        if not found.calls and found.problem is None and found.answer is None:
-            spoken += speech.end()
+        spoken = "".join(scanner.feed(text[at : at + size]) for at in range(0, len(text), size))
+        spoken += scanner.end()
+        calls = [] if scanner.problem else scanner.calls
         slowest.note(time.thread_time() - began, text.encode(), f"text {number}")
-        outcomes["call" if found.calls else found.problem or "none"] += 1
-        if (is_cut and found.calls) or "7731" in spoken:
+        outcomes["call" if calls else scanner.problem or "none"] += 1
+        if (is_cut and calls) or "7731" in spoken:
             failures += 1
-            print(f"FAILED text {number}: {found}, said {spoken!r}: {text!r}")
+            print(f"FAILED text {number}: {calls}, spoken {spoken!r}: {text!r}")
         if time.monotonic() > until:
             break
     print(f"text tools: {number} texts, {failures} failures, {dict(outcomes)}")

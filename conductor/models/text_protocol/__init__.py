@@ -7,7 +7,7 @@ are the turn's, as with any model.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import takewhile
@@ -28,15 +28,20 @@ from conductor.models.base import (
 from conductor.models.failures import failure
 from conductor.models.rendering import limit_of
 from conductor.models.retry import BROKEN_OFF
-from conductor.models.text_protocol.parser import MAX_CHARS, Problem, Written, parse
+from conductor.models.text_protocol.parser import Tools
 from conductor.models.text_protocol.prompt import STOP, Style, messages, observation, system_prompt
-from conductor.models.text_protocol.speech import SpokenText
+from conductor.models.text_protocol.scanner import MAX_CHARS, Problem, ReplyScanner
 
 # Rounds of calls for one transcript; then it must answer. Small models go round in circles sooner.
 MAX_ROUNDS = 4
 _PROBLEMS: dict[Problem, str] = {
     "truncated": "Your JSON was cut off, so nothing was run. Write the call again, and shorter.",
     "malformed": "Your call could not be read, so nothing was run. Write it again as one valid JSON object.",
+    "misplaced": (
+        "Your JSON was no call or had words on its line, so nothing was run. "
+        "Write a call alone on a line, or answer in plain words."
+    ),
+    "empty": "You answered nothing. Write a final_answer.",
 }
 
 log = structlog.get_logger(__name__)
@@ -74,11 +79,12 @@ class TextProtocol:
         """Stream the reply. Raises `ModelError`: ``malformed`` after two replies that cannot be read."""
         may_call = bool(request.tools) and request.tool_choice == "auto"
         may_call = may_call and _rounds(request.messages) < self._max_rounds
-        names = {tool.name for tool in request.tools} if may_call else set()
+        tools = {tool.name: tool.input_schema for tool in request.tools}
         history = messages(request.messages, self._style)
         usage = Usage()
+        has_words = False
         for is_last in (False, True):
-            reply = _Reply()
+            reply = _Reply(tools)
             asked = replace(
                 request,
                 system=system_prompt(request.system, request.tools, self._style, may_call=may_call),
@@ -88,82 +94,81 @@ class TextProtocol:
                 stop=STOP,
             )
             try:
-                async with aclosing(self._provider.stream(asked)) as events:
-                    async for event in events:
-                        if isinstance(event, TextDelta):
-                            if words := reply.add(event.text):
-                                yield TextDelta(words)
-                        elif isinstance(event, Finished):
-                            reply.finished = event
+                async with (
+                    aclosing(self._provider.stream(asked)) as events,
+                    aclosing(reply.read(events)) as pieces,
+                ):
+                    async for words in pieces:
+                        # What is written again follows the words that were spoken before.
+                        yield TextDelta(f" {words}" if has_words and not reply.has_words else words)
+                        reply.has_words = True
             except ModelError as error:
                 # The turn asks again for a reply that broke off if it has heard of it; another profile, if
                 # there is one, is asked before this one is again.
-                broke_off = error.reason in BROKEN_OFF and reply.text and not reply.spoken
+                broke_off = error.reason in BROKEN_OFF and reply.text and not reply.has_words
                 if is_last or not broke_off or not request.may_retry:
                     raise
                 continue
-            if reply.finished is None:
-                raise failure("connection")
             usage = _sum(usage, reply.finished.usage)
-            found = parse(reply.text, names)
-            # Its calls are not run, so that nothing of a reply is run twice when it is written again.
-            if found.problem is None or not may_call:
-                for ending in reply.ending(found, may_call=may_call):
-                    yield ending
+            has_words = has_words or reply.has_words
+            problem = reply.problem(may_call=may_call)
+            if problem is None:
+                calls = reply.scanner.calls if may_call else ()
+                for number, call in enumerate(calls):
+                    yield ToolCall(f"call_{number}", call.name, call.arguments, call.repaired)
                 yield replace(
-                    reply.finished,
-                    stop="tool_use" if found.calls and may_call else _stop(reply.finished),
-                    usage=usage,
+                    reply.finished, stop="tool_use" if calls else _stop(reply.finished), usage=usage
                 )
                 return
-            log.info("call not read", problem=found.problem)
+            log.info("call not read", problem=problem)
+            # Its calls are not run, so that nothing of a reply is run twice when it is written again.
             history += [
                 AssistantMessage(reply.text[:MAX_CHARS]),
-                UserMessage(observation("", _PROBLEMS[found.problem])),
+                UserMessage(observation("", _PROBLEMS[problem])),
             ]
         raise failure("malformed")
 
 
 class _Reply:
-    """One reply of the model, as it arrives."""
+    """One reply of the model, as it arrives. ``finished``: its end, also if it was not waited for."""
 
-    def __init__(self) -> None:
-        self.finished: Finished | None = None
+    def __init__(self, tools: Tools) -> None:
+        self.scanner = ReplyScanner(tools)
+        self.finished = Finished("end_turn")
+        self.has_words = False
         self._pieces: list[str] = []
-        self._speech = SpokenText()
-        self._spoken: list[str] = []
 
     @property
     def text(self) -> str:
         return "".join(self._pieces)
 
-    @property
-    def spoken(self) -> str:
-        return "".join(self._spoken)
+    async def read(self, events: AsyncIterator[ModelEvent]) -> AsyncGenerator[str, None]:
+        """Yield the words up to the end of the reply. Raises `ModelError` if it does not come."""
+        finished = None
+        async for event in events:
+            if isinstance(event, TextDelta):
+                self._pieces.append(event.text)
+                if words := self.scanner.feed(event.text):
+                    yield words
+                # What follows is invented: the stream is closed, which saves its tokens.
+                if self.scanner.is_over:
+                    break
+            elif isinstance(event, Finished):
+                finished = event
+        if finished is None and not self.scanner.is_over:
+            raise failure("connection")
+        if words := self.scanner.end():
+            yield words
+        self.finished = finished or self.finished
 
-    def add(self, text: str) -> str:
-        """Take the next piece; return what can be said of it."""
-        self._pieces.append(text)
-        words = self._speech.feed(text)
-        self._spoken.append(words)
-        return words
-
-    def ending(self, found: Written, *, may_call: bool) -> list[ModelEvent]:
-        """Give what follows the words that were said while the reply was written."""
-        if found.calls and may_call:
-            return [
-                ToolCall(f"call_{number}", call.name, call.arguments, call.repaired)
-                for number, call in enumerate(found.calls)
-            ]
-        if found.calls or found.problem is not None:
-            return []
-        # What looked like a call was none.
-        words = self._speech.end() if found.answer is None else ""
-        spoken = self.spoken + words
-        whole = self.text if found.answer is None and not spoken.strip() else found.answer
-        if whole is not None and whole.startswith(spoken):
-            words += whole[len(spoken) :]
-        return [TextDelta(words)] if words else []
+    def problem(self, *, may_call: bool) -> Problem | None:
+        """Tell why the model must be asked again, if it must."""
+        problem = self.scanner.problem
+        if problem == "empty" and self.finished.stop not in ("end_turn", "tool_use", "max_tokens"):
+            return None
+        if may_call:
+            return problem
+        return None if self.has_words else problem or "empty"
 
 
 def _stop(finished: Finished) -> StopReason:

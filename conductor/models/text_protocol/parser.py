@@ -1,8 +1,7 @@
-"""Find the calls in what a model wrote (models, "Text protocol"); pure.
+"""Read one whole object, or one call in another notation, that a model wrote; pure.
 
-The model is taught one notation and may write another: JSON objects by line, tag or fence, Hermes' and
-Llama's objects, pythonic lists, and ``call: name({...})``. A call must be whole: one that was cut off is
-never completed.
+The model is taught one notation and may write those that it was trained in: objects with other keys, Python,
+ReAct, XML. What is no valid JSON is repaired, if it is short.
 """
 
 from __future__ import annotations
@@ -10,32 +9,30 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from conductor.models.text_protocol.speech import AnswerObject
-
-# Characters that are read, and how deep JSON may be nested: a repair takes longer than linear time.
-MAX_CHARS = 32_768
-MAX_DEPTH = 64
+# Of one object: a repair takes longer than linear time.
 _MAX_REPAIRED_CHARS = 8_192
-# Objects and lists of one reply.
-_MAX_SPANS = 64
 
-Problem: TypeAlias = Literal["truncated", "malformed"]
+Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The input schemas of the tools, by name."""
 
-_THOUGHT = re.compile(r"\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
-# What the model writes after an observation is invented, and so is the observation.
-_OBSERVATION = re.compile(r'\{\s*"type"\s*:\s*"tool_observation"|<tool_(?:observation|response)\b')
-_NAMED_CALL = re.compile(r"(?:\|\|)?\bcall:\s*([\w.-]+)\s*\(\s*\Z")
-_PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
-_CALL_TAG = re.compile(r"<(?:tool|tool_call|function_call)>\s*\Z")
-# Text that is no valid JSON, but was meant as a call.
+_NAMES = ("name", "tool", "tool_name", "action", "function")
+_ARGUMENTS = ("arguments", "args", "parameters", "input", "tool_input", "action_input")
+_CALL_TYPES = ("tool_call", "function", "function_call", "tool_use")
+_TEXTS = ("content", "text", "answer", "final_answer", "action_input")
+_OBSERVATIONS = ("tool_observation", "observation", "tool_result", "tool_response")
+# A damaged object that was meant as a call.
 _MEANT = re.compile(r'["“”\']?\b(?:tool_call|arguments|parameters)\b["“”\']?\s*[:,}]')
-# Pieces of JSON outside any object: a call that was damaged.
-_PIECE = re.compile(r'(?:tool_call|arguments|parameters)["”\']\s*[:,}\]]|\w["”]\s*:\s*(?:["“{\[\d]|\Z)')
+_PARAMETER = re.compile(r'<parameter(?:=| name=")([\w.-]+)"?>(.*?)</parameter>', re.DOTALL)
 _SMART = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'"})
+_PYTHON_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
+
+
+class MalformedCall(ValueError):
+    """A call, or an answer, that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,117 +46,72 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a reply holds: calls, the text of a ``final_answer``, and the first problem with a call."""
+    """What an object holds: calls, the text of a ``final_answer``, or neither: an invented observation."""
 
     calls: tuple[WrittenCall, ...] = ()
     answer: str | None = None
-    problem: Problem | None = None
 
 
-def parse(text: str, names: Collection[str]) -> Written:
-    """Read a whole reply; ``names`` are those of the tools."""
-    text = _THOUGHT.sub("", text[:MAX_CHARS], count=1)
-    observation = _OBSERVATION.search(text)
-    if observation is not None:
-        text = text[: observation.start()]
-    calls: list[WrittenCall] = []
-    answer: str | None = None
-    for before, span, whole in _spans(text):
-        found = _read(before, span, whole, names)
-        if isinstance(found, str):
-            # Of a reply that holds a call, what follows answers a result that is not there yet.
-            answer = found if answer is None and not calls else answer
-        elif isinstance(found, tuple):
-            calls += found
-        elif found is not None and found.problem is not None:
-            return Written(tuple(calls), answer, found.problem)
-        elif not whole and span.startswith("{"):
-            return Written(tuple(calls), answer)  # an answer that was cut off
-    lost = not calls and answer is None and _PIECE.search(_without_json(text)) is not None
-    return Written(tuple(calls), answer, "malformed" if lost else None)
+def resolve(name: str, tools: Tools) -> str:
+    """Give the tool's own name for one like ``lamp_switch``; a name that is made up is returned unchanged."""
+    if name in tools:
+        return name
+    matches = [tool for tool in tools if _plain(tool) == _plain(name.removeprefix("functions."))]
+    return matches[0] if len(matches) == 1 else name
 
 
-def _without_json(text: str) -> str:
-    for _, span, whole in _spans(text):
-        if whole and _json(span) is not _INVALID:
-            text = text.replace(span, "", 1)
-    return text
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower())
 
 
-_Found: TypeAlias = "tuple[WrittenCall, ...] | str | Written | None"
-_TRUNCATED = Written(problem="truncated")
-_MALFORMED = Written(problem="malformed")
+def read_object(span: str, tools: Tools, *, is_meant: bool = False) -> Written | None:
+    """Read ``{...}`` or ``[...]``; None for what is no call and no answer.
 
-
-def _spans(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Give each outermost ``{...}`` and ``[...]``, what stands before it, and whether it is closed.
-
-    What is nested too deep counts as not closed.
+    ``is_meant``: where it stands says that it is a call. Raises `MalformedCall`.
     """
-    position = 0
-    for _ in range(_MAX_SPANS):
-        found = _OPEN.search(text, position)
-        if found is None:
-            return
-        start, end = found.start(), _end_of(text, found.start())
-        yield text[max(0, start - 200) : start], text[start:end], end is not None
-        if end is None:
-            return
-        position = end
+    value, is_repaired = _load(span)
+    written = _meaning(value, is_repaired, tools, is_meant)
+    if written is None and (is_meant or (is_repaired and _MEANT.search(span))):
+        raise MalformedCall
+    return written
 
 
-def _end_of(text: str, start: int) -> int | None:
-    depth = 0
-    for found in _MARKS.finditer(text, start):
-        mark = found[0]
-        if mark in "{[":
-            depth += 1
-            if depth > MAX_DEPTH:
-                break
-        elif mark in "}]":
-            depth -= 1
-            if depth == 0:
-                return found.end()
-    return None
+def read_arguments(name: str, span: str, tools: Tools) -> Written:
+    """Read what follows a name: ``{...}``, ``({...})`` or ``(key=value, ...)``. Raises `MalformedCall`."""
+    inner = span[1:-1].strip() if span.startswith("(") else span
+    if inner.startswith("{"):
+        return _call(name, *_load(inner), tools)
+    return _call(name, _keywords(_python(f"f{span}")), False, tools)
 
 
-_OPEN = re.compile(r"[{\[]")
-# Brackets, and whole strings, whose brackets do not count; a string that is not closed runs to the end.
-_MARKS = re.compile(r'[{}\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
+def read_python(span: str, tools: Tools) -> Written:
+    """Read ``[name(key=value), ...]``. Raises `MalformedCall`."""
+    tree = _python(span)
+    if not isinstance(tree, ast.List):
+        raise MalformedCall
+    calls: list[WrittenCall] = []
+    for item in tree.elts:
+        if not isinstance(item, ast.Call):
+            raise MalformedCall
+        calls += _call(ast.unparse(item.func), _keywords(item), False, tools).calls
+    return Written(tuple(calls))
 
 
-def _read(before: str, span: str, whole: bool, names: Collection[str]) -> _Found:
-    named = _NAMED_CALL.search(before)
-    meant = named is not None or _CALL_TAG.search(before) is not None
-    if not whole:
-        return _TRUNCATED if meant or _begins_call(span) else None
-    if _PYTHONIC.match(span):
-        return _pythonic(span, names)
-    value, repaired = _json(span), False
-    if (
-        value is _INVALID
-        and len(span) <= _MAX_REPAIRED_CHARS
-        and (meant or _looks_like_call(span) or "final_answer" in span)
-    ):
-        value, repaired = _repair(span), True
-    if named is not None:
-        return _call(named[1], value, repaired)
-    found = _meaning(value, repaired, names, meant=meant)
-    if found is None and (meant or (repaired and _looks_like_call(span))):
-        return _MALFORMED
-    return found
-
-
-def _begins_call(span: str) -> bool:
-    if span.startswith("["):
-        return _PYTHONIC.match(span) is not None or _looks_like_call(span)
-    reader = AnswerObject()
-    reader.feed(span[:_MAX_REPAIRED_CHARS])
-    return not reader.is_answer
-
-
-def _looks_like_call(span: str) -> bool:
-    return _MEANT.search(span) is not None
+def read_xml(name: str, body: str, tools: Tools) -> Written:
+    """Read the parameters, or the JSON, of ``<function=name>...</function>``. Raises `MalformedCall`."""
+    if body.lstrip().startswith("{"):
+        return _call(name, *_load(body.strip()), tools)
+    if _PARAMETER.sub("", body).strip():
+        raise MalformedCall
+    properties = _properties(resolve(name, tools), tools)
+    arguments = {}
+    for key, text in _PARAMETER.findall(body):
+        schema, text = properties.get(key), text.strip()
+        # What is a text and what a number only the schema tells.
+        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+        value = _INVALID if is_text else _json(text.lower() if text in ("True", "False") else text)
+        arguments[key] = text if value is _INVALID else value
+    return _call(name, arguments, False, tools)
 
 
 _INVALID: Any = object()
@@ -176,67 +128,108 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _repair(span: str) -> Any:
-    value = _json(span.translate(_SMART))
+def _load(span: str) -> tuple[Any, bool]:
+    """Load JSON, repaired if need be; tell whether it was."""
+    value = _json(span)
+    if value is not _INVALID or len(span) > _MAX_REPAIRED_CHARS:
+        return value, False
+    plain = span.translate(_SMART)
+    value = _json(plain)
     if value is _INVALID:
         import json_repair  # takes a while to import, and is rarely needed
 
-        value = json_repair.loads(span.translate(_SMART), skip_json_loads=True)
-    return value
+        value = json_repair.loads(plain, skip_json_loads=True)
+    return value, True
 
 
-def _meaning(value: Any, repaired: bool, names: Collection[str], *, meant: bool) -> _Found:
+def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Written | None:
     if isinstance(value, list):
-        return _joined(_meaning(one, repaired, names, meant=meant) for one in value)
+        return _joined(_meaning(item, is_repaired, tools, is_meant) for item in value)
     if not isinstance(value, dict):
         return None
-    if value.get("type") == "final_answer" and isinstance(value.get("content"), str):
-        return str(value["content"])
-    if isinstance(value.get("tool_calls"), list):
-        return _meaning(value["tool_calls"], repaired, names, meant=True)
-    if isinstance(value.get("function"), dict):  # as in OpenAI's API
-        return _meaning(value["function"], repaired, names, meant=True)
-    name = value.get("name")
-    meant = meant or value.get("type") in ("tool_call", "function")
-    arguments = value.get("arguments", value.get("parameters", {} if meant and not repaired else None))
-    meant = meant or ("type" in value and arguments is not None)
+    kind = value.get("type")
+    if kind in _OBSERVATIONS:
+        return Written()
+    names = [value[key] for key in _NAMES if isinstance(value.get(key), str) and value[key]]
+    name = next((name for name in names if resolve(name, tools) in tools), names[0] if names else None)
+    if kind == "final_answer" or "final_answer" in value or name in ("final_answer", "Final Answer"):
+        return Written(answer=_text(next((value[key] for key in _TEXTS if key in value), "")))
+    for nested in (value.get("tool_calls"), value.get("function")):  # as in OpenAI's API
+        if isinstance(nested, list | dict):
+            return _meaning(nested, is_repaired, tools, is_meant=True)
+    is_call = is_meant or kind in _CALL_TYPES
+    key = next((key for key in _ARGUMENTS if key in value), None)
+    is_call = is_call or ("type" in value and key is not None)
+    if name is None or not (is_call or resolve(name, tools) in tools):
+        if is_call:
+            raise MalformedCall
+        return None
+    if key is not None:
+        return _call(name, value[key], is_repaired, tools)
+    properties = _properties(resolve(name, tools), tools)
+    rest = {key: item for key, item in value.items() if key in properties and item is not name}
+    # Keys that the tool does not have: the arguments' own key may be damaged.
+    if is_repaired or any(key not in (*_NAMES, "type", "id", "thought", *rest) for key in value):
+        raise MalformedCall
+    return _call(name, rest, is_repaired, tools)
+
+
+def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
+    properties = tools.get(name, {}).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _joined(parts: Iterable[Written | None]) -> Written | None:
+    calls: list[WrittenCall] = []
+    for part in parts:
+        calls += part.calls if part is not None else ()
+    return Written(tuple(calls)) if calls else None
+
+
+def _text(value: Any) -> str:
+    """Give the words of an answer that may be a list or an object."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        text = next((value[key] for key in _TEXTS if key in value), None)
+        return _text(list(value.values()) if text is None else text)
+    if isinstance(value, list):
+        return " ".join(filter(None, map(_text, value)))
+    return "" if value is None or isinstance(value, bool) else str(value)
+
+
+def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written:
     if isinstance(arguments, str):
         arguments = _json(arguments)
-    if not isinstance(name, str) or not name or not (meant or name in names):
-        return _MALFORMED if value.get("type") in ("tool_call", "final_answer") else None
-    return _call(name, arguments, repaired)
-
-
-def _joined(found: Iterable[_Found]) -> _Found:
-    calls: list[WrittenCall] = []
-    for one in found:
-        if isinstance(one, Written):
-            return one
-        calls += one if isinstance(one, tuple) else ()
-    return tuple(calls) or None
-
-
-def _call(name: str, arguments: Any, repaired: bool) -> tuple[WrittenCall] | Written:
+    if not isinstance(arguments, dict):
+        raise MalformedCall
     try:
         text = json.dumps(arguments, allow_nan=False)
-    except (TypeError, ValueError):  # a literal of Python, or a number of none
-        return _MALFORMED
-    return (WrittenCall(name, text, repaired),) if isinstance(arguments, dict) else _MALFORMED
+    except (TypeError, ValueError):  # a literal of Python, or a number that JSON does not have
+        raise MalformedCall from None
+    return Written((WrittenCall(resolve(name, tools), text, is_repaired),))
 
 
-def _pythonic(span: str, names: Collection[str]) -> _Found:
-    """Read ``[name(key="value"), ...]``."""
-    if not any(f"{name}(" in span for name in names):
-        return None
+def _python(source: str) -> ast.expr:
     try:
-        tree = ast.parse(span, mode="eval").body
-        return _joined(_python_call(item) for item in tree.elts) if isinstance(tree, ast.List) else None
+        return ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _MALFORMED
+        raise MalformedCall from None
 
 
-def _python_call(node: ast.expr) -> _Found:
-    if not isinstance(node, ast.Call) or node.args:
-        return _MALFORMED
-    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return _MALFORMED if None in arguments else _call(ast.unparse(node.func), arguments, False)
+def _keywords(call: ast.expr) -> dict[str, Any]:
+    if not isinstance(call, ast.Call) or call.args:
+        raise MalformedCall
+    arguments: dict[str, Any] = {}
+    for keyword in call.keywords:
+        value = keyword.value
+        if keyword.arg is None:
+            raise MalformedCall
+        try:
+            if isinstance(value, ast.Name) and value.id in _PYTHON_WORDS:
+                arguments[keyword.arg] = _PYTHON_WORDS[value.id]
+            else:
+                arguments[keyword.arg] = ast.literal_eval(value)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            raise MalformedCall from None
+    return arguments

@@ -1,33 +1,50 @@
-"""Tests of the parser of calls that a model wrote as text."""
+"""Tests of what is found in whole replies: calls, answers, and what is wrong with them."""
 
 from __future__ import annotations
 
 import json
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
-from conductor.models.text_protocol.parser import MAX_DEPTH, Problem, Written, WrittenCall, parse
+from conductor.models.text_protocol.parser import WrittenCall
 from conductor.models.text_protocol.prompt import Style, written
+from conductor.models.text_protocol.scanner import Problem, ReplyScanner
+from conductor.models.text_protocol.span import MAX_DEPTH
 from tests.cpu import least_cpu_s
 
-NAMES = {"agent.spawn", "get_time", "lamp"}
+TOOLS: dict[str, dict[str, object]] = {"agent.spawn": {}, "get_time": {}, "lamp": {}}
 CALL = {"type": "tool_call", "name": "lamp", "arguments": {"on": True, "room": "la 'cuisine' {2}"}}
 ARGUMENTS = json.dumps(CALL["arguments"])
 ANSWER = {"type": "final_answer", "content": 'All "done".'}
 STYLES: tuple[Style, ...] = ("jsonl", "xml", "markdown-json")
 
 
+class Found(NamedTuple):
+    """What a reply holds."""
+
+    calls: tuple[WrittenCall, ...] = ()
+    words: str = ""
+    problem: Problem | None = None
+
+
+def parse(text: str) -> Found:
+    scanner = ReplyScanner(TOOLS)
+    words = scanner.feed(text) + scanner.end()
+    return Found(() if scanner.problem else tuple(scanner.calls), words, scanner.problem)
+
+
 def calls(text: str) -> list[tuple[str, object]]:
-    found = parse(text, NAMES)
+    found = parse(text)
     assert found.problem is None
     return [(call.name, json.loads(call.arguments)) for call in found.calls]
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_call_and_an_answer_are_read_in_every_style(style: Style) -> None:
-    assert parse(written(CALL, style), NAMES) == Written((WrittenCall("lamp", ARGUMENTS),))
-    assert parse(written(ANSWER, style), NAMES) == Written(answer='All "done".')
+    assert parse(written(CALL, style)) == Found((WrittenCall("lamp", ARGUMENTS),))
+    assert parse(written(ANSWER, style)) == Found(words='All "done".')
     both = f"{written(CALL, style)}\n{written(CALL | {'name': 'get_time'}, style)}"
     assert [name for name, _ in calls(both)] == ["lamp", "get_time"]
 
@@ -37,13 +54,11 @@ def test_a_call_and_an_answer_are_read_in_every_style(style: Style) -> None:
     [
         '<tool_call>\n{"name": "lamp", "arguments": {"on": true}}\n</tool_call>',
         '{"name": "lamp", "parameters": {"on": true}}',
-        '<|python_tag|>{"name": "lamp", "parameters": {"on": true}}<|eom_id|>',
         "[lamp(on=True)]",
         'call: lamp({"on": true})',
         '||call: lamp({"on": true})',
         '{"tool_calls": [{"function": {"name": "lamp", "arguments": "{\\"on\\": true}"}}]}',
         '[{"name": "lamp", "arguments": {"on": true}}]',
-        '<think>{"name": "get_time", "arguments": {}}</think>{"name": "lamp", "arguments": {"on": true}}',
         'I will do that.\n```\n{"name": "lamp", "arguments": {"on": true}}\n```\nDone!',
     ],
 )
@@ -55,7 +70,7 @@ def test_calls_and_answers_after_an_observation_are_invented() -> None:
     first = written(CALL, "jsonl")
     text = f'{first}\n{{"type": "tool_observation", "content": "on"}}\n{written(CALL, "jsonl")}'
     assert len(calls(text)) == 1
-    assert parse(f"{first}\n{written(ANSWER, 'jsonl')}", NAMES).answer is None
+    assert parse(f"{first}\n{written(ANSWER, 'jsonl')}").words == ""
 
 
 @pytest.mark.parametrize(
@@ -63,15 +78,12 @@ def test_calls_and_answers_after_an_observation_are_invented() -> None:
     [
         "It is five o'clock.",
         "Use [brackets] and {braces} as you like.",
-        'A person: {"name": "Ann", "arguments": {"age": 3}}',
-        '{"temperature": 21}',
         "[print(x=1)]",
         "[1] is a footnote.",
-        "",
     ],
 )
-def test_what_is_no_call_is_none(text: str) -> None:
-    assert parse(text, NAMES) == Written()
+def test_what_is_no_call_is_spoken(text: str) -> None:
+    assert parse(text) == Found(words=text)
 
 
 BASES = [
@@ -107,7 +119,7 @@ ENDS: dict[str, tuple[str, str]] = {
 }
 
 
-def quality(found: Written) -> str:
+def quality(found: Found) -> str:
     if found.problem is not None:
         return found.problem
     return "none" if not found.calls else "repaired" if found.calls[0].repaired else "exact"
@@ -117,13 +129,13 @@ def test_the_table_of_malformed_calls() -> None:
     wrong = []
     cases = 0
     for base in BASES:
-        whole = parse(base, NAMES).calls[0]
+        whole = parse(base).calls[0]
         for fault, (replacements, expected) in FAULTS.items():
             text = base
             for old, new in replacements:
                 text = text.replace(old, new)
             for end, (before, after) in ENDS.items():
-                found = parse(before + text + after, NAMES)
+                found = parse(before + text + after)
                 cases += 1
                 arguments = [json.loads(call.arguments) for call in found.calls]
                 if quality(found) != expected or (arguments and arguments != [json.loads(whole.arguments)]):
@@ -146,7 +158,9 @@ def test_the_table_of_malformed_calls() -> None:
         ('{"type":"tool_call","name":"lamp","arguments":"{on"}', "malformed"),
         ("[lamp(True)]", "malformed"),
         ('call: lamp(["on"])', "malformed"),
-        ('{"type":"final_answer","content":{"a":"no"}}', "malformed"),
+        ('A person: {"name": "Ann", "arguments": {"age": 3}}', "misplaced"),
+        ('{"temperature": 21}', "misplaced"),
+        ("", "empty"),
         ('"name":"lamp","arguments":{"on":true}', "malformed"),
         ('{"type":"tool_call","name":"lamp","arguments":{"on":NaN}}', None),  # mended to a text
         ('{"type":"final_answer","content":"I was cut o', None),
@@ -154,7 +168,7 @@ def test_the_table_of_malformed_calls() -> None:
     ],
 )
 def test_what_cannot_be_read_is_no_call(text: str, problem: Problem | None) -> None:
-    found = parse(text, NAMES)
+    found = parse(text)
     assert found.problem == problem
     if problem is not None:
         assert found.calls == ()
@@ -167,12 +181,12 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
             text = written(json.loads(base), style)
             end = text.rindex("}")
             for cut in range(end + 1):
-                assert parse(text[:cut], NAMES).calls == (), text[:cut]
-            whole = parse(text, NAMES).calls
+                assert parse(text[:cut]).calls == (), text[:cut]
+            whole = parse(text).calls
             for _ in range(20):  # and neither with a little noise in it
                 at = random.randrange(end)
                 noisy = text[:at] + random.choice('"{}[]\\:,\n x') + text[at : random.randrange(at, end)]
-                if parse(noisy, NAMES).calls:
+                if parse(noisy).calls:
                     assert noisy.count("{") <= noisy.count("}"), noisy
             assert len(whole) == 1
 
@@ -185,7 +199,12 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
         "{}",
         '{"a":',
         "[lamp(",
-        "<think>",
+        "\n",
+        "`",
+        "<a",
+        "```\n",
+        "lamp(",
+        "{1}",
         '{"type":"tool_call",',
         "call: lamp({",
         '"',
@@ -196,10 +215,10 @@ def test_a_call_that_is_cut_off_anywhere_is_never_completed() -> None:
 )
 def test_no_text_takes_long(unit: str) -> None:
     text = '{"type":"tool_call","name":"lamp","arguments":{"x":1}' + unit * (70_000 // len(unit))
-    assert least_cpu_s(lambda: parse(text, NAMES), 0.05) < 0.05
-    assert least_cpu_s(lambda: parse(unit * (70_000 // len(unit)), NAMES), 0.05) < 0.05
+    assert least_cpu_s(lambda: parse(text), 0.05) < 0.05
+    assert least_cpu_s(lambda: parse(unit * (70_000 // len(unit))), 0.05) < 0.05
 
 
 def test_depth_is_bounded() -> None:
     deep = '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1)
-    assert parse(f'{{"name":"lamp","arguments":{deep}}}', NAMES).problem == "truncated"
+    assert parse(f'{{"name":"lamp","arguments":{deep}}}').problem == "truncated"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -64,29 +65,66 @@ async def test_a_call_in_each_style_and_then_an_answer(style: Style) -> None:
 async def test_plain_words_are_an_answer_and_may_stand_beside_a_call() -> None:
     events, _ = await ask(reply("It is ", "on."))
     assert events[:-1] == [TextDelta("It is "), TextDelta("on.")]
-    events, _ = await ask(reply("One moment. ", written(CALL, "jsonl"), "It is on."))
-    assert events[:-1] == [TextDelta("One moment. "), ToolCall("call_0", "home.lamp", '{"on": true}')]
+    events, _ = await ask(reply("One moment.\n", written(CALL, "jsonl"), "\nIt is on."))
+    assert events[:-1] == [TextDelta("One moment."), ToolCall("call_0", "home.lamp", '{"on": true}')]
 
 
-async def test_what_looked_like_a_call_and_was_none_is_said_at_the_end() -> None:
-    events, _ = await ask(reply('{"temperature"', ": 21}"))
-    assert events[:-1] == [TextDelta('{"temperature": 21}')]
+async def test_what_looked_like_a_call_and_was_none_is_spoken() -> None:
     events, _ = await ask(reply("[1] is a ", "footnote."))
-    assert events[:-1] == [TextDelta("[1] is a footnote.")]
-    events, _ = await ask(reply("Look:\n[1] is ", "one."))
-    assert events[:-1] == [TextDelta("Look:\n"), TextDelta("[1] is one.")]
+    assert events[:-1] == [TextDelta("[1] is a "), TextDelta("footnote.")]
+    events, _ = await ask(reply("Look:\n[", "1] is one."))
+    assert events[:-1] == [TextDelta("Look:"), TextDelta("\n[1] is one.")]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("pieces", "expected"),
     [
-        ('{"type":"tool_call","name":"home.lamp","arguments":{"on":', "cut off"),
-        ('{"type":"tool_call","name":"home.lamp","arguments":[]}', "could not be read"),
+        ((written(CALL, "jsonl"), "\nUser: And off."), ToolCall("call_0", "home.lamp", '{"on": true}')),
+        ((written(ANSWER, "jsonl"), "\nSwitch it off."), TextDelta("It is on.")),
+        (("It is on.", "\nUser: And off."), TextDelta("It is on.")),
     ],
 )
-async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, told: str) -> None:
+async def test_the_stream_is_closed_where_the_model_invents_a_turn(
+    pieces: tuple[str, ...], expected: ModelEvent
+) -> None:
+    inner = ScriptedProvider([[*map(TextDelta, pieces), asyncio.Event()]])
+    request = ModelRequest("", [UserMessage("The lamp!")], (LAMP,))
+    async with asyncio.timeout(5), aclosing(wrap(inner).stream(request)) as stream:
+        events = [event async for event in stream]
+    assert events[0] == expected
+    assert len(events) == 2
+    assert inner.record(0).closed_early
+
+
+async def test_what_is_written_again_follows_the_words_that_were_spoken() -> None:
+    events, requests = await ask(
+        reply("Sure, ", written(CALL, "jsonl"), " does."), reply(written(ANSWER, "jsonl"))
+    )
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Sure,  It is on."
+    assert "alone on a line" in str(requests[1].messages[-1])
+
+
+async def test_a_reply_that_was_cut_to_nothing_is_asked_for_once_more() -> None:
+    events, _ = await ask(reply("", stop="max_tokens"), reply("Here."))
+    assert events[0] == TextDelta("Here.")
+    with pytest.raises(ModelError) as caught:
+        await ask(*[reply("", stop="max_tokens")] * 2)
+    assert caught.value.reason == "malformed"
+    events, _ = await ask(reply("", stop="refusal"))
+    assert events == [Finished("refusal", Usage(10, 5))]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told", "usage"),
+    [
+        ('{"type":"tool_call","name":"home.lamp","arguments":{"on":', "cut off", Usage(20, 10)),
+        # The stream is closed as soon as that is certain, before it tells its usage.
+        ('{"type":"tool_call","name":"home.lamp","arguments":[]}', "could not be read", Usage(10, 5)),
+    ],
+)
+async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, told: str, usage: Usage) -> None:
     events, requests = await ask(reply(wrong), reply(written(CALL, "jsonl")))
-    assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", Usage(20, 10))]
+    assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", usage)]
     *_, said, observed = requests[1].messages
     assert said == AssistantMessage(wrong)
     assert isinstance(observed, UserMessage)
@@ -120,7 +158,7 @@ async def test_tools_are_not_offered_without_end() -> None:
     for number in range(MAX_ROUNDS):
         call = ToolCall(f"c{number}", "home.lamp", "{}")
         history += [AssistantMessage("", (call,)), ToolResult(call.call_id, "no")]
-    events, (request,) = await ask(reply("Enough.", written(CALL, "jsonl")), history=history)
+    events, (request,) = await ask(reply("Enough.\n", written(CALL, "jsonl")), history=history)
     assert "home.lamp(" not in request.system
     assert events == [TextDelta("Enough."), Finished("end_turn", Usage(10, 5))]
 

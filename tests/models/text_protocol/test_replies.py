@@ -1,0 +1,95 @@
+"""Plays a corpus of what small models write (replies.toml): what is run, spoken, and asked again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import aclosing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from conductor.errors import ModelError
+from conductor.messages import ToolCall, UserMessage
+from conductor.models.base import ModelRequest, TextDelta, ToolDefinition
+from conductor.models.scripted import ScriptedProvider
+from conductor.models.text_protocol import TextProtocol
+from conductor.models.thought_filter import ThoughtFilter
+
+CORPUS: dict[str, list[dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("replies.toml").read_text(encoding="utf-8")
+)
+TOOLS = [
+    ToolDefinition(
+        name,
+        "A tool.",
+        {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}},
+    )
+    for name, properties in {
+        "lamp.switch": {"room": "string", "on": "boolean"},
+        "clock.now": {"zone": "string"},
+        "mail.send": {"to": "string", "body": "string"},
+        "notes.add": {"title": "string", "text": "string"},
+    }.items()
+]
+SEED = 20_261_124
+SPLITS = 12
+
+
+async def play(pieces: Iterable[str]) -> tuple[str, list[tuple[str, Any]], bool]:
+    """Return the words spoken, the calls, and whether the model was asked again."""
+    thoughts = ThoughtFilter()  # as in every provider
+    texts = [*map(thoughts.feed, pieces), thoughts.rest()]
+    model = ScriptedProvider([[*map(TextDelta, texts)], [ModelError("refused", "Asked again.")]])
+    words: list[str] = []
+    calls: list[tuple[str, Any]] = []
+    request = ModelRequest("", [UserMessage("Hello.")], TOOLS)
+    try:
+        async with aclosing(TextProtocol(model).stream(request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    words.append(event.text)
+                elif isinstance(event, ToolCall):
+                    calls.append((event.name, json.loads(event.arguments)))
+    except ModelError as error:
+        assert error.reason == "refused"
+    return "".join(words), calls, len(model.requests) == 2
+
+
+def split(text: str, random: Random) -> list[str]:
+    cuts = sorted(random.randrange(len(text) + 1) for _ in range(random.randrange(1, 12)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def named(call: str) -> tuple[str, Any]:
+    name, _, arguments = call.partition(" ")
+    return name, json.loads(arguments)
+
+
+async def test_the_corpus_of_replies() -> None:
+    """Whole, by characters, and in random pieces: the same words, the same calls."""
+    random = Random(SEED)
+    right: Counter[str] = Counter()
+    wrong = []
+    for group, replies in CORPUS.items():
+        for reply in replies:
+            output = reply["output"]
+            expected = (
+                reply.get("speech", "").strip(),
+                list(map(named, reply.get("calls", ()))),
+                reply.get("again", False),
+            )
+            whole = await play([output])
+            pieces = [list(output), *(split(output, random) for _ in range(SPLITS))]
+            others = [(cut, played) for cut in pieces if (played := await play(cut)) != whole]
+            if others or (whole[0].strip(), *whole[1:]) != expected:
+                wrong.append(
+                    f"{group}: {output!r}\n  expected {expected}\n  whole    {whole}\n  {others[:1]}"
+                )
+            else:
+                right[group] += 1
+    table = [f"{group:>10} {right[group]:3} of {len(replies)}" for group, replies in CORPUS.items()]
+    print(f"\nseed {SEED}", *table, f"       all {right.total():3}", sep="\n")  # noqa: T201 -- the figures
+    assert wrong == [], "\n".join(wrong)
