@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +18,11 @@ _ENOUGH_CHARS = 600
 _MOST_CHARS = 1500
 # Pages of a PDF, since reading one takes some milliseconds.
 MAX_PAGES = 2000
+# Bytes and operations of one of its streams when unpacked, and seconds for all of it: a small file may unpack
+# to much.
+MAX_STREAM_BYTES = 4 * 1024 * 1024
+MAX_OPERATIONS = 1_000_000
+MAX_PDF_S = 20.0
 # Lines between two looks at the cancel flag.
 _LINES = 1000
 
@@ -44,10 +50,13 @@ def suffixes() -> tuple[str, ...]:
     return (*text, ".pdf") if find_spec("pypdf") is not None else text
 
 
-def passages(name: str, data: bytes, stop: CancelFlag) -> Iterator[Passage]:
-    """Cut a document into passages. Raises `DocumentError`, and `FileError` if ``stop`` is set."""
+def passages(name: str, data: bytes, stop: CancelFlag, seconds: float = MAX_PDF_S) -> Iterator[Passage]:
+    """Cut a document into passages; a PDF within ``seconds``.
+
+    Raises `DocumentError`, and `FileError` if ``stop`` is set.
+    """
     if name.lower().endswith(".pdf"):
-        for number, text in enumerate(_pages(data, stop), 1):
+        for number, text in enumerate(_pages(data, stop, seconds), 1):
             yield from _passages(text.split("\n"), number, stop)
     elif b"\0" in data[:8192]:
         raise DocumentError("it is not text")
@@ -88,19 +97,31 @@ def _lines(text: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, line[begin : begin + _MOST_CHARS]
 
 
-def _pages(data: bytes, stop: CancelFlag) -> Iterator[str]:
+def _pages(data: bytes, stop: CancelFlag, seconds: float) -> Iterator[str]:
     import pypdf
 
     # What is wrong with a file is reported once, by the exception.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    deadline = time.monotonic() + seconds
+
+    def check(*_: object) -> None:
+        stop.check()
+        if time.monotonic() > deadline:
+            raise DocumentError(f"it takes longer than {seconds:g} s to read")
+
     try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        for number, page in enumerate(reader.pages):
-            stop.check()
-            if number >= MAX_PAGES:
-                return
-            yield page.extract_text()
-    except (GeneratorExit, MemoryError):
+        pypdf.overwrite_configuration(
+            array_based_stream_maximum_output_length=MAX_STREAM_BYTES,
+            brotli_maximum_output_length=MAX_STREAM_BYTES,
+            lzw_maximum_output_length=MAX_STREAM_BYTES,
+            run_length_maximum_output_length=MAX_STREAM_BYTES,
+            zlib_maximum_output_length=MAX_STREAM_BYTES,
+            stream_parsing_work_maximum_count=MAX_OPERATIONS,
+        )
+        for page in pypdf.PdfReader(io.BytesIO(data)).pages[:MAX_PAGES]:
+            check()
+            yield page.extract_text(visitor_operand_before=check)
+    except (GeneratorExit, MemoryError, DocumentError):
         raise
     except Exception as error:  # a stranger's file: the library raises whatever comes of it
         stop.check()

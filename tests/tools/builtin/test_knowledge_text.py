@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
-from conductor.tools.builtin.knowledge_text import DocumentError, Passage, passages
+from conductor.tools.builtin.knowledge_text import (
+    MAX_OPERATIONS,
+    MAX_STREAM_BYTES,
+    DocumentError,
+    Passage,
+    passages,
+)
 from conductor.tools.builtin.sandbox import CancelFlag, FileError
 
 
@@ -81,3 +89,26 @@ def test_a_call_that_was_cancelled_ends() -> None:
     stop.set()
     with pytest.raises(FileError):
         list(passages("a.txt", b"x\n" * 5000, stop))
+
+
+def packed(operation: bytes, count: int) -> bytes:
+    """Make a PDF of one page whose content is compressed."""
+    stream = zlib.compress(operation * count)
+    begin, _, rest = pdf("CONTENT").partition(b"<</Length ")
+    end = rest[rest.index(b"\nendstream") :]
+    return begin + b"<</Filter/FlateDecode/Length %d>>stream\n" % len(stream) + stream + end
+
+
+@pytest.mark.parametrize("count", [MAX_OPERATIONS // 3, MAX_STREAM_BYTES])
+def test_a_pdf_that_unpacks_to_much_is_given_up_early(count: int) -> None:
+    pytest.importorskip("pypdf")
+    data = packed(b"q Q\n", count)
+    assert len(data) < 100_000
+    with pytest.raises(DocumentError, match="LimitReachedError"):
+        list(passages("a.pdf", data, CancelFlag()))
+
+
+def test_a_pdf_is_read_for_some_seconds_only() -> None:
+    pytest.importorskip("pypdf")
+    with pytest.raises(DocumentError, match="takes longer than 0 s"):
+        list(passages("a.pdf", pdf("x", "y"), CancelFlag(), seconds=0.0))
