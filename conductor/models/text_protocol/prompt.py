@@ -12,8 +12,8 @@ from conductor.models.base import ToolDefinition
 
 Style: TypeAlias = Literal["jsonl", "xml", "markdown-json"]
 
-# A reply ends before the observation that the model would invent. Without its last quote: some services compare
-# tokens, and the quote shares one with what follows.
+# A reply ends before the observation that the model would invent. Without its last quote: some services
+# compare tokens, and the quote shares one with what follows.
 STOP = ('{"type":"tool_observation', '{"type": "tool_observation')
 
 _RULES = """\
