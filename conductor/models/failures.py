@@ -76,6 +76,10 @@ _REASONING = (
 _NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires", "tools param requires")
 
 
+class EmptyReply(ModelError):
+    """The service sent status 200 and nothing more, as mlx_lm does for a prompt that is too long."""
+
+
 class ToolsRefused(ModelError):
     """The service says that the model takes no tools."""
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
+import msgspec
 import structlog
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, Sign, StreamDecoder, TextDelta
-from conductor.models.failures import failure, from_status, read_problem
+from conductor.models.failures import EmptyReply, failure, from_status, read_problem
 
 # Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0
@@ -38,6 +41,8 @@ MAX_ERROR_BYTES = 64 * 1024
 # Of a reply, as bytes of the stream and as text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
+# Comments and pings; Anthropic's pings are events.
+_KEEPS_ALIVE = re.compile(rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n)+')
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
 """Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
 
@@ -53,12 +58,21 @@ log = structlog.get_logger(__name__)
 
 
 class ReplyStream:
-    """An open response stream. ``events`` are those of the last bytes."""
+    """An open response stream. ``events`` are those of the last bytes.
 
-    def __init__(self, response: aiohttp.ClientResponse, decoder: StreamDecoder) -> None:
+    ``silence_s`` bounds the time without news, ``silent_at`` is when it ends for the first of them, by the
+    loop's clock. What only keeps the connection alive is no news.
+    """
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, decoder: StreamDecoder, silence_s: float, silent_at: float
+    ) -> None:
         self.events: list[ModelEvent] = []
         self.decoder = decoder
         self._response = response
+        self._silence_s = silence_s
+        self._silent_at = silent_at
+        self._has_news = False  # of the last bytes
         self._error: ModelError | None = None
         self._bytes = self._chars = 0
 
@@ -70,13 +84,24 @@ class ReplyStream:
         # A chunk may end in the middle of an event.
         while not self.events:
             try:
-                chunk = await self._response.content.readany()
+                chunk = await self._chunk()
             except TimeoutError:
                 raise failure("timeout") from None
             except _BROKEN:
                 raise failure("connection") from None
             self._bytes += len(chunk)
             self._decode(chunk)
+
+    async def _chunk(self) -> bytes:
+        if self._has_news:  # then the socket's own limit is enough
+            chunk = await self._response.content.readany()
+        else:
+            async with asyncio.timeout_at(self._silent_at):
+                chunk = await self._response.content.readany()
+        was_news, self._has_news = self._has_news, not _KEEPS_ALIVE.fullmatch(chunk)
+        if was_news and not self._has_news:
+            self._silent_at = asyncio.get_running_loop().time() + self._silence_s
+        return chunk
 
     def _decode(self, chunk: bytes) -> None:
         """Take the events of some bytes; an error behind events is raised by the next `read`."""
@@ -88,6 +113,8 @@ class ReplyStream:
         except ModelError as error:
             if not chunk and error.reason == "connection" and self._response.content_type == _JSON:
                 error = _no_stream()
+            if not self._bytes and error.reason == "connection":
+                error = EmptyReply("connection", "The model service sent an empty reply.")
             if not self.events:
                 raise error from None
             self._error = error
@@ -179,15 +206,16 @@ class HttpPool:
     ) -> ReplyStream:
         """Post the body and read until the first events.
 
-        ``silence_s`` bounds the time between two bytes, now and later; ``headers`` are this request's own.
-        Raises `ModelError`.
+        ``silence_s`` bounds the time until then, and between two bytes later; ``headers`` are this request's
+        own. Raises `ModelError`.
         """
+        silent_at = asyncio.get_running_loop().time() + silence_s
         try:
             async with asyncio.timeout(silence_s):
                 response = await self._post(path, body, silence_s, headers or {})
         except TimeoutError:
             raise failure("timeout") from None
-        reply = ReplyStream(response, decoder)
+        reply = ReplyStream(response, decoder, silence_s, silent_at)
         try:
             # A proxy's or a portal's page comes with status 200, too.
             if response.content_type not in (*_STREAMS, _JSON):
@@ -239,6 +267,17 @@ class HttpPool:
         request_id = next((response.headers[name] for name in names if name in response.headers), None)
         log.info("model.status", status=response.status, request_id=request_id)
         raise from_status(response.status, read_problem(text), response.headers)
+
+    async def read_json(self, path: str) -> Any:
+        """Get a small JSON document; None if there is none."""
+        timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+        try:
+            async with self._session.get(
+                URL(self._base_url + path), proxy=self._proxy, timeout=timeout, allow_redirects=False
+            ) as response:
+                return msgspec.json.decode(await response.content.read(MAX_ERROR_BYTES))
+        except (*_BROKEN, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
 
     async def aclose(self) -> None:
         """Close all connections."""

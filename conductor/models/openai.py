@@ -49,6 +49,7 @@ class OpenAIProvider:
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens
+        self.context_window: int | None = None
         self.endpoint = endpoint
         self._official = is_official(base_url)
         self.effort = effort
@@ -58,8 +59,10 @@ class OpenAIProvider:
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
     async def start(self) -> None:
-        """Load the HTTP client, so that the first request need not wait."""
+        """Load the HTTP client, so that the first request need not wait, and ask for the context window."""
         await self._streamer.start()
+        if not self._official:
+            self.context_window = window_of(await self._streamer.read_json("/models"), self._model)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
@@ -95,6 +98,30 @@ class OpenAIProvider:
     async def aclose(self) -> None:
         """Close all connections. Running streams fail."""
         await self._streamer.aclose()
+
+
+def window_of(listed: Any, model: str) -> int | None:
+    """Read a model's context window from a service's list; None if it does not tell.
+
+    vLLM, LM Studio, OpenRouter and llama.cpp each have a name of their own for it.
+    """
+    models = listed.get("data") if isinstance(listed, dict) else None
+    entries = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+    entry = next(
+        (entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {}
+    )
+    meta = entry.get("meta")
+    places = {**(meta if isinstance(meta, dict) else {}), **entry}
+    names = (
+        "max_model_len",
+        "loaded_context_length",
+        "context_window",
+        "context_length",
+        "n_ctx",
+        "n_ctx_train",
+    )
+    windows = (places.get(name) for name in names)
+    return next((window for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def is_official(base_url: str | None) -> bool:

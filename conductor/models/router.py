@@ -211,10 +211,11 @@ class ModelRouter:
     @property
     def context_window(self) -> int | None:
         """The smallest context window of the profiles, in tokens; None if none is known."""
-        known = [
-            one.context_window for one in self.profiles.by_name.values() if one.context_window is not None
+        windows = [
+            route.profile.context_window or getattr(route.provider, "context_window", None)
+            for route in self._routes.values()
         ]
-        return min(known, default=None)
+        return min((window for window in windows if window is not None), default=None)
 
     def serving(self, chosen: str | None) -> str | None:
         """Name the profile that would reply to a session now; None if there is no file with profiles."""

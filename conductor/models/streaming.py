@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from conductor.models.base import ModelEvent, ModelRequest, Sign, StreamDecoder
-from conductor.models.failures import ReasoningRefused
+from conductor.models.failures import EmptyReply, ReasoningRefused, failure
 from conductor.models.retry import RetryClock, RetryPolicy, with_retries
 
 if TYPE_CHECKING:
@@ -129,17 +129,24 @@ class ReplyStreamer:
 
     async def _open(self, path: str, post: Post, request: ModelRequest) -> ReplyStream:
         pool = self._pool or await self._started()
-        return await with_retries(
-            # A stream is opened up to its first event within the retries; after that, the turn decides about
-            # another try.
-            lambda left: pool.open(
-                path, post.body, post.new_decoder(), min(request.silence_s, left), post.headers
-            ),
-            deadline_s=request.deadline_s,
-            random=self._random,
-            policy=self._retry_policy if request.may_retry else _NO_RETRIES,
-            waiting=self._waiting,
-        )
+        try:
+            return await with_retries(
+                # A stream is opened up to its first event within the retries; after that, the turn decides
+                # about another try.
+                lambda left: pool.open(
+                    path, post.body, post.new_decoder(), min(request.silence_s, left), post.headers
+                ),
+                deadline_s=request.deadline_s,
+                random=self._random,
+                policy=self._retry_policy if request.may_retry else _NO_RETRIES,
+                waiting=self._waiting,
+            )
+        except EmptyReply:  # each time
+            raise failure("context_too_long") from None
+
+    async def read_json(self, path: str) -> Any:
+        """Get a small JSON document from the service; None if there is none."""
+        return await (self._pool or await self._started()).read_json(path)
 
     def _let_go(self, reply: ReplyStream) -> None:
         if not reply.decoder.finished:

@@ -6,11 +6,12 @@ import asyncio
 import gzip
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from conductor.errors import ModelError, ModelFailure, SettingsError
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
@@ -77,9 +78,9 @@ async def collect(provider: ModelProvider, request: ModelRequest | None = None) 
         return [event async for event in stream]
 
 
-async def failure_of(provider: OpenAIProvider) -> ModelError:
+async def failure_of(provider: OpenAIProvider, request: ModelRequest | None = None) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        await collect(provider)
+        await collect(provider, request)
     assert SECRET not in str(caught.value) and str(caught.value).endswith(".")
     return caught.value
 
@@ -369,3 +370,82 @@ async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
 def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         from_profile(profile(**given), load_settings(None))
+
+
+# -- a service by hand
+
+
+@asynccontextmanager
+async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes = b"{}") -> AsyncIterator[str]:
+    """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for part in parts:
+                await response.write(part)
+            while pause_s:
+                await asyncio.sleep(pause_s)
+                await response.write(parts[-1])
+        return response
+
+    async def models(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=listed, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def provider_at(base_url: str) -> OpenAIProvider:
+    return OpenAIProvider(None, "m", 512, base_url, trust_env=False, retry_policy=RetryPolicy(base_s=0.001))
+
+
+WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize("parts", [(b": keepalive 1/9\n\n",), (b"\n",), (WORDS, b": keepalive 1/9\n\n")])
+async def test_what_keeps_a_connection_alive_is_no_news(parts: tuple[bytes, ...]) -> None:
+    async with by_hand(*parts, pause_s=0.02) as base_url:
+        provider = provider_at(base_url)
+        began = asyncio.get_running_loop().time()
+        assert (await failure_of(provider, ask(silence_s=0.2))).reason == "timeout"
+        assert asyncio.get_running_loop().time() - began < 2
+        await provider.aclose()
+
+
+async def test_an_empty_reply_with_status_200_is_a_prompt_that_is_too_long() -> None:
+    async with by_hand() as base_url:
+        provider = provider_at(base_url)
+        assert (await failure_of(provider)).reason == "context_too_long"
+        await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("listed", "window"),
+    [
+        (b'{"data":[{"id":"m","max_model_len":4096}]}', 4096),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"m","context_length":2048}]}', 2048),
+        (b'{"data":[{"id":"other.gguf","meta":{"n_ctx_train":32768,"n_ctx":8192}}]}', 8192),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"y"}]}', None),
+        (b'{"data":[{"id":"m"}]}', None),
+        (b'{"data":7}', None),
+        (b"<html>", None),
+    ],
+)
+async def test_the_context_window_is_the_one_that_the_service_tells(
+    listed: bytes, window: int | None
+) -> None:
+    async with by_hand(listed=listed) as base_url:
+        provider = provider_at(base_url)
+        await provider.start()
+        assert provider.context_window == window
+        await provider.aclose()
