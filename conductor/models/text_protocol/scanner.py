@@ -37,24 +37,24 @@ _TAGS = r"(?:tool|tool_calls?|functions?|function_calls?)"
 _KEYS = r"(?:type|name|tool|tool_name|function|action|arguments|args|parameters)"
 # Where words may turn into a call in the middle of a line; "{x}" does not.
 _STOP = re.compile(
-    r"""\n|\{(?![^{}"'“”:\n]{0,80}\})|<(?=/?(?:[A-Za-z_][^<>\n]{0,200}(?:>|\Z)|\Z))|`(?=[{\[<`]|\Z)"""
+    r"""\n|\{(?![^{}"'“”:\n<`\[]{0,80}\})|<(?=/?(?:[A-Za-z_][^<>\n]{0,200}(?:>|\Z)|\Z))|`(?=[{\[<`]|\Z)"""
     r"""|\[(?=TOOL_CALLS\]|/?INST\]|[/A-Z_]{0,10}\Z)"""
-    rf"""|"(?=\s*:\s*["{{\[]|{_KEYS}"\s*:|[a-z_]{{0,12}}(?:"\s*)?\Z|\s*:\s*\Z)"""
+    rf"""|"(?=\s*:\s*["{{\[]|{_KEYS}"\s*:|[a-z_]{{0,12}}(?:"\s*)?\Z|\s*(?::\s*)?\Z)"""
 )
 _LINE_END = re.compile(r"\n")
 _DAMAGED = re.compile(rf'"(?:\s*:\s*["{{\[]|{_KEYS}"\s*:)')
 # What may stand before a call: white space, the opening of a fence or a tag, a label.
 _BEFORE = re.compile(
-    rf"(?:\s+|```[\w-]*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:|[Tt]ool[ _]call:|Action:)*"
+    rf"(?:\s+|```\w*\s|`+(?=[{{\[<])|<{_TAGS}>|\[TOOL_CALLS\]|(?:\|\|)?call:|[Tt]ool[ _]call:|Action:)*"
 )
 _MARK = re.compile(rf"<{_TAGS}>|\[TOOL_CALLS\]")
 # What may stand behind a call or an answer.
 _AFTER = re.compile(
-    rf"(?:[\s,;\]}})]|```[\w-]*(?=\s)|`|</?{_TAGS}>|</invoke>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*"
+    rf"(?:[\s,;\]}})]|```\w*(?=\s)|`|</?{_TAGS}>|</invoke>|\[TOOL_CALLS\]|\|\|(?=call:)|call:)*"
 )
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _NAMED = re.compile(
-    rf"({_NAME.pattern})\s*(Action Input:\s*|\[ARGS\]\s*)?(?:```(?:json)?\s+)?([({{])", re.ASCII
+    rf"({_NAME.pattern})(\s+Action Input:|\s*\[ARGS\])?\s*(?:```(?:json)?\s+)?([({{])", re.ASCII
 )
 _BEFORE_ARGUMENTS = re.compile(r"\s*(?:\[[ARGS]*\]?\s*|A[a-zA-Z ]*:?\s*)?(?:`+[a-z]*\s*)?\Z")
 _PYTHON = re.compile(r"\[\s*([A-Za-z_][\w.]*)\(", re.ASCII)
@@ -74,10 +74,10 @@ _LITERALS = ("Final Answer:", "Tool call:", "tool call:", "[TOOL_CALLS]", "[INST
 # What more text may turn into one of these.
 _UNDECIDED = re.compile(
     r"""(?:\#{1,6}\ ?|\*{1,2})?(?:[A-Za-z_][A-Za-z0-9_.-]{0,80})?\Z"""
-    r"""|</?(?:[A-Za-z_][^<>\n]{0,200})?\Z|`{1,20}[\w-]{0,20}\Z|"[a-z_]{0,12}(?:"\s*)?\Z|"\s*:\s*\Z"""
+    r"""|</?(?:[A-Za-z_][^<>\n]{0,200})?\Z|`{1,20}\w{0,20}\Z|"[a-z_]{0,12}(?:"\s*)?\Z|"\s*(?::\s*)?\Z"""
 )
 _BEGUN_TAG = re.compile(r"</?[a-z_]*\Z")
-_KEY = re.compile(r"""["'“”]\s*:|\b(?:tool_call|final_answer|arguments|parameters)\b""")
+_KEY = re.compile(r"""["'“”]\s*:|\b(?:tool_call|final_answer|arguments|parameters)\b(?!\Z)""")
 _BEGUN_OBJECT = re.compile(r"""[{\[]\s*(?:["'“\[{]|\Z)""")
 _FIELD = r'"(?!content|text|answer)\w+"\s*:\s*"[^"\\]*"\s*,\s*'
 _ANSWER = re.compile(
@@ -189,7 +189,7 @@ class ReplyScanner:
         label = _LABEL.match(tail) if self._at_line else None
         if label is not None:
             return self._read_label(label[0], before.end() + label.end())
-        if self._is_undecided(tail, "Action:" in before[0]):
+        if self._is_undecided(tail, is_call=is_meant or "Action:" in before[0]):
             return None
         if self._open_span(before.end(), is_own=is_own, is_meant=is_meant):
             return ""
@@ -227,7 +227,7 @@ class ReplyScanner:
             return self._fail("malformed")
         return self._take(len(before) + len(tail) - len(tail.lstrip(tail[:1]) if tail else ""))
 
-    def _is_undecided(self, tail: str, is_action: bool) -> bool:
+    def _is_undecided(self, tail: str, *, is_call: bool) -> bool:
         if self._ended:
             return False
         if _UNDECIDED.match(tail) or any(literal.startswith(tail) for literal in _LITERALS):
@@ -235,7 +235,7 @@ class ReplyScanner:
         name = _NAME.match(tail)
         return (
             name is not None
-            and (is_action or resolve(name[0], self._tools) in self._tools)
+            and (is_call or resolve(name[0], self._tools) in self._tools)
             and _BEFORE_ARGUMENTS.match(tail, name.end()) is not None
         )
 
@@ -249,9 +249,10 @@ class ReplyScanner:
                 start, is_own, is_meant, brackets=Brackets(self._rest, start), has_key=is_meant
             )
         elif is_own and (named := _NAMED.match(tail)):
-            is_known = is_meant or named[2] is not None or resolve(named[1], self._tools) in self._tools
+            is_react = named[2] is not None and "Action:" in self._rest[:start]
+            is_known = is_meant or is_react or resolve(named[1], self._tools) in self._tools
             is_reply = not (self._has_words or self._has_answer or self.calls or self._rest[:start].strip())
-            if not is_known and not (is_reply and named[3] == "("):
+            if not is_known and not (is_reply and named[0] == f"{named[1]}("):
                 return False
             start += named.start(3)
             self._span = _Span(start, True, is_known, named[1], Brackets(self._rest, start))
@@ -268,12 +269,16 @@ class ReplyScanner:
         after = _AFTER.match(self._rest)
         assert after is not None
         tail = self._rest[after.end() :]
-        if self._is_undecided(tail, is_action=False):
+        is_meant = _MARK.search(after[0]) is not None
+        if self._is_undecided(tail, is_call=is_meant):
             return None
-        if self._open_span(after.end(), is_own=True, is_meant=_MARK.search(after[0]) is not None):
+        if self._open_span(after.end(), is_own=True, is_meant=is_meant):
             return ""
-        is_line = not tail or "\n" in after[0] or not self.calls
-        return self._end_reply() if is_line or _CUT.match(tail) else self._fail("misplaced")
+        return self._end_reply() if not tail or _CUT.match(tail) else self._end_calls(after[0])
+
+    def _end_calls(self, before: str) -> str:
+        """End the reply at what is no object; a call on the same line does not count."""
+        return self._fail("misplaced") if self.calls and "\n" not in before else self._end_reply()
 
     def _read_span(self, span: _Span) -> str | None:
         words = ""
@@ -286,7 +291,7 @@ class ReplyScanner:
                 span.end = span.brackets.end(self._rest)
             inner, end = span.end or 0, span.end
             if not (span.has_key or self._find_key(span)):
-                return self._release(span, None)
+                return self._release(span, span.end)
             if span.brackets.is_too_deep:
                 return self._fail("truncated")
         if end is not None:
@@ -332,8 +337,10 @@ class ReplyScanner:
     def _release(self, span: _Span, end: int | None) -> str:
         """Take brackets as words: up to ``end``, or only those that open."""
         self._span = None
+        if self.calls or self._has_answer:
+            return self._end_calls(self._rest[: span.start])
         if end is None:
-            end = span.end or span.start + 1
+            end = span.start + 1
             while self._rest.startswith(("{", "["), end):
                 end += 1
         if self._rest[: span.start].count("```") % 2:
@@ -344,7 +351,7 @@ class ReplyScanner:
         """Read what has ended."""
         if text.startswith("(") or _PYTHON.match(text):
             follows = self._rest[end:].lstrip(" \t;`")
-            if not follows and not self._ended:
+            if follows in ("", "<") and not self._ended:
                 return None
             # Alone on its line it is a call, else it may be words.
             if follows and not follows.startswith(("\n", "</", "[", ",")):
@@ -354,11 +361,9 @@ class ReplyScanner:
         except MalformedCall:
             return self._fail("malformed")
         if written is None:
-            has_line = "\n" in self._rest[: span.start]
-            if self._in_code:
+            if self._in_code or self.calls or self._has_answer:
                 return self._release(span, end)
-            is_invented = has_line and (self.calls or self._has_answer)
-            return self._end_reply() if is_invented else self._fail("misplaced")
+            return self._fail("misplaced")
         if written.calls and not span.is_own:
             return self._fail("misplaced")
         if not written.calls and (written.answer is None or self.calls or self._has_answer):

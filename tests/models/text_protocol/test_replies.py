@@ -16,6 +16,8 @@ from conductor.messages import ToolCall, UserMessage
 from conductor.models.base import ModelRequest, TextDelta, ToolDefinition
 from conductor.models.scripted import ScriptedProvider
 from conductor.models.text_protocol import TextProtocol
+from conductor.models.text_protocol.parser import WrittenCall
+from conductor.models.text_protocol.scanner import ReplyScanner
 from conductor.models.thought_filter import ThoughtFilter
 
 CORPUS: dict[str, list[dict[str, Any]]] = tomllib.loads(
@@ -36,6 +38,7 @@ TOOLS = [
 ]
 SEED = 20_261_124
 SPLITS = 12
+NOISE = [*"\"{}[]\\:,\n <`x“'()", "```", "<tool>", "lamp.switch", "Action: ", "User:"]
 
 
 async def play(pieces: Iterable[str]) -> tuple[str, list[tuple[str, Any]], bool]:
@@ -93,3 +96,22 @@ async def test_the_corpus_of_replies() -> None:
     table = [f"{group:>10} {right[group]:3} of {len(replies)}" for group, replies in CORPUS.items()]
     print(f"\nseed {SEED}", *table, f"       all {right.total():3}", sep="\n")  # noqa: T201 -- the figures
     assert wrong == [], "\n".join(wrong)
+
+
+def test_damaged_replies_give_the_same_in_any_pieces() -> None:
+    """And a call counts only where the scanner has no problem with its reply."""
+    random = Random(SEED)
+    outputs = [reply["output"] for replies in CORPUS.values() for reply in replies]
+    for _ in range(2_000):
+        text = random.choice(outputs) + random.choice(("", "\n", " ")) + random.choice(outputs)
+        for _ in range(random.randrange(4)):
+            at = random.randrange(len(text) + 1)
+            text = text[:at] + random.choice(NOISE) + text[at + random.randrange(3) :]
+        assert scan(list(text)) == scan(split(text, random)) == scan([text]), text
+
+
+def scan(pieces: Iterable[str]) -> tuple[str, list[WrittenCall], str | None]:
+    scanner = ReplyScanner({tool.name: tool.input_schema for tool in TOOLS})
+    words = [scanner.feed(piece) for piece in pieces if not scanner.is_over]
+    words.append(scanner.end())
+    return "".join(words), scanner.calls, scanner.problem
