@@ -50,6 +50,7 @@ class ToolSpec:
     ``open_world`` means that it reaches beyond this machine and the device: the web, a cloud. ``untrusted``
     means that third parties write what it returns, so that instructions may hide in it. ``title`` is the name
     for people, ``spoken`` says what a call does ("delete {count} photos from {album}").
+    ``needs_session`` means that it works on what a session or its person keeps.
     ``sensitive`` says why a call with these arguments must ask, if it must; ``preview`` what it would do.
     """
 
@@ -68,6 +69,7 @@ class ToolSpec:
     untrusted: bool = False
     title: str | None = None
     spoken: str | None = None
+    needs_session: bool = False
     sensitive: Callable[[Mapping[str, Any]], str | None] | None = None
     preview: Callable[[Mapping[str, Any]], Awaitable[str]] | None = None
 

@@ -126,6 +126,7 @@ class ScheduleTask:
             "additionalProperties": False,
         },
         source="builtin",
+        needs_session=True,
         risk="medium",
         effect="write",
         title="Schedule a reminder",
@@ -172,6 +173,7 @@ class ListScheduledTasks:
         description="List the user's reminders, the next one first.",
         input_schema={"type": "object", "properties": {}, "additionalProperties": False},
         source="builtin",
+        needs_session=True,
         risk="safe",
         effect="read",
         on_interrupt="cancel",
@@ -198,6 +200,7 @@ class CancelScheduledTask:
             "additionalProperties": False,
         },
         source="builtin",
+        needs_session=True,
         risk="safe",
         effect="write",
     )

@@ -69,6 +69,7 @@ class AddTask:
             "additionalProperties": False,
         },
         source="builtin",
+        needs_session=True,
         risk="safe",
         effect="write",
     )
@@ -100,6 +101,7 @@ class ListTasks:
             "additionalProperties": False,
         },
         source="builtin",
+        needs_session=True,
         risk="safe",
         effect="read",
         on_interrupt="cancel",
@@ -141,6 +143,7 @@ class UpdateTask:
             "additionalProperties": False,
         },
         source="builtin",
+        needs_session=True,
         risk="safe",
         effect="write",
     )
