@@ -294,7 +294,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
         raise SettingsError("MCP_PORT needs one process: unset WORKERS, or leave MCP_PORT out.")
     # In a thread: the import takes a second.
     module = await asyncio.to_thread(import_module, "conductor.server.mcp_endpoint")
-    endpoint = module.McpEndpoint(listener.registry, lambda: listener.services, listener.access)
+    endpoint = module.McpEndpoint(listener)
     listener.mcp = endpoint
     try:
         if settings.mcp_port is None:

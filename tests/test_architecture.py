@@ -58,6 +58,7 @@ HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemet
 LAZY = {
     "models.http",
     "server.mcp_endpoint",
+    "server.mcp_http",
     "stores.redis_batch",
     "stores.redis_client",
     "stores.redis_cluster",

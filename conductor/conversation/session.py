@@ -189,6 +189,11 @@ class Session:
     def busy(self) -> bool:
         return self._turns.busy
 
+    @property
+    def asks(self) -> bool:
+        """Whether a question to the person is open."""
+        return self._approvals.open
+
     # -- connections
 
     @property

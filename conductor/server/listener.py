@@ -76,7 +76,7 @@ class Listener:
         self._page = page
         self._store_available = store_available
         self._servers: list[Server] = []
-        self._handshakes = Handshakes(
+        self.handshakes = Handshakes(
             services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self.access.refusals
         )
         self._connections: set[Connection] = set()
@@ -112,7 +112,7 @@ class Listener:
             **place,
             process_request=self._admit,
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
-                Socket, limits=self.services.limits, handshakes=self._handshakes
+                Socket, limits=self.services.limits, handshakes=self.handshakes
             ),
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
@@ -181,7 +181,7 @@ class Listener:
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert isinstance(socket, Socket)
-        self._handshakes.discard(socket)
+        self.handshakes.discard(socket)
         path = socket.request.path if socket.request is not None else PATH
         if self.mcp is not None and path.partition("?")[0] == MCP_PATH:
             await self._handle_mcp(self.mcp, socket, path)

@@ -7,20 +7,21 @@ recorded. Without a connected device there are only the server's own tools, and 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import parse_qs
 
 import msgspec
 import structlog
-import uvicorn
 from mcp.server import Server, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions
+from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
+from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ToolsListChanged
@@ -30,22 +31,33 @@ from mcp.types import (
     CallToolResult,
     ListToolsResult,
     PaginatedRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
     TextContent,
     Tool,
     ToolAnnotations,
 )
-from websockets.datastructures import Headers
-from websockets.http11 import Request
 
 from conductor import __version__
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
-from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
-from conductor.server.access import Access, Refusal, why_not_bound
-from conductor.server.sessions import SessionRegistry
+from conductor.rate_limit import TokenBucket
+from conductor.server.admission import EventRate
+from conductor.server.connection import POLICY_VIOLATION
+from conductor.server.listener import Listener
+from conductor.server.mcp_http import (
+    SESSION_IDLE_S,
+    ASGIApp,
+    Caller,
+    HttpDoor,
+    HttpSessions,
+    caller_of,
+    serving,
+)
 from conductor.server.websocket import Socket
+from conductor.settings import Limits
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
@@ -56,8 +68,10 @@ log = structlog.get_logger(__name__)
 
 # Tools of a page.
 PAGE = 100
-# Connections that are told of changes; the oldest is no longer told.
-MAX_CONNECTIONS = 1_000
+# Persons whose limits are kept; the one whose programs were silent for longest is forgotten.
+MAX_PERSONS = 1_000
+# Seconds between two reports on a call that takes longer: programs give one up after 60 s of silence.
+PROGRESS_S = 10.0
 # Seconds between two looks whether the tools have changed, while a program is connected.
 LOOK_S = 1.0
 _INSTRUCTIONS = (
@@ -69,54 +83,110 @@ _NEEDS_DEVICE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose tools a program may use, and of which session if it names one."""
-
-    subject: str
-    session_id: str | None = None
-
-
 _Context: TypeAlias = ServerRequestContext[Any, Any]
 
 
+class _Server(Server[Any]):
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *args: Any, **options: Any
+    ) -> InitializationOptions:
+        # The package makes them itself for each session over HTTP.
+        tools_changed = NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(notification_options or tools_changed, *args, **options)
+
+
+class _Person:
+    # What the programs of one person share.
+    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
+        self.rate = EventRate(limits, on_flood)
+        self.tool_rates: dict[str, TokenBucket] = {}
+        self.changes = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self.changes, max_subscriptions=limits.max_connections_per_subject)
+
+
+@dataclass(slots=True)
+class _Watcher:
+    # Who is told that the tools have changed: a connection of the 2025 revision by its last ``session``, one
+    # that listens, without it, through the person's bus.
+    caller: Caller
+    person: _Person
+    fingerprints: tuple[str, ...]
+    session: ServerSession | None = None
+
+
 class McpEndpoint:
-    """Serves MCP over WebSockets and streamable HTTP. ``look_s`` is the pause between looks at the tools."""
+    """Serves MCP over WebSockets and streamable HTTP.
+
+    ``look_s`` is the pause between looks at the tools, ``progress_s`` that between two reports on a call;
+    ``idle_s`` without a request end an MCP session over HTTP.
+    """
 
     def __init__(
         self,
-        registry: SessionRegistry,
-        services: Callable[[], Services],
-        access: Access,
+        listener: Listener,
+        *,
         look_s: float = LOOK_S,
+        progress_s: float = PROGRESS_S,
+        idle_s: float = SESSION_IDLE_S,
     ) -> None:
-        self._registry = registry
-        self._services = services
-        self._access = access
+        self._listener = listener
+        self._registry = listener.registry
+        self._limits = listener.services.limits
         self._look_s = look_s
-        self._bus = InMemorySubscriptionBus()
-        # Connections of the 2025 revision, which are told of changes: each by its id, with its last session.
-        self._connections: dict[object, ServerSession] = {}
-        self._callers: dict[Caller, tuple[str, ...]] = {}
+        self._progress_s = progress_s
+        self._idle_s = idle_s
+        # The one that was used last is the last.
+        self._persons: dict[str, _Person] = {}
+        # By connection: a WebSocket, the id of a session over HTTP, or what stands for one that listens.
+        self._watchers: dict[object, _Watcher] = {}
         self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def watchers(self) -> int:
+        """How many connections are told of changes."""
+        return len(self._watchers)
 
     def close(self) -> None:
         """Stop looking at the tools."""
         if self._watching is not None:
             self._watching.cancel()
 
+    def _services(self) -> Services:
+        return self._listener.services
+
+    def _person(self, caller: Caller) -> _Person:
+        person = self._persons.pop(caller.person, None)
+        if person is None:
+            warn = partial(log.warning, "programs too fast", person=caller.person)
+            person = _Person(self._limits, lambda wait: warn(wait_s=round(wait, 3)))
+        self._persons[caller.person] = person
+        if len(self._persons) > MAX_PERSONS:
+            del self._persons[next(iter(self._persons))]
+        return person
+
+    def _rate(self, caller: Caller) -> EventRate:
+        return self._person(caller).rate
+
     # -- WebSocket
 
     async def serve_socket(self, socket: Socket, path: str) -> None:
         """Serve one WebSocket with the subprotocol ``mcp`` until it closes."""
-        caller = Caller(socket.client.subject, _session_id(path.partition("?")[2]))
+        peer = socket.remote_address[0] if socket.remote_address else ""
+        caller = caller_of(socket.client, peer, path.partition("?")[2])
+
+        async def admit(size: int) -> bool:
+            await self._services().admission.enter()
+            if await self._rate(caller).admit(size):
+                return True
+            await socket.close(POLICY_VIOLATION, "too many messages")
+            return False
+
         server = self._server(lambda _: caller, lambda _: socket)
-        options = server.create_initialization_options(NotificationOptions(tools_changed=True))
         try:
-            async with socket_streams(socket) as (read, write):
-                await server.run(read, write, options)
+            async with socket_streams(socket, admit, self._limits.send_timeout) as (read, write):
+                await server.run(read, write, server.create_initialization_options())
         finally:
-            self._connections.pop(socket, None)
+            self._watchers.pop(socket, None)
 
     # -- streamable HTTP
 
@@ -126,40 +196,19 @@ class McpEndpoint:
 
         Raises `SettingsError` if it cannot be bound.
         """
+        sessions = HttpSessions(self._idle_s, lambda session_id: self._watchers.pop(session_id, None))
+        listener, limits = self._listener, self._limits
+
+        def guard(app: ASGIApp) -> HttpDoor:
+            admission = self._services().admission
+            return HttpDoor(app, listener.access, limits, admission, self._rate, sessions)
+
         server = self._server(_caller_of_request, _http_session)
-        app = server.streamable_http_app(host=host)
-
-        async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "http":
-                admitted = self._admit(scope)
-                if isinstance(admitted, Refusal):
-                    await _refuse(admitted, send)
-                    return
-                scope["caller"] = admitted
-            await app(scope, receive, send)
-
-        try:
-            listening = socket.create_server((host, port), family=_family(host))
-        except OSError as error:
-            raise SettingsError(": ".join(("MCP_PORT", why_not_bound(host, port, error)[1]))) from None
-        config = uvicorn.Config(guarded, log_config=None, access_log=False, server_header=False, ws="none")
-        web = _Uvicorn(config)
-        task = asyncio.create_task(web.serve(sockets=[listening]))
-        try:
-            yield int(listening.getsockname()[1])
-        finally:
-            web.should_exit = web.force_exit = True
-            await asyncio.wait([task])
-            listening.close()
-
-    def _admit(self, scope: Any) -> Caller | Refusal:
-        query = scope["query_string"].decode("ascii", "replace")
-        headers = Headers(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        )
-        peer = scope["client"][0] if scope["client"] else ""
-        decision = self._access.decide(Request(f"{scope['path']}?{query}", headers), peer)
-        return decision if isinstance(decision, Refusal) else Caller(decision.subject, _session_id(query))
+        async with serving(server, host, port, listener.handshakes, limits, guard, self._idle_s) as bound:
+            try:
+                yield bound
+            finally:
+                sessions.close()
 
     # -- tools
 
@@ -167,33 +216,73 @@ class McpEndpoint:
         self, caller: Callable[[_Context], Caller], connection: Callable[[_Context], object]
     ) -> Server[Any]:
         async def list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-            who = caller(context)
-            self._watch(who, connection(context), context.session)
+            who, key = caller(context), connection(context)
+            if key is not None:
+                self._watch(key, who, context.session)
             return self._list(who, params.cursor if params else None)
 
         async def call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
-            return await self._call(caller(context), params.name, params.arguments or {})
+            who = caller(context)
+            async with self._reporting(context, who, params.name):
+                call = self._call(who, params.name, params.arguments or {})
+                return await _while_read(context, call)
 
-        return Server(
+        async def listen(
+            context: _Context, params: SubscriptionsListenRequestParams
+        ) -> SubscriptionsListenResult:
+            who, key = caller(context), object()
+            self._watch(key, who, None)
+            try:
+                return await self._person(who).listen(context, params)
+            finally:
+                del self._watchers[key]
+
+        return _Server(
             "conductor",
             version=__version__,
             instructions=_INSTRUCTIONS,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            on_subscriptions_listen=ListenHandler(self._bus),
+            on_subscriptions_listen=listen,
         )
+
+    @asynccontextmanager
+    async def _reporting(self, context: _Context, caller: Caller, name: str) -> AsyncIterator[None]:
+        # A program that hears nothing gives a call up after a minute; a person may think for longer.
+        token = (context.meta or {}).get("progress_token")
+        if token is None:
+            yield
+            return
+        reporting = asyncio.create_task(self._report(context, caller, name, token))
+        try:
+            yield
+        finally:
+            reporting.cancel()
+
+    async def _report(self, context: _Context, caller: Caller, name: str, token: str | int) -> None:
+        for count in itertools.count(1):
+            await asyncio.sleep(self._progress_s)
+            session = self._session(caller)
+            asks = session is not None and session.asks
+            message = "Waiting for the person's yes." if asks else f"Waiting for {name[:128]}."
+            await context.session.send_progress_notification(
+                token, count, message=message, related_request_id=str(context.request_id)
+            )
 
     def _session(self, caller: Caller) -> Session | None:
         return self._registry.connected(caller.subject, caller.session_id)
 
     def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
         session = self._session(caller)
-        return self._own_tools().specs if session is None else session.tools
+        if session is not None:
+            return session.tools
+        return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
-    def _own_tools(self) -> ToolExecutor:
+    def _own_tools(self, caller: Caller) -> ToolExecutor:
         services = self._services()
         gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
-        return ToolExecutor(services.toolsets, services.limits, gate, services.redactor)
+        rates = self._person(caller).tool_rates
+        return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
 
     def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:
         specs = self._specs(caller)
@@ -214,7 +303,7 @@ class McpEndpoint:
         return _result(content)
 
     async def _call_own(self, caller: Caller, name: str, arguments: str) -> str:
-        executor, call_id = self._own_tools(), new_call_id()
+        executor, call_id = self._own_tools(caller), new_call_id()
         audit = SessionAudit(self._services().audit, caller.subject, "mcp")
         prepared = executor.prepare(ToolCall(call_id, name, arguments))
         if isinstance(prepared, ApprovalNeeded):
@@ -222,7 +311,8 @@ class McpEndpoint:
             audit.decided(ready.spec, ready.arguments, prepared.verdict)
             outcome = failed("permission_denied", _NEEDS_DEVICE)
         elif isinstance(prepared, PreparedCall):
-            outcome = await executor.run(prepared, CallContext("mcp", call_id))
+            context = CallContext(f"$mcp {caller.person}", call_id, subject=caller.subject)
+            outcome = await executor.run(prepared, context)
             audit.ended(prepared.spec, prepared.arguments, outcome)
         elif isinstance(prepared, DryRun):
             outcome = await executor.dry_run(prepared.ready)
@@ -232,13 +322,9 @@ class McpEndpoint:
 
     # -- changes
 
-    def _watch(self, caller: Caller, connection: object, session: ServerSession) -> None:
-        if connection is not None:
-            self._connections[connection] = session
-            if len(self._connections) > MAX_CONNECTIONS:
-                del self._connections[next(iter(self._connections))]
-        if len(self._callers) < MAX_CONNECTIONS:
-            self._callers[caller] = self._fingerprints(caller)
+    def _watch(self, connection: object, caller: Caller, session: ServerSession | None) -> None:
+        person = self._person(caller)
+        self._watchers[connection] = _Watcher(caller, person, self._fingerprints(caller), session)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._look())
 
@@ -248,16 +334,46 @@ class McpEndpoint:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            now = {caller: self._fingerprints(caller) for caller in self._callers}
-            if now == self._callers:
-                continue
-            self._callers = now
-            await self._bus.publish(ToolsListChanged())
-            for connection, session in list(self._connections.items()):
-                try:
-                    await session.send_tool_list_changed()
-                except Exception:  # of the package: the connection has closed
-                    self._connections.pop(connection, None)
+            for watchers in self._by_caller():
+                await self._services().admission.enter()
+                fingerprints = self._fingerprints(watchers[0].caller)
+                changed = [watcher for watcher in watchers if watcher.fingerprints != fingerprints]
+                for watcher in changed:
+                    watcher.fingerprints = fingerprints
+                await _tell(changed)
+
+    def _by_caller(self) -> list[list[_Watcher]]:
+        watchers: dict[Caller, list[_Watcher]] = {}
+        for watcher in self._watchers.values():
+            watchers.setdefault(watcher.caller, []).append(watcher)
+        return list(watchers.values())
+
+
+async def _tell(watchers: Sequence[_Watcher]) -> None:
+    for bus in {id(one.person): one.person.changes for one in watchers if one.session is None}.values():
+        await bus.publish(ToolsListChanged())
+    for watcher in watchers:
+        if watcher.session is not None:
+            # Of the package: the connection has closed.
+            with suppress(Exception):
+                await watcher.session.send_tool_list_changed()
+
+
+async def _while_read(context: _Context, call: Coroutine[Any, Any, CallToolResult]) -> CallToolResult:
+    # The package ends the call of a program that has gone, but not over HTTP in the revision of 2025.
+    if context.request is None:
+        return await call
+    calling = asyncio.create_task(call)
+    ended = asyncio.create_task(context.request.scope["ended"].wait())
+    try:
+        await asyncio.wait((calling, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            raise MCPError(REQUEST_CANCELLED, "The program has gone.")
+        return calling.result()
+    finally:
+        ended.cancel()
+        calling.cancel()
+        await asyncio.wait((calling,))
 
 
 def _tool(spec: ToolSpec) -> Tool:
@@ -288,10 +404,6 @@ def _result(content: str) -> CallToolResult:
     )
 
 
-def _session_id(query: str) -> str | None:
-    return next(iter(parse_qs(query).get("session", ())), None)
-
-
 def _http_session(context: _Context) -> object:
     return context.request.headers.get("mcp-session-id") if context.request is not None else None
 
@@ -300,21 +412,3 @@ def _caller_of_request(context: _Context) -> Caller:
     assert context.request is not None  # over HTTP there is one
     caller: Caller = context.request.scope["caller"]
     return caller
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are this server's own
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-async def _refuse(refusal: Refusal, send: Any) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refusal.status.value, "headers": headers})
-    await send({"type": "http.response.body", "body": f"{refusal.text}\n".encode()})

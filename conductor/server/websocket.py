@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from websockets.asyncio.server import ServerConnection
@@ -151,6 +151,16 @@ class Socket(ServerConnection):
             self._incomplete = self.loop.call_later(self._limits.message_timeout, self.transport.abort)
 
 
+class Handshake(Protocol):
+    """A connection, of any door, that has not said yet what it wants."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+    @property
+    def remote_address(self) -> Any: ...
+
+
 class Handshakes:
     """The connections with an incomplete handshake: over ``most`` of them the oldest is cut.
 
@@ -161,12 +171,12 @@ class Handshakes:
         self._most = most
         self._descriptors = descriptors
         self._refusals = refusals
-        self._sockets: dict[Socket, None] = {}
+        self._sockets: dict[Handshake, None] = {}
 
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def add(self, socket: Socket) -> None:
+    def add(self, socket: Handshake) -> None:
         """Count a new connection."""
         self._sockets[socket] = None
         if socket.transport.get_extra_info("socket").fileno() >= self._descriptors:
@@ -174,11 +184,11 @@ class Handshakes:
         elif len(self._sockets) > self._most:
             self._cut(next(iter(self._sockets)), "too many handshakes")
 
-    def discard(self, socket: Socket) -> None:
+    def discard(self, socket: Handshake) -> None:
         """Stop counting a connection: its handshake is complete, or it closed."""
         self._sockets.pop(socket, None)
 
-    def _cut(self, socket: Socket, reason: str) -> None:
+    def _cut(self, socket: Handshake, reason: str) -> None:
         self.discard(socket)
         peer = socket.remote_address
         self._refusals.count(reason, peer[0] if peer else "")

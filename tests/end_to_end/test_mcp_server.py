@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -44,22 +45,31 @@ class Running:
 
     listener: Listener
     http: int
+    endpoint: McpEndpoint
 
     def phone(self, **options: Any) -> Phone:
         return Phone(f"ws://127.0.0.1:{self.listener.port}/ws", **options)
 
 
 @asynccontextmanager
-async def running(*tokens: str) -> AsyncIterator[Running]:
-    services = make_services(load_settings(None), ScriptedProvider([]))
+async def running(
+    *tokens: str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    progress_s: float = WAIT,
+    idle_s: float = WAIT,
+    **limits: Any,
+) -> AsyncIterator[Running]:
+    """Run a server with its endpoint; the other keyword arguments are fields of `Limits`."""
+    services = make_services(load_settings(None, **settings), ScriptedProvider([]))
+    services = replace(services, limits=replace(services.limits, **limits))
     listener = Listener(services, Authenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
-    endpoint = McpEndpoint(listener.registry, lambda: listener.services, listener.access, look_s=0.02)
+    endpoint = McpEndpoint(listener, look_s=0.02, progress_s=progress_s, idle_s=idle_s)
     listener.mcp = endpoint
     try:
         async with endpoint.serving_http("127.0.0.1", 0) as port, asyncio.timeout(WAIT):
-            yield Running(listener, port)
+            yield Running(listener, port, endpoint)
     finally:
         endpoint.close()
         await listener.stop(drain_s=0)
@@ -166,11 +176,13 @@ async def test_what_changes_something_is_asked_of_the_person(decision: str) -> N
         assert len(phone.runs) == (decision == "allow")
 
 
-async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_asks() -> None:
-    async with running() as server, over_http(server) as client:
-        assert "calculator" in await names(client) and "agent.spawn" not in await names(client)
+async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_asks(tmp_path: Path) -> None:
+    async with running(settings={"file_roots": [str(tmp_path)]}) as server, over_http(server) as client:
+        found = await names(client)
+        assert "calculator" in found and "agent.spawn" not in found
+        assert not found & {"add_task", "list_tasks", "update_task", "schedule_task", "list_scheduled_tasks"}
         assert said(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
-        asked = await client.call_tool("schedule_task", {"text": "x", "in_minutes": 1})
+        asked = await client.call_tool("read_file", {"path": "x"})
         assert asked.is_error and "paired device" in said(asked)
 
 
@@ -250,9 +262,7 @@ async def test_a_page_of_tools_follows_the_other() -> None:
 
 async def test_a_port_that_is_taken_is_one_sentence() -> None:
     async with running() as server:
-        endpoint = McpEndpoint(
-            server.listener.registry, lambda: server.listener.services, server.listener.access
-        )
+        endpoint = McpEndpoint(server.listener)
         with pytest.raises(SettingsError, match="MCP_PORT"):
             async with endpoint.serving_http("127.0.0.1", server.http):
                 pass

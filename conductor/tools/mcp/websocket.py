@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -13,9 +14,21 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
 
+async def _always(size: int) -> bool:
+    return True
+
+
 @asynccontextmanager
-async def socket_streams(websocket: Connection) -> AsyncIterator[tuple[Any, Any]]:
-    """Make the two streams that a client or a server of the package runs on."""
+async def socket_streams(
+    websocket: Connection,
+    admit: Callable[[int], Awaitable[bool]] = _always,
+    send_timeout: float | None = None,
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Make the two streams that a client or a server of the package runs on.
+
+    ``admit`` gets the bytes of a message before it is parsed; False ends the stream. A peer that reads
+    nothing for ``send_timeout`` seconds is cut.
+    """
     to_here, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, from_here = anyio.create_memory_object_stream[SessionMessage](0)
 
@@ -24,6 +37,8 @@ async def socket_streams(websocket: Connection) -> AsyncIterator[tuple[Any, Any]
             with suppress(ConnectionClosed):
                 while True:
                     text = await websocket.recv(decode=False)
+                    if not await admit(len(text)):
+                        return
                     try:
                         message = jsonrpc_message_adapter.validate_json(text, by_name=False)
                     except ValueError as error:
@@ -35,7 +50,12 @@ async def socket_streams(websocket: Connection) -> AsyncIterator[tuple[Any, Any]
         async with from_here:
             with suppress(ConnectionClosed):
                 async for one in from_here:
-                    await websocket.send(one.message.model_dump_json(by_alias=True, exclude_unset=True))
+                    text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    try:
+                        async with asyncio.timeout(send_timeout):
+                            await websocket.send(text)
+                    except TimeoutError:
+                        websocket.transport.abort()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receive)

@@ -1,0 +1,262 @@
+"""MCP_PORT has the limits of ``/ws``: one person's requests, sessions and floods trouble no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from tests.end_to_end.test_mcp_server import Running, running
+from tests.server.wires import WAIT, get, http, until
+
+ANN, BOB = "the-token-of-ann", "the-token-of-bob"
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+HEADER = (
+    f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer {ANN}\r\n"
+    "Content-Type: application/json\r\n"
+)
+UNFINISHED = f"{HEADER}Content-Length: 1000\r\n\r\n{{"
+
+
+class Program:
+    """A program with a token; ``session`` is the id of its MCP session, once it has one."""
+
+    def __init__(self, server: Running, token: str, client: httpx2.AsyncClient, query: str = "") -> None:
+        self.url = f"http://127.0.0.1:{server.http}/mcp{query}"
+        self.client = client
+        self.session = ""
+        self._token = token
+
+    def headers(self) -> dict[str, str]:
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+        }
+        return headers | ({"Mcp-Session-Id": self.session} if self.session else {})
+
+    async def post(self, method: str = "tools/list", **params: Any) -> int:
+        message = {"jsonrpc": "2.0", "id": 2, "method": method, "params": params}
+        return (await self.client.post(self.url, json=message, headers=self.headers())).status_code
+
+    async def initialize(self) -> httpx2.Response:
+        self.session = ""
+        answer = await self.client.post(self.url, json=INITIALIZE, headers=self.headers())
+        self.session = answer.headers.get("mcp-session-id", "")
+        return answer
+
+    async def end(self) -> None:
+        await self.client.delete(self.url, headers=self.headers())
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Keep the session's stream open; gives the status."""
+        async with self.client.stream("GET", self.url, headers=self.headers()) as answer:
+            yield answer.status_code
+
+
+@asynccontextmanager
+async def programs(server: Running, *tokens: str) -> AsyncIterator[list[Program]]:
+    async with httpx2.AsyncClient(trust_env=False, timeout=WAIT) as client:
+        yield [Program(server, token, client) for token in tokens]
+
+
+@asynccontextmanager
+async def sockets(server: Running, text: str, count: int = 1) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Open so many connections, one after the other, and send ``text`` on each."""
+    async with AsyncExitStack() as stack:
+        readers = []
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
+            stack.callback(writer.close)
+            writer.write(text.encode())
+            readers.append(reader)
+        yield readers
+
+
+async def closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the server has closed a connection without an answer."""
+    try:
+        assert await asyncio.wait_for(reader.read(), WAIT) == b""
+    except ConnectionError:
+        pass
+
+
+# -- connections
+
+
+@pytest.mark.parametrize("text", ["", HEADER, UNFINISHED])
+async def test_a_request_that_does_not_come_whole_in_time_is_cut(text: str) -> None:
+    limits: dict[str, Any] = {"handshake_timeout": 0.05, "message_timeout": 0.1}
+    async with running(ANN, **limits) as server, sockets(server, text) as (reader,):
+        await closed(reader)
+
+
+async def test_a_body_has_its_time_however_it_is_dribbled() -> None:
+    async with running(ANN, message_timeout=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http)
+        ended = asyncio.create_task(closed(reader))
+        writer.write(UNFINISHED.encode())
+        while not ended.done():
+            writer.write(b" ")
+            await asyncio.wait([ended], timeout=0.001)
+        await ended
+        writer.transport.abort()
+
+
+async def test_half_requests_at_one_door_leave_room_at_the_other() -> None:
+    async with running(ANN, max_handshakes=3) as server, sockets(server, HEADER, 5) as readers:
+        for reader in readers[:2]:
+            await closed(reader)
+        async with server.phone(headers={"Authorization": f"Bearer {ANN}"}) as phone:
+            assert phone.shape() == ["session.started"]
+
+
+async def test_a_person_has_so_many_connections_at_all_doors() -> None:
+    async with (
+        running(ANN, BOB, max_connections_per_subject=2) as server,
+        programs(server, ANN, BOB) as (ann, bob),
+        sockets(server, UNFINISHED) as (_,),
+        server.phone(headers={"Authorization": f"Bearer {ANN}"}),
+    ):
+        await until(lambda: server.listener.connections == 1)
+        statuses = [await ann.post()]
+        while statuses[-1] != 429:  # the unfinished request may not have been read yet
+            statuses.append(await ann.post())
+        assert (await bob.initialize()).status_code == 200
+        assert (await http(server.listener.port, get("/healthz")))[0] == 200
+
+
+async def test_a_body_over_the_limit_is_refused() -> None:
+    async with running(ANN, hard_event_bytes=2_000) as server, programs(server, ANN) as (ann,):
+        assert await ann.post(text="x" * 2_000) == 413
+        assert (await ann.initialize()).status_code == 200
+
+
+# -- sessions
+
+
+async def test_of_more_sessions_than_a_person_may_have_the_one_unused_for_longest_ends() -> None:
+    async with (
+        running(ANN, BOB, max_sessions_per_subject=2) as server,
+        programs(server, ANN, ANN, ANN, BOB) as (first, second, third, other),
+    ):
+        for program in (other, first, second):
+            await program.initialize()
+        async with first.listening() as status:
+            assert status == 200
+            assert (await third.initialize()).status_code == 200
+            assert [await one.post() for one in (first, second, third, other)] == [200, 404, 200, 200]
+        await second.initialize()
+        assert [await one.post() for one in (first, second, third)] == [404, 200, 200]
+
+
+async def test_a_session_that_ended_makes_room() -> None:
+    async with running(ANN, max_sessions_per_subject=1) as server, programs(server, ANN, ANN) as (one, two):
+        await one.initialize()
+        await one.end()
+        await two.initialize()
+        assert [await one.post(), await two.post()] == [404, 200]
+
+
+async def test_a_session_is_its_persons_alone() -> None:
+    async with running(ANN, BOB) as server, programs(server, ANN, BOB) as (ann, bob):
+        await ann.initialize()
+        bob.session = ann.session
+        assert await bob.post() == 404
+        await bob.end()
+        assert await ann.post() == 200
+
+
+@pytest.mark.parametrize("end", ["by its program", "unused", "of too many"])
+async def test_what_a_session_named_is_forgotten_with_it(end: str) -> None:
+    idle_s = 0.1 if end == "unused" else WAIT
+    async with running(ANN, idle_s=idle_s, max_sessions_per_subject=1) as server:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            program = Program(server, ANN, client, "?session=of-some-name")
+            await program.initialize()
+            assert await program.post() == 200
+            assert server.endpoint.watchers == 1
+            if end == "by its program":
+                await program.end()
+            elif end == "of too many":
+                await Program(server, ANN, client).initialize()
+            await until(lambda: server.endpoint.watchers == 0)
+
+
+async def test_what_a_websocket_named_is_forgotten_with_it() -> None:
+    async with running() as server:
+        url = f"ws://127.0.0.1:{server.listener.port}/mcp?session=of-some-name"
+        async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
+            for message in (
+                INITIALIZE,
+                {"jsonrpc": "2.0", "method": "notifications/initialized"},
+                {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+            ):
+                await socket.send(json.dumps(message))
+            await until(lambda: server.endpoint.watchers == 1)
+        await until(lambda: server.endpoint.watchers == 0)
+
+
+# -- floods
+
+SLOW: dict[str, Any] = {"frames_per_second": 4.0, "frames_burst": 10.0, "flood_timeout": 0.3}
+
+
+async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile() -> None:
+    async with running(ANN, BOB, **SLOW) as server, programs(server, ANN, BOB) as (ann, bob):
+
+        async def flood() -> None:
+            while await ann.post("ping") != 429:
+                pass
+
+        await asyncio.gather(*(flood() for _ in range(20)))
+        assert (await bob.initialize()).status_code == 200
+
+
+async def test_a_flood_over_a_websocket_closes_it() -> None:
+    # Without a limit on frames, which would cut it before.
+    async with running(**SLOW, wire_frames_burst=1e6) as server:
+        url = f"ws://127.0.0.1:{server.listener.port}/mcp"
+        async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}))
+        assert socket.close_code == 1008
+
+
+# -- the end
+
+
+async def test_a_stop_with_streams_and_half_requests_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        async with running(ANN, close_timeout=0.5) as server:
+            (ann,) = await stack.enter_async_context(programs(server, ANN))
+            await ann.initialize()
+            await stack.enter_async_context(ann.listening())
+            for text in (HEADER, UNFINISHED):
+                await stack.enter_async_context(sockets(server, text))
+            await stack.enter_async_context(server.phone(headers={"Authorization": f"Bearer {ANN}"}))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_http_says_that_the_list_changes() -> None:
+    async with running(ANN) as server, programs(server, ANN) as (ann,):
+        assert '"listChanged":true' in (await ann.initialize()).text
