@@ -249,25 +249,20 @@ class McpEndpoint:
     @asynccontextmanager
     async def _reporting(self, context: _Context, caller: Caller, name: str) -> AsyncIterator[None]:
         # A program that hears nothing gives a call up after a minute; a person may think for longer.
-        token = (context.meta or {}).get("progress_token")
-        if token is None:
-            yield
-            return
-        reporting = asyncio.create_task(self._report(context, caller, name, token))
+        reporting = asyncio.create_task(self._report(context, caller, name))
         try:
             yield
         finally:
             reporting.cancel()
 
-    async def _report(self, context: _Context, caller: Caller, name: str, token: str | int) -> None:
+    async def _report(self, context: _Context, caller: Caller, name: str) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(self._progress_s)
             session = self._session(caller)
             asks = session is not None and session.asks
             message = "Waiting for the person's yes." if asks else f"Waiting for {name[:128]}."
-            await context.session.send_progress_notification(
-                token, count, message=message, related_request_id=str(context.request_id)
-            )
+            # Nothing is sent to a program that wants no reports.
+            await context.session.report_progress(count, message=message)
 
     def _session(self, caller: Caller) -> Session | None:
         return self._registry.connected(caller.subject, caller.session_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.mcp_endpoint import McpEndpoint
 from conductor.settings import load_settings
+from conductor.tools.base import Toolset
 from conductor.tools.mcp.config import McpServerConfig
 from tests.end_to_end.phone import Phone
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, of_type
@@ -57,11 +58,13 @@ async def running(
     settings: Mapping[str, Any] = MappingProxyType({}),
     progress_s: float = WAIT,
     idle_s: float = WAIT,
+    toolsets: Sequence[Toolset] = (),
     **limits: Any,
 ) -> AsyncIterator[Running]:
     """Run a server with its endpoint; the other keyword arguments are fields of `Limits`."""
     services = make_services(load_settings(None, **settings), ScriptedProvider([]))
-    services = replace(services, limits=replace(services.limits, **limits))
+    toolsets = (*services.toolsets, *toolsets)
+    services = replace(services, limits=replace(services.limits, **limits), toolsets=toolsets)
     listener = Listener(services, Authenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
@@ -174,6 +177,27 @@ async def test_what_changes_something_is_asked_of_the_person(decision: str) -> N
         result = await call
         assert result.is_error is (decision == "deny")
         assert len(phone.runs) == (decision == "allow")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("over", [over_http, over_websocket])
+async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> None:
+    heard: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def report(_progress: float, _total: float | None, message: str | None) -> None:
+        heard.put_nowait(message)
+
+    tools = {"delete_file": lambda a: "deleted"}
+    async with running(progress_s=0.02) as server, server.phone(tools=tools) as phone:
+        await begin(phone, "approval", tools=[DELETE])
+        async with over(server, mode=mode) as client:
+            arguments = {"path": "old.txt"}
+            call = asyncio.create_task(client.call_tool("delete_file", arguments, progress_callback=report))
+            card = await phone.until(of_type("approval.request", name="delete_file"))
+            while await heard.get() != "Waiting for the person's yes.":
+                pass
+            await decide(phone, card, "allow")
+            assert not (await call).is_error
 
 
 async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_asks(tmp_path: Path) -> None:

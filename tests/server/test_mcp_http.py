@@ -14,8 +14,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from tests.end_to_end.test_mcp_server import Running, running
+from tests.end_to_end.test_approvals import LOOK, begin, of_type
+from tests.end_to_end.test_mcp_server import Running, over_http, running, said
 from tests.server.wires import WAIT, get, http, until
+from tests.tools.mcp.test_toolset import program, use
 
 ANN, BOB = "the-token-of-ann", "the-token-of-bob"
 INITIALIZE = {
@@ -213,6 +215,33 @@ async def test_what_a_websocket_named_is_forgotten_with_it() -> None:
                 await socket.send(json.dumps(message))
             await until(lambda: server.endpoint.watchers == 1)
         await until(lambda: server.endpoint.watchers == 0)
+
+
+async def test_programs_of_two_persons_share_no_server_of_a_session() -> None:
+    async with (
+        use(program(scope="session")) as used,
+        running(ANN, BOB, toolsets=[used.toolset]) as server,
+        over_http(server, ANN) as first,
+        over_http(server, BOB) as other,
+        over_http(server, ANN) as second,
+    ):
+        ann, bob, again = [said(await one.call_tool("s.pid", {})) for one in (first, other, second)]
+        assert ann == again != bob
+
+
+async def test_a_call_of_a_program_that_has_gone_stops_on_the_device() -> None:
+    headers = {"Authorization": f"Bearer {ANN}"}
+    async with (
+        running(ANN) as server,
+        server.phone(headers=headers) as phone,
+        programs(server, ANN) as (ann,),
+    ):
+        await begin(phone, "cancel", tools=[LOOK])
+        await ann.initialize()
+        call = asyncio.create_task(ann.post("tools/call", name="look", arguments={"path": "x"}))
+        await phone.until(of_type("tool.call", name="look"))
+        call.cancel()
+        await phone.until(of_type("tool.cancel"))
 
 
 # -- floods
