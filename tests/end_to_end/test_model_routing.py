@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from conductor.app import running
 from conductor.settings import load_settings
 from tests.end_to_end.phone import PLAIN_TURN, Phone
-from tests.stand_ins.anthropic_script import Call, Reply
+from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
+SILENCE_MS = 1000
 MODELS = """
 default = "home"
 allowed = ["home", "cloud"]
@@ -60,7 +62,14 @@ async def phone_of(
 ) -> AsyncIterator[Phone]:
     """Run a server with both models; give a phone."""
     write(models, home, cloud)
-    settings = load_settings(None, models_file=str(models), port=0, turn_timeout_ms=10_000, local_only=True)
+    settings = load_settings(
+        None,
+        models_file=str(models),
+        port=0,
+        turn_timeout_ms=10_000,
+        model_timeout_ms=SILENCE_MS,
+        local_only=True,
+    )
     async with running(settings) as listener:
         async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", start_fields=start) as phone:
             yield phone
@@ -92,6 +101,42 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_turn_is_replaced(model
             hold.set()
             await phone.until(lambda event: event["type"] == "assistant.speech.final")
             assert phone.finals() == ["The cloud replies."] and not phone.errors()
+
+
+HOLD = asyncio.Event()
+WORDS = "I am at home and I say"
+
+
+@pytest.mark.parametrize(
+    ("failure", "within_s"),
+    [
+        (HttpFailure(500), 1.0),
+        (HttpFailure(401, "authentication_error"), 1.0),
+        (Reply(text=WORDS, hold=HOLD), 2.0),
+        (Reply(text=WORDS, broken=Break("cut", 3)), 1.5),
+        (Reply(text=WORDS, broken=Break("stall", 3)), 2.5),
+        (Reply(text=WORDS, broken=Break("garbage", 3)), 1.5),
+        (Reply(text=WORDS, broken=Break("garbage")), 1.5),
+    ],
+    ids=["500", "401", "hang", "cut after words", "stall after words", "garbage after words", "garbage"],
+)
+async def test_whatever_breaks_the_first_model_the_second_one_is_heard(
+    models: Path, request: pytest.FixtureRequest, failure: Reply | HttpFailure, within_s: float
+) -> None:
+    async with started("The cloud replies.") as cloud, started("home") as home:
+        async with phone_of(models, home, cloud) as phone:
+            home.default = failure
+            began = time.monotonic()
+            await phone.ask("hello?")
+            took = time.monotonic() - began
+            assert phone.finals() == ["The cloud replies."] and not phone.errors()
+            assert (home.received, cloud.received) == (1, 1) and took < within_s + 3.0
+            print(f"{request.node.callspec.id} | {phone.finals()[0]} | cloud | {took:.2f} s")  # noqa: T201 -- a table
+            # One that was silent is not waited for again.
+            home.default = Reply(text="home")
+            await phone.ask("hello again")
+            last = home.received == 1
+            assert last is (request.node.callspec.id in ("hang", "stall after words"))
 
 
 async def test_a_server_that_is_killed_between_two_rounds_is_replaced(models: Path) -> None:
