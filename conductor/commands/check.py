@@ -186,7 +186,7 @@ async def _profile_items(
         else:
             yield ok("model", f"{text}.")
     elif offline:
-        yield ok("model", f"{profile.title}, not asked (--offline).")
+        yield ok("model", f"{profile.heading}, not asked (--offline).")
     else:
         yield await _asked(provider, profile, seconds)
 
@@ -206,12 +206,12 @@ async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float)
         return _failed(profile, error, seconds)
     except Exception as error:
         log.exception("model provider failed", provider=provider.name)
-        return fail("model", f"{profile.title}: the provider has a bug, {type(error).__name__}; see above.")
+        return fail("model", f"{profile.heading}: the provider has a bug, {type(error).__name__}; see above.")
     finally:
         with suppress(TimeoutError):  # the process is about to end
             async with asyncio.timeout(CLOSE_S):
                 await provider.aclose()
-    return ok("model", f"{profile.title} answered in {time.monotonic() - started:.1f} s.")
+    return ok("model", f"{profile.heading} answered in {time.monotonic() - started:.1f} s.")
 
 
 _MODEL_OR_ADDRESS = "Look at {model_label} ({model}), and at {base_url} if it is set."
@@ -227,7 +227,7 @@ _MENDS: dict[ModelFailure, str] = {
 
 
 def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
-    text = f"{profile.title}: {error}"
+    text = f"{profile.heading}: {error}"
     if error.reason in _MENDS:
         url = urlsplit(profile.base_url or "")
         # Only the host of an address is shown: the rest may hold a key.

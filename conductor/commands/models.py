@@ -77,7 +77,7 @@ async def _with(
         await provider.start()
         return await work(provider)
     except ModelError as error:
-        raise SettingsError(f"{profile.title}: {error}") from None
+        raise SettingsError(f"{profile.heading}: {error}") from None
     finally:
         await provider.aclose()
 

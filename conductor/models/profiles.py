@@ -86,6 +86,11 @@ class ModelProfile(BaseModel):
         return urlsplit(self.base_url).hostname if self.base_url is not None else None
 
     @property
+    def heading(self) -> str:
+        """The profile, if a file names it, and the model in words for people."""
+        return self.title if self.file is None else f"{self.name}: {self.title}"
+
+    @property
     def title(self) -> str:
         """The model in words for people."""
         if self.provider == "anthropic":

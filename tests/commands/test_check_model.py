@@ -168,7 +168,7 @@ async def test_each_profile_of_a_file_is_asked(
         items = [item async for item in check(Path(".env"), overrides={"port": 0})]
     said = [f"{item.level} {item.text}" for item in items if item.subject.startswith("model")]
     assert said[0] == "ok models.toml has cloud, toy; cloud answers."
-    assert said[1].startswith("ok Claude (m) answered in ") and said[2].startswith("ok the demo, ")
+    assert said[1].startswith("ok cloud: Claude (m) answered in ") and said[2].startswith("ok the demo, ")
     (unknown,) = [item.text for item in items if "are no settings" in item.text]
     assert unknown.endswith("do nothing: OTHER.")
 

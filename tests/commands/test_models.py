@@ -142,7 +142,7 @@ def test_a_service_that_does_not_answer_is_said(conductor: Main, tmp_path: Path)
     [
         (["probe", "away"], 'There is no profile "away"; there are: home, cloud.'),
         (["bench", "--requests", "0"], "--requests must be 1 or more."),
-        (["probe", "cloud"], "Claude (claude-test): The connection to the model service failed."),
+        (["probe", "cloud"], "cloud: Claude (claude-test): The connection to the model service failed."),
     ],
 )
 def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, arguments: list[str], says: str) -> None:
