@@ -28,8 +28,6 @@ Scope: TypeAlias = Literal["once", "session", "always"]
 MAX_MESSAGE = 2_000
 # Times that one question is put to the app: more than once only when the server refused an edit.
 MAX_ASKED = 10
-_NOT_ACCEPTED = "The changed arguments were not accepted."
-_NOT_ASKED = "The app could not ask the person."
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class Approvals:
             if question.asked < MAX_ASKED:
                 self._ask(question, self.handler)
             else:  # a handler that repeats a refused edit must not block the turn
-                question.decision = deny(_NOT_ACCEPTED)
+                question.decision = deny()
                 self._spawn(self._send(question))
 
     def failed(self, error: ErrorEvent) -> None:
@@ -227,7 +225,7 @@ class Approvals:
             log.warning("approval handler failed: %s", where(error))
             if limit.expired():
                 return  # no answer is no refusal: the server's own time limit decides
-            decision = deny(_NOT_ASKED)
+            decision = deny()  # without words: the model would take them for the person's
         if decision is not None and not question.settled:
             question.decision = decision
             await self._send(question)

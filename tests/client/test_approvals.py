@@ -134,9 +134,7 @@ async def test_a_handler_that_fails_or_answers_oddly_refuses(handler: Any) -> No
         connect(server.url, on_approval=handler) as client,
     ):
         await (await client.say("delete it")).wait(LIMIT_S)
-    assert [(one["decision"], one["message"]) for one in got] == [
-        ("deny", "The app could not ask the person.")
-    ]
+    assert [(one["decision"], one.get("message")) for one in got] == [("deny", None)]
 
 
 @pytest.mark.parametrize("limit_s", [0.01, LIMIT_S])
