@@ -9,7 +9,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
 from conductor.commands.banner import server_address
@@ -23,7 +23,8 @@ MAX_BYTES = 4 * 1024 * 1024
 
 def run(settings: Settings, options: argparse.Namespace) -> int:
     """Pass messages on until one side ends. Raises `SettingsError` if the server cannot be reached."""
-    url = (options.url or f"ws://{server_address(settings)}").rstrip("/").removesuffix("/ws") + MCP_PATH
+    place = (options.url or f"ws://{server_address(settings)}").rstrip("/")
+    url = place.removesuffix("/ws").removesuffix(MCP_PATH) + MCP_PATH
     if options.session is not None:
         url += f"?session={quote(options.session)}"
     token = options.token or next(iter(settings.auth_tokens), None)
@@ -41,7 +42,7 @@ async def _pass_on(url: str, token: str | None) -> None:
             max_size=MAX_BYTES,
             proxy=None,
         )
-    except (OSError, InvalidHandshake, ValueError) as error:
+    except (OSError, InvalidHandshake, InvalidURI, ValueError) as error:
         raise SettingsError(
             f"{url} did not answer ({error}): is a server running there, with MCP_SERVER=true?"
         ) from None
