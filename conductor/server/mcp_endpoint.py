@@ -72,6 +72,8 @@ PAGE = 100
 MAX_PERSONS = 1_000
 # Seconds between two reports on a call that takes longer: programs give one up after 60 s of silence.
 PROGRESS_S = 10.0
+# The code for a tool that may be one of a phone that is not connected.
+NO_PHONE = -32002
 # Seconds between two looks whether the tools have changed, while a program is connected.
 LOOK_S = 1.0
 _INSTRUCTIONS = (
@@ -81,7 +83,10 @@ _INSTRUCTIONS = (
 _NEEDS_DEVICE = (
     "This call needs the person's yes on the paired device, and none is connected. Nothing was run."
 )
-
+_NO_PHONE = (
+    "The phone is not connected to this server, which has only its own tools now. "
+    "With several servers, connect to the one that the phone is connected to."
+)
 
 _Context: TypeAlias = ServerRequestContext[Any, Any]
 
@@ -288,9 +293,12 @@ class McpEndpoint:
         return ListToolsResult(tools=[_tool(spec) for spec in specs[first : first + PAGE]], next_cursor=more)
 
     async def _call(self, caller: Caller, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        if name not in (spec.name for spec in self._specs(caller)):
-            raise MCPError(INVALID_PARAMS, f"There is no tool {name[:128]!r}.")
         session = self._session(caller)
+        if name not in (spec.name for spec in self._specs(caller)):
+            text = f"There is no tool {name[:128]!r}."
+            if session is None:
+                raise MCPError(NO_PHONE, f"{text} {_NO_PHONE}")
+            raise MCPError(INVALID_PARAMS, text)
         if session is None:
             content = await self._call_own(caller, name, json.dumps(arguments))
         else:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -125,8 +126,10 @@ async def over_websocket(server: Running, token: str = "", **options: Any) -> As
 
 
 @asynccontextmanager
-async def over_stdio(server: Running, token: str = "", **options: Any) -> AsyncIterator[Client]:
-    arguments = ["-m", "conductor", "mcp", "serve", "--url", f"ws://127.0.0.1:{server.listener.port}"]
+async def over_stdio(
+    server: Running, token: str = "", path: str = "", **options: Any
+) -> AsyncIterator[Client]:
+    arguments = ["-m", "conductor", "mcp", "serve", "--url", f"ws://127.0.0.1:{server.listener.port}{path}"]
     arguments += ["--token", token] if token else []
     place = StdioServerParameters(command=sys.executable, args=arguments, cwd=str(ROOT))
     async with Client(stdio_client(place), **options) as client:
@@ -144,7 +147,7 @@ async def names(client: Client) -> set[str]:
 # -- what it does
 
 
-@pytest.mark.parametrize("over", [over_http, over_websocket, over_stdio])
+@pytest.mark.parametrize("over", [over_http, over_websocket, over_stdio, partial(over_stdio, path="/mcp")])
 async def test_a_program_calls_the_tools_of_the_phone_and_of_the_server(over: Any) -> None:
     tools = {"look": lambda a: f"at {a['path']}"}
     async with running() as server, server.phone(tools=tools) as phone, over(server) as client:
@@ -208,6 +211,9 @@ async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_as
         assert said(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
         asked = await client.call_tool("read_file", {"path": "x"})
         assert asked.is_error and "paired device" in said(asked)
+        with pytest.raises(MCPError, match="phone is not connected to this server") as caught:
+            await client.call_tool("lamp.read", {})
+        assert caught.value.code == -32002
 
 
 @pytest.mark.parametrize("over", [over_http, over_websocket])
