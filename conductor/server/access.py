@@ -261,7 +261,7 @@ class Refusal:
 
 
 class Access:
-    """Decides about upgrades, and counts the connections of each subject and address.
+    """Decides about upgrades, and counts the connections: all of them, and those of a subject and an address.
 
     ``origins`` are web pages that may connect, ``proxies`` are those whose X-Forwarded-For is trusted.
     """
@@ -277,7 +277,7 @@ class Access:
         self._origins = frozenset(origins)
         self._proxies = tuple(proxies)
         self._limits = limits
-        self._connections = 0
+        self.connections = 0
         self._subjects: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
         self.refusals = Refusals()
@@ -296,13 +296,13 @@ class Access:
 
     def enter(self, client: Client) -> None:
         """Count a connection."""
-        self._connections += 1
+        self.connections += 1
         self._subjects[client.subject] += 1
         self._addresses[client.address] += 1
 
     def leave(self, client: Client) -> None:
         """Stop counting a connection."""
-        self._connections -= 1
+        self.connections -= 1
         for counter, name in ((self._subjects, client.subject), (self._addresses, client.address)):
             counter[name] -= 1
             # A counter keeps names at zero: strangers' addresses would fill memory.
@@ -331,7 +331,7 @@ class Access:
         if not origin_allowed(origin, host, self._origins, tokens=self._authenticator.required):
             facts = {"origin": (origin or "")[:200]}
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
-        if self._connections >= limits.max_connections:
+        if self.connections >= limits.max_connections:
             return Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.", "MAX_CONNECTIONS")
         # Anonymous clients are many people; without trusted proxies the address may be a proxy's.
         if subject != ANONYMOUS and self._subjects[subject] >= limits.max_connections_per_subject:

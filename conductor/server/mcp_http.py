@@ -183,6 +183,10 @@ class HttpSessions:
         session.expiry = asyncio.get_running_loop().call_later(self._idle_s, self.forget, session_id)
 
 
+class _BrokenOff(Exception):
+    """A connection was lost before its request was complete."""
+
+
 class HttpDoor:
     """Lets requests in to ``app``, by the rules and within the limits of ``/ws``.
 
@@ -244,10 +248,16 @@ class HttpDoor:
         scope["ended"] = ended = asyncio.Event()
         session_id = headers[_SESSION_ID].decode("latin-1") if _SESSION_ID in headers else None
 
+        complete = False
+
         async def receive_in_turn() -> MutableMapping[str, Any]:
+            nonlocal complete
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body"):
+                complete = True
                 await self._admission.enter()  # it is parsed now
+            elif message["type"] == "http.disconnect" and not complete:
+                raise _BrokenOff
             return message
 
         async def watch(message: MutableMapping[str, Any]) -> None:
@@ -258,9 +268,8 @@ class HttpDoor:
         try:
             with self._sessions.using(session_id):
                 await self._app(scope, receive_in_turn, watch)
-        except RuntimeError:
-            if not self.closing:
-                raise  # else the package's sessions ended before the body did
+        except _BrokenOff:
+            pass  # nobody waits for an answer
         finally:
             ended.set()
 

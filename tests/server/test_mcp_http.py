@@ -152,6 +152,19 @@ async def test_a_body_over_the_limit_is_refused() -> None:
         assert (await ann.initialize()).status_code == 200
 
 
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+async def test_a_connection_lost_within_a_body_is_silent(
+    revision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(ANN) as server:
+        header = UNFINISHED.replace("Content-Length", f"MCP-Protocol-Version: {revision}\r\nContent-Length")
+        header = header.replace("Content-Type", "Accept: application/json, text/event-stream\r\nContent-Type")
+        async with sockets(server, header):
+            await until(lambda: server.listener.access.connections == 1)
+        await until(lambda: server.listener.access.connections == 0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 # -- sessions
 
 
