@@ -20,7 +20,7 @@ from conductor.conversation.tracing import Step
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state
-from conductor.messages import Message, Note, ToolResult
+from conductor.messages import Message, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation
@@ -89,6 +89,13 @@ class TurnContext:
         if summary is not None:
             messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
         return messages
+
+    async def warm(self) -> None:
+        """Fill the model service's prompt cache with what the next turn's request begins with."""
+        warm = getattr(self.provider, "warm", None)
+        if warm is not None and self.turn is None:
+            prompt, tools = self.profile.system_prompt, self.executor.definitions
+            await warm(ModelRequest(prompt, [UserMessage("Hello.")], tools, profile=self.profile.model))
 
     def messages_after(self, sent: Sequence[Message], position: int) -> list[Message]:
         """Give the history to send after ``sent``, with the log's messages from ``position`` on.

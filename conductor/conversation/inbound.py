@@ -92,6 +92,8 @@ class InboundHandler:
         self._floor = floor
         self._bucket = bucket
         self._tasks = tasks
+        self._warm = context.warm
+        self._is_warm = False  # since the last transcript
         self._flushing: asyncio.TimerHandle | None = None
         self._taken: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
@@ -102,6 +104,11 @@ class InboundHandler:
         for timer in (self._flushing, self._acking):
             if timer is not None:
                 timer.cancel()
+
+    def warm(self) -> None:
+        """Let the model service read what the next request begins with, before the person has spoken."""
+        self._is_warm = True
+        self._tasks.spawn(self._warm())
 
     async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
@@ -138,11 +145,14 @@ class InboundHandler:
                 self._turns.deliver_notices()
                 return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
             case client.TranscriptFinal():
+                self._is_warm = False
                 taken = await self._take_transcript(inbound.id, event.text, transport)
                 return InboundResult.ORDINARY if taken else InboundResult.REFUSED
             case client.TranscriptPartial():
                 self._floor.hold()
                 self._spoken_approvals.person_speaks()
+                if not self._is_warm:
+                    self.warm()
             case client.OutputInterrupted():
                 await self._take_interruption(inbound.id, event)
             case client.AgentCompleted():

@@ -328,6 +328,7 @@ class Session:
         transport.send(self._encoder.frame(started, first=True))
         self.attach(transport, resumed=resumed, same_process=known is not None)
         self._inbound_handler.diagnose(of_start(event, self._profile.model))
+        self._inbound_handler.warm()
 
     async def learn(self, event: client.SessionStart) -> Known | None:
         """Record the results that a reconnecting client reports, before `start`. Raises `StoreError`.

@@ -97,6 +97,15 @@ class Route:
             if not self._active:
                 self._idle.set()
 
+    async def warm(self, request: ModelRequest) -> None:
+        """Fill the service's prompt cache, where it has one; a failure is only logged."""
+        warm = getattr(self.provider, "warm", None)
+        if warm is not None and self._using is self.provider and self.is_up:
+            try:
+                await warm(request)
+            except ModelError as error:
+                log.debug("prompt cache not warmed", profile=self.profile.name, reason=error.reason)
+
     async def close_when_idle(self) -> None:
         """Close the provider when no reply is under way."""
         try:
@@ -230,6 +239,11 @@ class ModelRouter:
             first = self._by_use.get(use) or self._routes[self.profiles.default]
         routes = [first, *(self._routes[name] for name in first.profile.fallback)]
         return sorted(routes, key=lambda route: (not route.is_up, route.profile.name == avoid))
+
+    async def warm(self, request: ModelRequest) -> None:
+        """Fill the prompt cache of the service that would reply."""
+        use = "tools" if request.tools else "voice"
+        await self._candidates(request.profile, use)[0].warm(request)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from conductor.app import running
 from conductor.models.prices import PRICES
+from conductor.settings import load_settings
 from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.phone import Phone
+from tests.server.wires import until
 from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
 from tests.stand_ins.anthropic_service import AnthropicService
 
@@ -53,3 +59,38 @@ async def test_thirty_turns_with_two_tools_read_nearly_all_their_input_from_the_
     tokens = read + written + new
     print(f"{model}: {share:.1%} of {tokens} tokens read; a turn costs ${cost / TURNS / 1e6:.6f}")  # noqa: T201 -- the figures
     assert share >= 0.95
+
+
+WARMABLE = """\
+default = "claude"
+[[profile]]
+name = "claude"
+provider = "anthropic"
+model = "{model}"
+base_url = "{url}"
+api_key_env = "TEST_KEY"
+"""
+
+
+@pytest.mark.parametrize(("model", "warmings"), [("claude-haiku-5-5", 1), ("claude-test", 0)])
+async def test_the_cache_is_filled_before_the_first_words_and_once_in_its_lifetime(
+    claude: AnthropicService,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    warmings: int,
+) -> None:
+    monkeypatch.setenv("TEST_KEY", "test-key")
+    (tmp_path / "models.toml").write_text(WARMABLE.format(model=model, url=claude.base_url))
+    settings = load_settings(None, models_file=str(tmp_path / "models.toml"), port=0)
+    async with running(settings) as listener:
+        url = f"ws://127.0.0.1:{listener.port}/ws"
+        async with Phone(url, "s-1") as first, Phone(url, "s-2") as second:
+            if warmings:
+                await until(lambda: bool(claude.warmings))
+            for phone in (first, second):
+                await phone.send("user.audio.transcript.partial", {"text": "Hel"})
+                await phone.ask("Hello?")
+            assert len(claude.warmings) == warmings and claude.received == 2
+    usage = claude.usages[warmings]
+    assert (usage["cache_read_input_tokens"] > 1000) is bool(warmings)
