@@ -41,8 +41,13 @@ MAX_ERROR_BYTES = 64 * 1024
 # Of a reply, as bytes of the stream and as text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
-# Comments and pings; Anthropic's pings are events.
-_KEEPS_ALIVE = re.compile(rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n)+')
+# Seconds to read a small document, which nothing may wait for long.
+DOCUMENT_S = 2.0
+# Comments, pings, which Anthropic sends as events, and chunks without choices.
+_KEEPS_ALIVE = re.compile(
+    rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n'
+    rb'|data: ?\{[^\n]*"choices": ?\[\][^\n]*\n)+'
+)
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
 """Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
 
@@ -274,7 +279,7 @@ class HttpPool:
 
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document; None if there is none."""
-        timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=DOCUMENT_S)
         try:
             async with self._session.get(
                 URL(self._base_url + path), proxy=self._proxy, timeout=timeout, allow_redirects=False

@@ -31,8 +31,8 @@ class OpenAIProvider:
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, and no tools. ``max_tokens`` is the limit for spoken answers; with tools
-    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. ``options`` are those of
-    `ReplyStreamer`.
+    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. Without a
+    ``context_window`` the service is asked for it. ``options`` are those of `ReplyStreamer`.
     """
 
     name = PROVIDER
@@ -45,11 +45,12 @@ class OpenAIProvider:
         base_url: str | None = None,
         endpoint: Endpoint = "chat",
         effort: Effort | None = None,
+        context_window: int | None = None,
         **options: Any,
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens
-        self.context_window: int | None = None
+        self.context_window = context_window
         self.endpoint = endpoint
         self._official = is_official(base_url)
         self.effort = effort
@@ -59,9 +60,9 @@ class OpenAIProvider:
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
     async def start(self) -> None:
-        """Load the HTTP client, so that the first request need not wait, and ask for the context window."""
+        """Load the HTTP client, so that the first request need not wait; ask for a window that is not set."""
         await self._streamer.start()
-        if not self._official:
+        if self.context_window is None and not self._official:
             self.context_window = window_of(await self._streamer.read_json("/models"), self._model)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -163,6 +164,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
         profile.base_url,
         endpoint,
         effort,
+        profile.context_window,
         local_only=settings.local_only,
     )
 

@@ -376,8 +376,11 @@ def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> No
 
 
 @asynccontextmanager
-async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes = b"{}") -> AsyncIterator[str]:
-    """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL."""
+async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"{}") -> AsyncIterator[str]:
+    """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL.
+
+    ``listed`` None never answers who asks for the models.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -391,12 +394,14 @@ async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes = b"{}") ->
         return response
 
     async def models(request: web.Request) -> web.StreamResponse:
+        if listed is None:
+            await asyncio.Event().wait()
         return web.Response(body=listed, content_type="application/json")
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -412,7 +417,15 @@ def provider_at(base_url: str) -> OpenAIProvider:
 WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\n\n'
 
 
-@pytest.mark.parametrize("parts", [(b": keepalive 1/9\n\n",), (b"\n",), (WORDS, b": keepalive 1/9\n\n")])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b": keepalive 1/9\n\n",),
+        (b"\n",),
+        (b'data: {"id":"c","choices":[]}\n\n',),
+        (WORDS, b": keepalive 1/9\n\n"),
+    ],
+)
 async def test_what_keeps_a_connection_alive_is_no_news(parts: tuple[bytes, ...]) -> None:
     async with by_hand(*parts, pause_s=0.02) as base_url:
         provider = provider_at(base_url)
@@ -448,4 +461,25 @@ async def test_the_context_window_is_the_one_that_the_service_tells(
         provider = provider_at(base_url)
         await provider.start()
         assert provider.context_window == window
+        await provider.aclose()
+
+
+async def test_a_service_that_does_not_list_its_models_delays_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "DOCUMENT_S", 0.1)
+    async with by_hand(listed=None) as base_url:
+        provider = provider_at(base_url)
+        async with asyncio.timeout(2):
+            await provider.start()
+        assert provider.context_window is None
+        await provider.aclose()
+
+
+async def test_a_context_window_of_the_settings_is_not_asked_for() -> None:
+    async with by_hand(listed=b'{"data":[{"id":"m","max_model_len":4096}]}') as base_url:
+        own = profile(openai_base_url=base_url, openai_model="m", openai_context_window=8192)
+        provider = from_profile(own, load_settings(None))
+        await provider.start()
+        assert provider.context_window == 8192
         await provider.aclose()
