@@ -40,8 +40,8 @@ class EventRate(TokenBucket):
             self._on_flood(wait)
         elif now - self._flooding_since > self._limits.flood_timeout:
             return False
+        self._waited_until = now + wait  # before the pause: several may wait at once
         await asyncio.sleep(wait)
-        self._waited_until = _now()
         return True
 
     def settle(self, result: InboundResult, size: int) -> None:

@@ -34,6 +34,9 @@ MAX_HEADER_BYTES = 16_384
 # Seconds without a request until an MCP session ends.
 SESSION_IDLE_S = 1_800.0
 _SESSION_ID = b"mcp-session-id"
+_STOPPING = Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.", "stop")
+_TOO_FAST = Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many requests; wait.", "rate")
+_TOO_LONG = Refusal(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too long.", "size")
 
 _Scope: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -183,10 +186,6 @@ class HttpSessions:
         session.expiry = asyncio.get_running_loop().call_later(self._idle_s, self.forget, session_id)
 
 
-class _BrokenOff(Exception):
-    """A connection was lost before its request was complete."""
-
-
 class HttpDoor:
     """Lets requests in to ``app``, by the rules and within the limits of ``/ws``.
 
@@ -223,8 +222,7 @@ class HttpDoor:
             await _refuse(client, send)
             return
         if self.closing:
-            text = "The server is stopping."
-            await _refuse(Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, text, "stop"), send)
+            await _refuse(_STOPPING, send)
             return
         scope["caller"] = caller_of(client, peer, query)
         self._access.enter(client)
@@ -239,8 +237,7 @@ class HttpDoor:
         # A body of unknown length counts as the longest.
         chunked = self._limits.hard_event_bytes if b"transfer-encoding" in headers else 0
         if not await self._rate(caller).admit(int(headers.get(b"content-length", chunked))):
-            text = "Too many requests; wait."
-            await _refuse(Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "rate"), send)
+            await _refuse(_TOO_FAST, send)
             return
         # The package lets only who opened an MCP session use it: it compares this.
         token = AccessToken(token="", client_id=caller.subject, scopes=[])
@@ -248,17 +245,15 @@ class HttpDoor:
         scope["ended"] = ended = asyncio.Event()
         session_id = headers[_SESSION_ID].decode("latin-1") if _SESSION_ID in headers else None
 
-        complete = False
+        body = await self._read(receive)
+        if body is None or self.closing:
+            await _refuse(_STOPPING if self.closing else _TOO_LONG, send)
+            return
+        await self._admission.enter()  # it is parsed now
+        unread = [body]
 
-        async def receive_in_turn() -> MutableMapping[str, Any]:
-            nonlocal complete
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body"):
-                complete = True
-                await self._admission.enter()  # it is parsed now
-            elif message["type"] == "http.disconnect" and not complete:
-                raise _BrokenOff
-            return message
+        async def replay() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": unread.pop()} if unread else await receive()
 
         async def watch(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] < http.HTTPStatus.BAD_REQUEST:
@@ -267,11 +262,21 @@ class HttpDoor:
 
         try:
             with self._sessions.using(session_id):
-                await self._app(scope, receive_in_turn, watch)
-        except _BrokenOff:
-            pass  # nobody waits for an answer
+                await self._app(scope, replay, watch)
         finally:
             ended.set()
+
+    async def _read(self, receive: _Receive) -> bytes | None:
+        # Here, because the package logs a traceback for a program that leaves before the end. None for that,
+        # which hears no answer, and for a body that is too long.
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            if message["type"] != "http.request" or len(body) > self._limits.hard_event_bytes:
+                return None
+            more = message.get("more_body", False)
+        return bytes(body)
 
     async def _note(self, scope: _Scope, session_id: str | None, answered: bytes | None) -> None:
         if session_id is not None:
@@ -320,7 +325,6 @@ async def serving(
     """
     app = server.streamable_http_app(
         host=host,
-        max_request_body_size=limits.hard_event_bytes,
         session_idle_timeout=idle_s,
         max_sessions=limits.max_sessions,
     )

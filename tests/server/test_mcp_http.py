@@ -32,7 +32,7 @@ INITIALIZE = {
 }
 HEADER = (
     f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer {ANN}\r\n"
-    "Content-Type: application/json\r\n"
+    "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
 )
 UNFINISHED = f"{HEADER}Content-Length: 1000\r\n\r\n{{"
 
@@ -262,7 +262,9 @@ async def test_a_call_of_a_program_that_has_gone_stops_on_the_device() -> None:
 SLOW: dict[str, Any] = {"frames_per_second": 4.0, "frames_burst": 10.0, "flood_timeout": 0.3}
 
 
-async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile() -> None:
+async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async with running(ANN, BOB, **SLOW) as server, programs(server, ANN, BOB) as (ann, bob):
 
         async def flood() -> None:
@@ -271,6 +273,7 @@ async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile
 
         await asyncio.gather(*(flood() for _ in range(20)))
         assert (await bob.initialize()).status_code == 200
+    assert capsys.readouterr().out.count("programs too fast") == 1
 
 
 async def test_a_flood_over_a_websocket_closes_it() -> None:
@@ -285,6 +288,19 @@ async def test_a_flood_over_a_websocket_closes_it() -> None:
 
 
 # -- the end
+
+
+async def test_a_program_that_leaves_before_its_request_is_whole_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(ANN, max_connections_per_subject=1) as server:
+        async with sockets(server, UNFINISHED), programs(server, ANN) as (ann,):
+            while await ann.post() != 429:
+                pass
+        async with programs(server, ANN) as (ann,):
+            while await ann.post() == 429:
+                pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_stop_with_streams_and_half_requests_is_silent(caplog: pytest.LogCaptureFixture) -> None:
