@@ -8,9 +8,8 @@ import importlib.util
 import ipaddress
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -20,8 +19,9 @@ import structlog
 from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
-from conductor.tools.base import PersonQuestion, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.http import CURRENT_CALL, Ask, http_streams
 from conductor.tools.mcp.specs import clean, make_question, make_specs
 from conductor.tools.redaction import Redactor
 from conductor.tools.schema import SchemaError
@@ -63,11 +63,6 @@ def check_installed() -> None:
         raise SettingsError("MCP servers need the package mcp: pip install 'conductor-voice[mcp]'.")
 
 
-Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
-CURRENT_ASK: ContextVar[Ask | None] = ContextVar("ask", default=None)
-"""How the call that this task makes asks the person."""
-
-
 class McpConnection:
     """One server, kept connected between `start` and `stop`; ``on_change`` is called for what changed.
 
@@ -106,6 +101,7 @@ class McpConnection:
         self._client: Client | None = None
         self._wake = asyncio.Event()
         self._is_lost = False
+        self._is_renewed = False
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._said = ""
@@ -126,6 +122,13 @@ class McpConnection:
     def check(self) -> None:
         """List the tools again soon, which shows whether the server is still there."""
         self._wake.set()
+
+    async def renew(self, client: Client) -> None:
+        """Connect anew in place of ``client``, whose session is lost; its tools stay. Waits for the end."""
+        if self.client is client:
+            self._is_renewed = True
+            self.note_end()
+        await self.answered()
 
     def start(self) -> None:
         """Connect in the background, and again after each loss, with growing pauses."""
@@ -151,6 +154,9 @@ class McpConnection:
                 problem = self.describe(error)
             if self._stopped.is_set():
                 return
+            if self._is_renewed:
+                self._is_renewed = False
+                continue
             self._set("down", problem, ())
             log.warning("mcp server down", server=self.config.name, why=self.problem)
             if loop.time() - began > RELIST_S:
@@ -181,7 +187,8 @@ class McpConnection:
             context: ClientRequestContext, params: types.ElicitRequestParams
         ) -> types.ElicitResult:
             # A server of the 2025 revision does not say which call asks: with several under way nobody does.
-            ask = CURRENT_ASK.get() or (self.asking[0] if len(self.asking) == 1 else None)
+            call = CURRENT_CALL.get()
+            ask = call.ask if call else self.asking[0] if len(self.asking) == 1 else None
             if ask is None or not isinstance(params, types.ElicitRequestFormParams):
                 return types.ElicitResult(action="decline")
             question = make_question(self.config.name, params)
@@ -337,18 +344,12 @@ class McpConnection:
 
     @asynccontextmanager
     async def _http(self) -> AsyncGenerator[TransportStreams, None]:
-        import httpx2
-        from mcp.client.streamable_http import streamable_http_client
-
-        async with (
-            httpx2.AsyncClient(
-                headers=dict(self.config.headers),
-                auth=self._auth or self._tokens(),
-                timeout=httpx2.Timeout(30, read=300),
-                trust_env=not self._local_only,
-            ) as http_client,
-            streamable_http_client(await self._url(), http_client=http_client) as streams,
-        ):
+        async with http_streams(
+            await self._url(),
+            self.config.headers,
+            self._auth or self._tokens(),
+            use_proxy=not self._local_only,
+        ) as streams:
             yield streams
 
     @asynccontextmanager

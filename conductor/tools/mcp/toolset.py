@@ -13,11 +13,13 @@ import msgspec
 
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.server import CURRENT_ASK, RETRY_S, McpConnection, check_installed
+from conductor.tools.mcp.http import CURRENT_CALL, McpCall
+from conductor.tools.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.tools.mcp.specs import clean
 from conductor.tools.schema_checker import CheckBudget, TooMuchWork
 
 if TYPE_CHECKING:
+    from mcp import MCPError
     from mcp.types import CallToolResult
 
 # Seconds for servers to end by themselves; then they are killed.
@@ -187,19 +189,25 @@ async def call_tool(
     if spec is None or client is None:
         return _not_connected(name)
     from mcp import MCPError
-    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 
+    call = McpCall(context.ask if context else None)
     try:
-        with asking(connection, context):
-            result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
+        with asking(connection, call):
+            try:
+                result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
+            except MCPError:
+                is_replaced = call.refusal and connection.client is not client
+                if not (call.session_lost or is_replaced):
+                    raise
+                # The protocol's answer to a server that was started anew: a new session, and the call again.
+                await connection.renew(client)
+                client = connection.client
+                if client is None:
+                    return _not_connected(name)
+                result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
     except MCPError as error:
         connection.check()
-        # A gateway in front of a server answers with an internal error for one that it has lost.
-        lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
-        if error.code in ([*lost, INTERNAL_ERROR] if connection.config.url else lost):
-            return _lost(spec, server)
-        message = clean(error.message)[:_ERROR_CHARS]
-        return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+        return _to_failure(error, call, spec, connection)
     except (ValueError, RuntimeError) as error:  # a result that is not as the protocol has it
         connection.check()
         message = clean(str(error))[:200]
@@ -211,18 +219,34 @@ async def call_tool(
 
 
 @contextmanager
-def asking(connection: McpConnection, context: CallContext | None) -> Iterator[None]:
-    """Let the server ask the person during the block."""
-    if context is None:
-        yield
-        return
-    connection.asking.append(context.ask)
-    token = CURRENT_ASK.set(context.ask)
+def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
+    """Make ``call`` the task's during the block, in which the server may ask the person."""
+    token = CURRENT_CALL.set(call)
+    if call.ask is not None:
+        connection.asking.append(call.ask)
     try:
         yield
     finally:
-        CURRENT_ASK.reset(token)
-        connection.asking.remove(context.ask)
+        CURRENT_CALL.reset(token)
+        if call.ask is not None:
+            connection.asking.remove(call.ask)
+
+
+def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpConnection) -> ToolOutcome:
+    from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, REQUEST_TIMEOUT
+
+    server = connection.config.name
+    message = clean(error.message)[:_ERROR_CHARS]
+    if call.refusal:
+        message = f"The MCP server {server} did not run the call, {call.refusal}: {message}. Nothing was run."
+        return failed("io_error", message, reason="refused")
+    lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
+    if connection.config.url:
+        # A gateway has lost its server; or the answer is no message, for which the package makes an error.
+        lost += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
+    if error.code in lost:
+        return _lost(spec, server)
+    return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
 
 
 def _not_connected(name: str) -> ToolOutcome:

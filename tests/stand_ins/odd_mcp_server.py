@@ -1,0 +1,113 @@
+"""An MCP server over HTTP, written by hand, that answers calls of its tools as ``answer`` says.
+
+It speaks the revision of 2025 with a session, and can forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.stand_ins.http_connection import Connection, HttpRequest
+
+JSON = {"content-type": "application/json"}
+
+
+@dataclass
+class OddAnswer:
+    """An answer to ``tools/call``; without a status there is none. ``cut``: its body is not whole."""
+
+    status: int | None = 200
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: JSON)
+    cut: bool = False
+
+
+class OddMcpServer:
+    """The server; ``runs`` counts calls that it ran, ``calls`` those that came."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.answer = OddAnswer()
+        self.sessions = 0
+        self.calls = 0
+        self.runs = 0
+        self._connections: set[Connection] = set()
+
+    def forget(self) -> None:
+        """Answer with 404 from now on what belongs to the session."""
+        self.sessions += 1
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[OddMcpServer]:
+        """Listen during the block."""
+
+        def connect() -> Connection:
+            connection = Connection(self._handle, self._connections.discard)
+            self._connections.add(connection)
+            return connection
+
+        server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        try:
+            yield self
+        finally:
+            server.close()
+            for connection in list(self._connections):
+                connection.abort()
+
+    async def _handle(self, connection: Connection, request: HttpRequest) -> None:
+        if request.method != "POST":
+            return connection.respond(405, b"", {})
+        message = json.loads(request.body)
+        if message["method"] == "initialize":
+            self.sessions += 1
+        elif request.headers.get("mcp-session-id") != str(self.sessions):
+            return connection.respond(404, b"", {})
+        if "id" not in message:
+            return connection.respond(202, b"", {})
+        if message["method"] == "tools/call":
+            return await self._call(connection, message["id"])
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "odd", "version": "1"},
+            },
+            "tools/list": {
+                "tools": [
+                    {
+                        "name": "read",
+                        "inputSchema": {"type": "object"},
+                        "annotations": {"readOnlyHint": True},
+                    },
+                    {"name": "write", "inputSchema": {"type": "object"}},
+                ]
+            },
+        }
+        headers = {**JSON, "mcp-session-id": str(self.sessions)}
+        connection.respond(200, _reply(message["id"], results[message["method"]]), headers)
+
+    async def _call(self, connection: Connection, request_id: object) -> None:
+        answer = self.answer
+        self.calls += 1
+        self.runs += answer.status == 200
+        body = answer.body
+        if body is None:
+            body = _reply(request_id, {"content": [{"type": "text", "text": "done"}]})
+        if answer.status is None:
+            await asyncio.Event().wait()
+        elif answer.cut:
+            connection.start(answer.status, answer.headers)
+            connection.write(body[: len(body) // 2])
+            connection.close()
+        else:
+            connection.respond(answer.status, body, answer.headers)
+
+
+def _reply(request_id: object, result: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}).encode()
