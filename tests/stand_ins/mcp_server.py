@@ -64,6 +64,7 @@ TOOLS = [
     tool("blocks"),
     tool("right", output_schema=OUTPUT),
     tool("wrong", output_schema=OUTPUT),
+    tool("picture"),
     tool("grow"),
     tool("cancelled"),
     tool("pid"),
@@ -152,7 +153,10 @@ class StandIn:
             "pid": lambda: text(str(os.getpid())),
             "blocks": blocks,
             "right": lambda: CallToolResult(content=[], structured_content={"n": 1}),
-            "wrong": lambda: CallToolResult(content=[], structured_content={"n": "one"}),
+            "wrong": lambda: CallToolResult(
+                content=text("n is one").content, structured_content={"n": "one"}
+            ),
+            "picture": picture,
             "greedy": lambda: CallToolResult(content=[], structured_content={"t": "a" * 40 + "!"}),
         }
         return results.get(name, lambda: text("done"))()
@@ -190,6 +194,13 @@ def blocks() -> CallToolResult:
             ),
         ]
     )
+
+
+def picture() -> CallToolResult:
+    image = ImageContent(type="image", data="AAAA", mime_type="image/png")
+    large = "iVBORw0KGgo" * 1_000
+    shown = {"image": image.data, "more": [large, f"data:image/png;base64,{large}"], "text": "word " * 300}
+    return CallToolResult(content=[image], structured_content=shown)
 
 
 async def only_2025(read: Any, write: Any, forward: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # Seconds for servers to end by themselves; then they are killed.
 CLOSE_S = 6.0
 _ERROR_CHARS = 2_000
+# No text for a model: more than 1 KiB of base64, which may be a data URL. Its beginning tells.
+_BASE64 = re.compile(r"(?:data:[^,]{0,100},)?[\w+/\r\n-]{1024}", re.ASCII)
 # Servers that are one session's alone, and seconds without a call until one ends.
 MAX_SESSION_SERVERS = 100
 SESSION_IDLE_S = 600.0
@@ -214,7 +217,9 @@ async def call_tool(
         return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
     wrong = _wrong_output(connection, tool, result)
     if wrong is not None:
-        return failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
+        outcome = failed("parse_error", f"{_RAN} {wrong}", reason="output_schema")
+        text = "\n".join(_texts(result))
+        return msgspec.structs.replace(outcome, data=text or None)
     return to_outcome(result)
 
 
@@ -284,12 +289,12 @@ def _wrong_output(connection: McpConnection, tool: str, result: CallToolResult) 
 
 def to_outcome(result: CallToolResult) -> ToolOutcome:
     """Make the outcome of a result: its structured content, else its texts; what is no text is described."""
-    texts, others = [], []
+    texts = _texts(result)
+    others, media = [], set()
     for block in result.content:
         match block.type:
-            case "text":
-                texts.append(block.text)
             case "image" | "audio":
+                media.add(block.data)
                 size = len(block.data) * 3 // 4
                 others.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
             case "resource_link":
@@ -305,4 +310,19 @@ def to_outcome(result: CallToolResult) -> ToolOutcome:
     if result.structured_content is None:
         return succeeded(text)
     notes = [clean(other)[:_ERROR_CHARS] for other in others]
-    return succeeded(msgspec.to_builtins(result.structured_content), notes=notes)
+    return succeeded(_without_media(msgspec.to_builtins(result.structured_content), media), notes=notes)
+
+
+def _texts(result: CallToolResult) -> list[str]:
+    return [block.text for block in result.content if block.type == "text"]
+
+
+def _without_media(value: Any, media: Set[str]) -> Any:
+    """Describe the strings of structured content that are one of ``media``, or look like base64."""
+    if isinstance(value, dict):
+        return {name: _without_media(item, media) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_media(item, media) for item in value]
+    if isinstance(value, str) and (value in media or _BASE64.match(value)):
+        return f"[base64, {len(value) * 3 // 4:,} bytes, not shown]"
+    return value

@@ -117,6 +117,12 @@ async def test_results_of_every_kind_become_observations(monkeypatch: pytest.Mon
         assert wrong.error_type == "parse_error" and "not as its definition says" in (
             wrong.error_message or ""
         )
+        assert wrong.data == "n is one"
+        assert (await used.call("s.picture")).data == {
+            "image": "[base64, 3 bytes, not shown]",
+            "more": ["[base64, 8,250 bytes, not shown]", "[base64, 8,266 bytes, not shown]"],
+            "text": "word " * 300,
+        }
         environment = (await used.call("s.environment")).data
         assert "GIVEN=yes" in environment and "not-for-servers" not in environment
         unknown = await used.call("s.none")
