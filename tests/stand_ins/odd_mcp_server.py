@@ -15,6 +15,8 @@ from typing import Any
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
 JSON = {"content-type": "application/json"}
+DONE = b'{"jsonrpc": "2.0", "id": %s, "result": {"content": [{"type": "text", "text": "done"}]}}'
+"""The reply to a call; an answer's body has the call's id in place of ``%s``."""
 
 
 @dataclass
@@ -22,7 +24,7 @@ class OddAnswer:
     """An answer to ``tools/call``; without a status there is none. ``cut``: its body is not whole."""
 
     status: int | None = 200
-    body: bytes | None = None
+    body: bytes = DONE
     headers: Mapping[str, str] = field(default_factory=lambda: JSON)
     cut: bool = False
 
@@ -96,9 +98,7 @@ class OddMcpServer:
         answer = self.answer
         self.calls += 1
         self.runs += answer.status == 200
-        body = answer.body
-        if body is None:
-            body = _reply(request_id, {"content": [{"type": "text", "text": "done"}]})
+        body = answer.body.replace(b"%s", json.dumps(request_id).encode())
         if answer.status is None:
             await asyncio.Event().wait()
         elif answer.cut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
 
+# Bytes of a message of a server.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 307, 308})
 
 
@@ -44,15 +46,42 @@ async def http_streams(
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
+    async def bound(response: Response) -> None:
+        _note_status(response)
+        response.stream = Bounded(response)
+
+    class Bounded(httpx2.AsyncByteStream):
+        """A body that is an error if it is compressed or too long; the package bounds events."""
+
+        def __init__(self, response: Response) -> None:
+            self._stream = response.stream
+            self._is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
+            self._is_endless = response.headers.get("Content-Type", "").startswith("text/event-stream")
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            assert isinstance(self._stream, httpx2.AsyncByteStream)
+            if not self._is_plain:
+                raise httpx2.StreamError("The answer is compressed, though that was not asked for.")
+            size = 0
+            async for chunk in self._stream:
+                size += len(chunk)
+                if size > MAX_MESSAGE_BYTES and not self._is_endless:
+                    raise httpx2.StreamError("The answer is longer than 4 MiB.")
+                yield chunk
+
+        async def aclose(self) -> None:
+            assert isinstance(self._stream, httpx2.AsyncByteStream)
+            await self._stream.aclose()
+
     async with (
         httpx2.AsyncClient(
-            headers=dict(headers),
+            headers={**headers, "Accept-Encoding": "identity"},
             auth=auth,
             timeout=httpx2.Timeout(30, read=300),
             trust_env=use_proxy,
-            event_hooks={"request": [_note_request], "response": [_note_status]},
+            event_hooks={"request": [_note_request], "response": [bound]},
         ) as http_client,
-        streamable_http_client(url, http_client=http_client) as streams,
+        streamable_http_client(url, http_client=http_client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
     ):
         yield streams
 
@@ -76,7 +105,7 @@ async def _note_request(request: Request) -> None:
     request.extensions["trace"] = trace
 
 
-async def _note_status(response: Response) -> None:
+def _note_status(response: Response) -> None:
     call = _call(response.request)
     if call is None:
         return

@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.http import CURRENT_CALL, Ask, http_streams
+from conductor.tools.mcp.http import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask, http_streams
 from conductor.tools.mcp.specs import clean, make_question, make_specs
 from conductor.tools.redaction import Redactor
 from conductor.tools.schema import SchemaError
@@ -52,8 +52,7 @@ MAX_PAGES = 50
 # Tools that are looked at, of which `MAX_TOOLS` may be offered.
 MAX_LISTED = 1_000
 _PROBLEM_CHARS = 300
-# Bytes of a message over a WebSocket, and of a log of what a program says.
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# Bytes of a log of what a program says.
 MAX_LOG_BYTES = 1024 * 1024
 
 
@@ -364,6 +363,7 @@ class McpConnection:
                 additional_headers=dict(self.config.headers),
                 subprotocols=[Subprotocol("mcp")],
                 max_size=MAX_MESSAGE_BYTES,
+                compression=None,
                 proxy=None if self._local_only else True,
             ) as socket,
             socket_streams(socket) as streams,

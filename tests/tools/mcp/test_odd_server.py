@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +11,7 @@ from structlog.testing import capture_logs
 from conductor.messages import ToolCall
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.executor import PreparedCall
-from tests.stand_ins.odd_mcp_server import OddAnswer, OddMcpServer
+from tests.stand_ins.odd_mcp_server import DONE, JSON, OddAnswer, OddMcpServer
 from tests.tools.mcp.test_toolset import Used, at, use
 
 CONTEXT = CallContext("session", "call")
@@ -47,6 +48,19 @@ async def run(used: Used, tool: str) -> ToolOutcome:
             "unknown",
             "connection_lost",
             "may have happened",
+        ),
+        *(
+            (
+                OddAnswer(body=body, headers={**JSON, **headers}),
+                "unknown",
+                "connection_lost",
+                "may have happened",
+            )
+            for body, headers in (
+                (gzip.compress(DONE.replace(b"%s", b"3")), {"content-encoding": "gzip"}),
+                (DONE + b" " * 2**22, {}),
+                (b"data: " + DONE + b" " * 2**22 + b"\n\n", {"content-type": "text/event-stream"}),
+            )
         ),
         (OddAnswer(None), "unknown", "tool_result_timeout", "may have happened"),
     ],
