@@ -172,7 +172,7 @@ def test_a_call_is_explained_by_the_risk_where_there_are_no_rules() -> None:
 def test_the_rule_that_decides_is_named_with_its_number_and_each_step_with_its_own() -> None:
     ran("add", "allow", "agent.*")
     ran("add", "ask", "agent.spawn")
-    ran("add", "deny", "agent.spawn", "--arg", "repository:glob=octocat/*")
+    ran("add", "deny", "agent.spawn", "--arg", "repository:glob=https://github.com/octocat/*")
     answer = explained("agent.spawn", '{"prompt": "x", "repository": "octocat/a"}')
     assert (answer["verdict"], answer["ruleNumber"], answer["rule"]["effect"]) == ("deny", 3, "deny")
     assert [(step["verdict"], step["ruleNumber"]) for step in answer["steps"]] == [
