@@ -15,6 +15,7 @@
     │   └── code: rate_limited
     └── StoreError               the session store did not take a commit
         ├── StoreUnavailable     it could not be reached; code: store_unavailable
+        │   └── StoreLocked      another process holds its file's lock
         ├── Fenced               another claim owns the session now
         ├── Duplicate            an inbound id, or a call's result, was recorded before
         ├── Conflict             the revision moved under this claim
