@@ -41,6 +41,8 @@ from mcp.types import (
     ToolAnnotations,
 )
 
+# The package takes descriptor 1 away.
+OUTPUT_FD = os.dup(1)
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 READ = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 WRITE = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
@@ -65,6 +67,8 @@ TOOLS = [
     tool("right", output_schema=OUTPUT),
     tool("wrong", output_schema=OUTPUT),
     tool("picture"),
+    tool("noise"),
+    tool("noise_write", WRITE),
     tool("grow"),
     tool("cancelled"),
     tool("pid"),
@@ -128,6 +132,11 @@ class StandIn:
         name, arguments = params.name, params.arguments or {}
         if name.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if name.startswith("noise"):
+            # What no message is, and a line that does not end.
+            os.write(OUTPUT_FD, b"noise\n" * 1_000)
+            if name == "noise_write":
+                await asyncio.to_thread(os.write, OUTPUT_FD, b"x" * 2**23)
         if name.startswith("hang"):
             try:
                 await asyncio.Event().wait()

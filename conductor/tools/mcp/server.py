@@ -23,6 +23,7 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.mcp.http import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask, http_streams
 from conductor.tools.mcp.specs import clean, make_question, make_specs
+from conductor.tools.mcp.stdio import stdio_streams
 from conductor.tools.redaction import Redactor
 from conductor.tools.schema import SchemaError
 from conductor.tools.schema_checker import Checker
@@ -308,28 +309,8 @@ class McpConnection:
 
     @asynccontextmanager
     async def _stdio(self) -> AsyncGenerator[TransportStreams, None]:
-        from mcp import StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
-        config = self.config
-        assert config.command is not None
-        # It gets no more of this process's environment than PATH, HOME and the like.
-        parameters = StdioServerParameters(
-            command=config.command, args=list(config.args), env=dict(config.env), cwd=config.cwd
-        )
-        read_end, write_end = os.pipe()
-        with os.fdopen(write_end, "w") as errors:
-            reader = asyncio.StreamReader()
-            pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-            )
-            reading = asyncio.create_task(self._log_errors(reader))
-            try:
-                async with stdio_client(parameters, errors) as streams:
-                    yield streams
-            finally:
-                reading.cancel()
-                pipe.close()
+        async with stdio_streams(self.config, self._log_errors) as streams:
+            yield streams
 
     async def _log_errors(self, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(4096):

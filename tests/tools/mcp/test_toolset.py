@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from structlog.testing import capture_logs
 
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
@@ -142,6 +143,18 @@ async def test_a_server_that_is_killed_loses_its_calls_and_comes_back() -> None:
         await used.until(lambda names: "s.echo" in names)
         read = await used.call("s.crash")
         assert (read.error_type, read.metadata.reason) == ("io_error", "connection_lost")
+
+
+async def test_noise_of_a_program_is_a_warning_and_an_endless_line_ends_its_call() -> None:
+    with capture_logs() as logs:
+        async with use(program()) as used:
+            assert (await used.call("s.noise")).data == "done"
+            async with asyncio.timeout(5):
+                outcome = await used.call("s.noise_write")
+            assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "connection_lost")
+    events = [entry["event"] for entry in logs]
+    assert events.count("mcp server wrote a line that is no message") == 1
+    assert events.count("mcp server ended: a line is longer than 4 MiB") == 1
 
 
 async def test_the_older_revision_may_be_chosen() -> None:
