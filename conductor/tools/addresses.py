@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+LOCAL: Sequence[Network] = [
+    ipaddress.ip_network(network)
+    for network in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
+]
+"""This machine and private networks; without link-local ones, which hold the cloud's metadata services."""
 
 # Prefixes that lead to an IPv4 address in their last 32 bits: NAT64 (RFC 6052), SIIT and "compatible" ones.
 _EMBEDDING = [ipaddress.IPv6Network(one) for one in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
@@ -46,3 +53,12 @@ def _embedded(ip: Address) -> Iterator[Address]:
         yield from ip.teredo
     if any(ip in prefix for prefix in _EMBEDDING):
         yield ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+
+
+async def is_local(host: str) -> bool:
+    """Tell whether all addresses of a host are this machine's or a private network's."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_private for info in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import ipaddress
 import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import structlog
 from websockets.typing import Subprotocol
 
 from conductor.errors import SettingsError
+from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.mcp.http import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask, http_streams
@@ -324,10 +324,15 @@ class McpConnection:
 
     @asynccontextmanager
     async def _http(self) -> AsyncGenerator[TransportStreams, None]:
+        url, auth = await self._url(), self._auth or self._tokens()
+        if auth is not None:
+            from conductor.tools.mcp.oauth import CheckedAuth
+
+            auth = CheckedAuth(auth, url, local_only=self._local_only)
         async with http_streams(
-            await self._url(),
+            url,
             self.config.headers,
-            self._auth or self._tokens(),
+            auth,
             use_proxy=not self._local_only,
         ) as streams:
             yield streams
@@ -362,7 +367,7 @@ class McpConnection:
 
     async def _url(self) -> str:
         assert self.config.url is not None
-        if self._local_only and not await _is_local(urlsplit(self.config.url).hostname or ""):
+        if self._local_only and not await is_local(urlsplit(self.config.url).hostname or ""):
             raise OSError("LOCAL_ONLY is set, and its address is not of the local network")
         return self.config.url
 
@@ -456,11 +461,3 @@ class _Inbound:
         if isinstance(result, dict):
             self._connection.take_output_schemas(result)
         return item
-
-
-async def _is_local(host: str) -> bool:
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_private for one in found)

@@ -10,7 +10,7 @@ import socket
 import time
 import webbrowser
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from pydantic import AnyHttpUrl
 from conductor.commands import mcp as command
 from conductor.settings import load_settings
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
+from conductor.tools.mcp.oauth import CheckedAuth, with_tokens
 from conductor.tools.mcp.server import McpConnection, tokens_path
+from conductor.tools.web_client import WebError
 from tests.stand_ins.mcp_server import stand_in
 
 
@@ -175,3 +177,36 @@ async def test_without_a_login_the_server_is_down_and_says_how(tmp_path: Path) -
                 async with connection.connected():
                     pass
             assert says in connection.describe(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "target", "local_only", "error"),
+    [
+        ("https://mcp.example/mcp", "http://127.0.0.1:{port}/", False, "not public"),
+        ("http://127.0.0.1:1/mcp", "http://169.254.169.254/latest", False, "not public"),
+        ("http://127.0.0.1:1/mcp", "http://1.1.1.1/", True, "LOCAL_ONLY"),
+        ("http://127.0.0.1:1/mcp", "http://127.0.0.1:{port}/", True, None),
+    ],
+)
+async def test_a_login_asks_only_addresses_that_a_server_may_name(
+    tmp_path: Path, server: str, target: str, local_only: bool, error: str | None
+) -> None:
+    requests = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readline())
+        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with listening, asyncio.timeout(5):
+        address = target.format(port=listening.sockets[0].getsockname()[1])
+        auth = CheckedAuth(with_tokens(server, tmp_path / "tokens"), server, local_only=local_only)
+        flow = auth.async_auth_flow(httpx2.Request("POST", server))
+        challenge = {"WWW-Authenticate": f'Bearer resource_metadata="{address}"'}
+        request = await flow.__anext__()
+        # Having had its answer, the permitted login asks the server itself.
+        with pytest.raises(WebError, match=error) if error else nullcontext():
+            await flow.asend(httpx2.Response(401, headers=challenge, request=request))
+        await flow.aclose()
+    assert len(requests) == (error is None)
