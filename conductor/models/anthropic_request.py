@@ -85,7 +85,10 @@ def body_of(
             setting["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
     # The service looks back a limited number of blocks for a cached prefix. With the message before the last
     # marked as well, the next request finds this one, however many blocks it adds.
-    for message in [message for message in messages if message.role == "user"][-2:]:
+    users = [message for message in messages if message.role == "user"]
+    starts = [message for message in users if not isinstance(message.content[0], _Result)]
+    # At its start a turn sends the one before without its thinking: what is cached ends where that one began.
+    for message in (starts if starts[-1] is users[-1] else users)[-2:]:
         message.content[-1].cache_control = _CACHE
     return body
 

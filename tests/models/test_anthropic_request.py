@@ -15,6 +15,7 @@ from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.models.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
+from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_rules import check_body
 from tests.stand_ins.anthropic_script import (
     JsonObject,
@@ -181,6 +182,23 @@ def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages(
     assert [tool.get("cache_control") for tool in body["tools"]] == [None, CACHED]
     marks = [message["content"][-1].get("cache_control") for message in body["messages"]]
     assert marks == [None, None, CACHED, None, CACHED]
+
+
+def test_the_cache_holds_what_was_before_a_turn_whose_thinking_is_sent_no_more() -> None:
+    said: list[Message] = []
+    for number in range(5):
+        said += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
+    said.append(UserMessage("Now work."))
+    cache = PromptCache()
+    before = sum(cache.count(rendered(ask(*said)), 0.0).values())
+    for number in range(11):
+        said += [AssistantMessage(calls=(call(f"t{number}"),)), ToolResult(f"t{number}", "ok")]
+        body = rendered(ask(*said))
+        thinking = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
+        body["messages"][11]["content"].insert(0, thinking)
+        cache.count(body, 0.0)
+    said += [AssistantMessage("Done."), UserMessage("And now?")]
+    assert cache.count(rendered(ask(*said)), 0.0)["cache_read_input_tokens"] == before > 1000
 
 
 def test_the_next_request_begins_with_this_one() -> None:
