@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -68,6 +69,9 @@ class TurnContext:
         self.history = HistoryBudget(services.history_tokens)
         self.bridge_phrases = services.bridge_phrases
         self.tracer = services.tracer
+        # One that tells nobody who it is.
+        key = f"{committer.key.subject} {committer.key.session_id}".encode("utf-8", "replace")
+        self.cache_key = hashlib.sha256(key).hexdigest()[:32]
         self._metrics = services.metrics
         self._audit = audit
         self._model_metrics = services.model_metrics

@@ -291,6 +291,7 @@ class Turn:
             deadline_s=self.state.clock.left,
             profile=context.profile.model,
             avoid=avoid,
+            cache_key=context.cache_key,
         )
 
     async def _shorten_history(self) -> bool:

@@ -34,7 +34,8 @@ class ModelRequest:
     bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
     retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. The reply
     ends before the first of the texts ``stop``, at services that know such. ``profile`` is the model that the
-    session chose, ``avoid`` one whose reply to this request broke off; only the router reads them.
+    session chose, ``avoid`` one whose reply to this request broke off; only the router reads them. Requests
+    with the same ``cache_key`` begin alike, which helps some services to find what they cached.
     """
 
     system: str
@@ -48,6 +49,7 @@ class ModelRequest:
     stop: Sequence[str] = ()
     profile: str | None = None
     avoid: str | None = None
+    cache_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,13 @@ class OpenAIProvider:
         else:
             path = "/responses"
             body = responses_body(
-                request, names, source=self._source, model=model, max_tokens=limit, effort=effort
+                request,
+                names,
+                source=self._source,
+                official=self._official,
+                model=model,
+                max_tokens=limit,
+                effort=effort,
             )
             prefix = partial(prefix_of, request, names, source=self._source)
             decoder = partial(ResponsesDecoder, names, prefix, self._habit)

@@ -71,6 +71,8 @@ def chat_body(
     }
     if effort is not None:
         body["reasoning_effort"] = effort
+    if official and request.cache_key is not None:
+        body["prompt_cache_key"] = request.cache_key
     if request.stop:
         body["stop"] = list(request.stop)
     # Of the others Ollama ignores "none", and llama.cpp then gives calls as text, which would be spoken.

@@ -60,6 +60,7 @@ def responses_body(
     model: str,
     max_tokens: int,
     source: str,
+    official: bool = False,
     effort: Effort | None = None,
 ) -> Json:
     """Render a request to ``/responses``, which stores nothing at the service.
@@ -78,6 +79,8 @@ def responses_body(
     }
     if not _PLAIN_MODELS.match(model):
         body["include"] = ["reasoning.encrypted_content"]
+    if official and request.cache_key is not None:
+        body["prompt_cache_key"] = request.cache_key
     if effort is not None:
         body["reasoning"] = {"effort": effort}
     if request.tools and not may_call(request):

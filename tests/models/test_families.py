@@ -97,6 +97,22 @@ def test_openai_s_models_think_as_little_as_they_allow(model: str, effort: Effor
         openai_rules.check_body("/v1/chat/completions", msgspec.json.decode(encode(body)), {})
 
 
+def test_only_openai_s_own_service_is_told_which_requests_begin_alike() -> None:
+    request, names = ask(cache_key="k1"), names_of(ask())
+    for official in (True, False):
+        bodies = {
+            "/v1/chat/completions": chat_body(
+                request, names, model="m", max_tokens=9, official=official, source="s"
+            ),
+            "/v1/responses": responses_body(
+                request, names, model="m", max_tokens=9, official=official, source="s"
+            ),
+        }
+        for path, body in bodies.items():
+            openai_rules.check_body(path, msgspec.json.decode(encode(body)), {})
+            assert body.get("prompt_cache_key") == ("k1" if official else None)
+
+
 def test_another_service_is_sent_no_effort_but_the_one_that_is_set() -> None:
     local = {"openai_base_url": "http://127.0.0.1:1/v1", "openai_model": "gpt-6-luna"}
     for given, effort in (({}, None), ({"model_effort": "High"}, "high")):

@@ -15,7 +15,7 @@ from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import JsonObject
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
-_COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls"}
+_COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls", "prompt_cache_key"}
 _FIELDS = {
     "/v1/chat/completions": _COMMON
     | {"messages", "stream_options", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort"},
