@@ -21,7 +21,7 @@ from conductor.conversation.tracing import Step
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state
-from conductor.messages import Message, Note, ToolResult, UserMessage
+from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation
@@ -75,6 +75,8 @@ class TurnContext:
         self._metrics = services.metrics
         self._audit = audit
         self._model_metrics = services.model_metrics
+        # By the loop's clock: until then the service's prompt cache holds this session's prompt.
+        self.cached_until = float("-inf")
         self._partials = PartialThrottle(self._send_partial, self.limits.partial_interval)
         committer.register(TURN, self._dump_turn)
 
@@ -93,13 +95,6 @@ class TurnContext:
         if summary is not None:
             messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
         return messages
-
-    async def warm(self) -> None:
-        """Fill the model service's prompt cache with what the next turn's request begins with."""
-        warm = getattr(self.provider, "warm", None)
-        if warm is not None and self.turn is None:
-            prompt, tools = self.profile.system_prompt, self.executor.definitions
-            await warm(ModelRequest(prompt, [UserMessage("Hello.")], tools, profile=self.profile.model))
 
     def messages_after(self, sent: Sequence[Message], position: int) -> list[Message]:
         """Give the history to send after ``sent``, with the log's messages from ``position`` on.
@@ -194,6 +189,11 @@ class TurnContext:
         profile = finished.profile or self.provider.name
         subject = self.committer.key.subject
         self._model_metrics.used(subject, profile, finished.usage, finished.cost)
+
+    def count_warming(self, finished: Finished) -> None:
+        """Count the tokens and the money of a request that only filled the prompt cache."""
+        profile = finished.profile or self.provider.name
+        self._model_metrics.warmed(self.committer.key.subject, profile, finished.usage, finished.cost)
 
     def speech(self, turn: TurnState, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``; None if it has no speakable text.

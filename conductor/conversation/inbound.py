@@ -19,6 +19,7 @@ from conductor.conversation.spoken_approvals import SpokenApprovals
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Transport
 from conductor.conversation.turn_queue import TurnQueue
+from conductor.conversation.warming import CacheWarming
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -77,6 +78,7 @@ class InboundHandler:
         floor: FloorControl,
         bucket: SharedRate,
         tasks: Tasks,
+        warming: CacheWarming,
     ) -> None:
         self._session_id = context.committer.key.session_id
         self._admission = admission
@@ -92,8 +94,7 @@ class InboundHandler:
         self._floor = floor
         self._bucket = bucket
         self._tasks = tasks
-        self._warm = context.warm
-        self._is_warm = False  # since the last transcript
+        self._warming = warming
         self._flushing: asyncio.TimerHandle | None = None
         self._taken: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
@@ -104,11 +105,6 @@ class InboundHandler:
         for timer in (self._flushing, self._acking):
             if timer is not None:
                 timer.cancel()
-
-    def warm(self) -> None:
-        """Let the model service read what the next request begins with, before the person has spoken."""
-        self._is_warm = True
-        self._tasks.spawn(self._warm())
 
     async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
@@ -145,14 +141,12 @@ class InboundHandler:
                 self._turns.deliver_notices()
                 return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
             case client.TranscriptFinal():
-                self._is_warm = False
                 taken = await self._take_transcript(inbound.id, event.text, transport)
                 return InboundResult.ORDINARY if taken else InboundResult.REFUSED
             case client.TranscriptPartial():
                 self._floor.hold()
                 self._spoken_approvals.person_speaks()
-                if not self._is_warm:
-                    self.warm()
+                self._warming.person_speaks()
             case client.OutputInterrupted():
                 await self._take_interruption(inbound.id, event)
             case client.AgentCompleted():

@@ -32,6 +32,7 @@ from conductor.conversation.tasks import Tasks
 from conductor.conversation.tool_round import CallResults
 from conductor.conversation.transport import Transport
 from conductor.conversation.turn_queue import TurnQueue
+from conductor.conversation.warming import CacheWarming
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
@@ -105,8 +106,16 @@ class Session:
         bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
         self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)
         self._turns = TurnQueue(services, context, tasks, self._floor, bucket, person)
+        self._warming = CacheWarming(context, tasks)
         self._inbound_handler = InboundHandler(
-            context, services.admission, self._spoken_approvals, self._turns, self._floor, bucket, tasks
+            context,
+            services.admission,
+            self._spoken_approvals,
+            self._turns,
+            self._floor,
+            bucket,
+            tasks,
+            self._warming,
         )
         self._reopening: asyncio.Task[None] | None = None
         claims = with_claim_of_now(claim.state.fields, services.limits)
@@ -328,7 +337,7 @@ class Session:
         transport.send(self._encoder.frame(started, first=True))
         self.attach(transport, resumed=resumed, same_process=known is not None)
         self._inbound_handler.diagnose(of_start(event, self._profile.model))
-        self._inbound_handler.warm()
+        self._warming.session_starts()
 
     async def learn(self, event: client.SessionStart) -> Known | None:
         """Record the results that a reconnecting client reports, before `start`. Raises `StoreError`.

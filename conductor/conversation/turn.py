@@ -31,7 +31,7 @@ from conductor.errors import ConductorError, ErrorCode, Fenced, ModelError, Stor
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, ServerEvent, SpeechFinal, set_state
 from conductor.messages import AssistantMessage, Message, Note, ToolCall
-from conductor.models.base import Finished, ModelRequest, TextDelta, ToolDefinition
+from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, ToolDefinition
 from conductor.models.retry import BROKEN_OFF
 from conductor.stores.base import AppendLog, Operation, TrimLog
 
@@ -311,6 +311,7 @@ class Turn:
         self._speaker = ReplySpeaker(context, self.state) if context.profile.segments else None
         start_ns = time.time_ns()
         self._first_event_ns = 0
+        context.cached_until = asyncio.get_running_loop().time() + CACHE_S
         try:
             finished = await self._stream(request, reply, calls)
         except BaseException as error:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conductor.errors import SettingsError
-from conductor.models.anthropic_request import PROVIDER, body_of, prefix_of
-from conductor.models.anthropic_stream import ReplyDecoder
-from conductor.models.base import ModelEvent, ModelRequest, ToolDefinition
+from conductor.models.anthropic_request import PROVIDER, body_of, prefix_of, warming_of
+from conductor.models.anthropic_stream import ReplyDecoder, WarmingDecoder
+from conductor.models.base import CACHE_S, Finished, ModelEvent, ModelRequest
 from conductor.models.families import Effort, Thinking, family_of
 from conductor.models.rendering import encode, names_of
 from conductor.models.streaming import Post, ReplyStreamer
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     from conductor.settings import Settings
 
 DEFAULT_BASE_URL = "https://api.anthropic.com"
-# Seconds that the service caches a prompt after its last use, and characters of JSON that make one token.
-CACHE_S = 300.0
-CHARS_PER_TOKEN = 4
+_PATH = "/v1/messages"
+# Of a prompt and its tools; more than there are, so that a prompt is rather taken for too short.
+_BYTES_PER_TOKEN = 5
 # As the official SDK sends it; a test compares them.
 _VERSION = "2026-10-21"
 # What `thinking.block_binding` needs; only with it, since gateways refuse a beta that they do not know.
@@ -51,9 +53,10 @@ class AnthropicProvider:
         **options: Any,
     ) -> None:
         self._model = model
-        self._cached_until: dict[tuple[str, tuple[ToolDefinition, ...]], float] = {}
         self._max_tokens = max_tokens
         self._body_of = partial(body_of, model=model, thinking=thinking, effort=effort)
+        self._warming_of = partial(warming_of, model=model, thinking=thinking, effort=effort)
+        self._cached_until: dict[bytes, float] = {}
         headers = {"authorization": f"Bearer {api_key}", "anthropic-version": _VERSION}
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
@@ -61,38 +64,31 @@ class AnthropicProvider:
         """Load the HTTP client, so that the first request need not wait."""
         await self._streamer.start()
 
-    async def warm(self, request: ModelRequest) -> None:
-        """Fill the service's prompt cache with a request's tools and system prompt, once in its lifetime.
-
-        Raises `ModelError`.
-        """
-        if not self._begins_lifetime(request):
-            return
-        names = names_of(request)
-        body = self._body_of(request, names, max_tokens=0) | {"max_tokens": 0, "stream": False}
-        least = family_of(self._model).cached_tokens
-        prefix = encode({key: body.get(key) for key in ("tools", "system")})
-        if least is not None and len(prefix) >= least * CHARS_PER_TOKEN:
-            await self._streamer.send("/v1/messages", encode(body), request.silence_s)
-
-    def _begins_lifetime(self, request: ModelRequest) -> bool:
-        """Note that the cache is used now; False if what a request begins with is in it already."""
-        now = asyncio.get_running_loop().time()
-        prefix = request.system, tuple(request.tools)
-        begins = now >= self._cached_until.get(prefix, now)
-        self._cached_until = {key: end for key, end in self._cached_until.items() if end > now}
-        self._cached_until[prefix] = now + CACHE_S
-        return begins
-
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
-        self._begins_lifetime(request)
         return self._streamer.stream(
-            "/v1/messages",
+            _PATH,
             self._post(request),
             request,
             without_reasoning=partial(self._post, request, reasoning=False),
         )
+
+    async def warm(self, request: ModelRequest) -> Finished | None:
+        """Have a prompt cached (`conductor.models.base.CacheWarmer`), once in the cache's lifetime."""
+        body = encode(self._warming_of(request, names_of(request)))
+        least = family_of(self._model).cached_tokens
+        now = asyncio.get_running_loop().time()
+        self._cached_until = {key: until for key, until in self._cached_until.items() if until > now}
+        key = hashlib.sha256(body).digest()
+        if least is None or len(body) / _BYTES_PER_TOKEN < least or key in self._cached_until:
+            return None
+        # At once, since many sessions may start together.
+        self._cached_until[key] = now + CACHE_S
+        async with aclosing(self._streamer.stream(_PATH, Post(body, WarmingDecoder), request)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return event
+        return None
 
     def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:
         names = names_of(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +37,8 @@ from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "anthropic"
 _CACHE: Json = {"type": "ephemeral"}
+# What stands for a person's next words.
+_PLACEHOLDER = "..."
 
 
 @lru_cache(maxsize=256)
@@ -90,6 +93,23 @@ def body_of(
     # At its start a turn sends the one before without its thinking: what is cached ends where that one began.
     for message in (starts if starts[-1] is users[-1] else users)[-2:]:
         message.content[-1].cache_control = _CACHE
+    return body
+
+
+def warming_of(
+    request: ModelRequest,
+    names: ToolNameMap,
+    *,
+    model: str,
+    thinking: Thinking | None = None,
+    effort: Effort | None = None,
+) -> Json:
+    """Render a request that has the service cache all of ``request``, and write nothing."""
+    asked = replace(request, messages=[*request.messages, UserMessage(_PLACEHOLDER)])
+    body = body_of(asked, names, model=model, max_tokens=0, thinking=thinking, effort=effort)
+    # Such a request cannot be a stream, and the next one has other words in the placeholder's place.
+    del body["stream"]
+    body["messages"][-1].content[-1].cache_control = None
     return body
 
 

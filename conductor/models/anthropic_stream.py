@@ -186,15 +186,40 @@ class ReplyDecoder:
         ):
             raise failure("protocol")
         self.finished = True
-        used = self._usage
-        usage = Usage(
-            input_tokens=used.input_tokens or 0,
-            output_tokens=used.output_tokens or 0,
-            cache_read_tokens=used.cache_read_input_tokens or 0,
-            cache_write_tokens=used.cache_creation_input_tokens or 0,
-        )
+        usage = _usage_of(self._usage)
         # With an unknown stop reason no calls are run.
         return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque_of(self._received, self._prefix))
+
+
+class WarmingDecoder:
+    """Reads the answer to a request that only fills the prompt cache: a whole message, without content."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.finished = False
+
+    def feed(self, chunk: bytes) -> list[ModelEvent]:
+        """Take the next bytes."""
+        self._data += chunk
+        return []
+
+    def end(self) -> list[ModelEvent]:
+        """Give what it used. Raises `ModelError`."""
+        try:
+            used = msgspec.json.decode(self._data, type=_Message).usage
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise failure("protocol") from None
+        self.finished = True
+        return [Finished("max_tokens", _usage_of(used or _Usage()))]
+
+
+def _usage_of(used: _Usage) -> Usage:
+    return Usage(
+        input_tokens=used.input_tokens or 0,
+        output_tokens=used.output_tokens or 0,
+        cache_read_tokens=used.cache_read_input_tokens or 0,
+        cache_write_tokens=used.cache_creation_input_tokens or 0,
+    )
 
 
 def _say(text: list[str], events: list[ModelEvent]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from conductor.messages import Message, ToolCall
 
@@ -97,6 +97,10 @@ class Finished:
 ModelEvent: TypeAlias = TextDelta | ToolCall | Finished
 
 
+CACHE_S = 300.0
+"""Seconds that a prompt cache holds what it was asked for last."""
+
+
 class ModelProvider(Protocol):
     """A model service.
 
@@ -120,6 +124,23 @@ class ModelProvider(Protocol):
     async def aclose(self) -> None:
         """Close connections."""
         ...
+
+
+@runtime_checkable
+class CacheWarmer(Protocol):
+    """A `ModelProvider` whose service can be made to cache a prompt before there is a request for it."""
+
+    async def warm(self, request: ModelRequest) -> Finished | None:
+        """Have the request's system prompt, tools and messages cached, and give what that used.
+
+        None if it is known to be of no use. Raises `ModelError`.
+        """
+        ...
+
+
+async def warm(provider: ModelProvider, request: ModelRequest) -> Finished | None:
+    """Have a prompt cached as `CacheWarmer` says; None at services that cannot be made to."""
+    return await provider.warm(request) if isinstance(provider, CacheWarmer) else None
 
 
 Sign: TypeAlias = Callable[[str, bytes], Awaitable[Mapping[str, str]]]

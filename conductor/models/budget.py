@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from conductor.errors import BudgetSpent
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, warm
 from conductor.rate_limit import DailyBudget
 
 
@@ -29,6 +29,15 @@ class BudgetedProvider:
                 if isinstance(event, Finished):
                     self._budget.spend(self._subject, event.usage.input_tokens + event.usage.output_tokens)
                 yield event
+
+    async def warm(self, request: ModelRequest) -> Finished | None:
+        """Have a prompt cached (`conductor.models.base.CacheWarmer`), while there are tokens left."""
+        if self._budget.is_spent(self._subject):
+            return None
+        finished = await warm(self._provider, request)
+        if finished is not None:
+            self._budget.spend(self._subject, finished.usage.input_tokens)
+        return finished
 
     async def start(self) -> None:
         """Prepare the provider."""

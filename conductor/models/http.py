@@ -273,10 +273,6 @@ class HttpPool:
         log.info("model.status", status=response.status, request_id=request_id)
         raise from_status(response.status, read_problem(text), response.headers)
 
-    async def send(self, path: str, body: bytes, seconds: float) -> None:
-        """Post the body, and pay no heed to the answer. Raises `ModelError` for an error's status."""
-        await _start_of(await self._post(path, body, seconds, {}))
-
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document; None if there is none."""
         timeout = aiohttp.ClientTimeout(total=DOCUMENT_S)

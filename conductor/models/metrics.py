@@ -41,10 +41,21 @@ class ModelMetrics:
             ("profile", "reason"),
             registry=self.registry,
         )
+        self._warmings = Counter(
+            "conductor_model_cache_warmings",
+            "Requests that only filled the service's prompt cache.",
+            ("profile",),
+            registry=self.registry,
+        )
         self._used: dict[tuple[str, str], dict[str, float]] = {}
         self._subjects: set[str] = set()
 
-    def used(self, subject: str, profile: str, usage: Usage, cost: float) -> None:
+    def warmed(self, subject: str, profile: str, usage: Usage, cost: float) -> None:
+        """Count a request that only filled the service's prompt cache."""
+        self._warmings.labels(profile).inc()
+        self.used(subject, profile, usage, cost, replies=0)
+
+    def used(self, subject: str, profile: str, usage: Usage, cost: float, replies: int = 1) -> None:
         """Count a reply."""
         if subject not in self._subjects:
             if len(self._subjects) >= MAX_SUBJECTS:
@@ -53,7 +64,7 @@ class ModelMetrics:
         row = self._used.setdefault(
             (profile, subject), {"replies": 0, **dict.fromkeys(_TOKENS, 0), "cost": 0}
         )
-        row["replies"] += 1
+        row["replies"] += replies
         row["cost"] += cost
         self._cost.labels(profile).inc(cost)
         for kind, tokens in zip(_TOKENS, asdict(usage).values(), strict=True):

@@ -11,7 +11,7 @@ import structlog
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, Usage, warm
 from conductor.models.failures import failure
 from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_malformed
 from conductor.models.metrics import ModelMetrics
@@ -97,14 +97,10 @@ class Route:
             if not self._active:
                 self._idle.set()
 
-    async def warm(self, request: ModelRequest) -> None:
-        """Fill the service's prompt cache, where it has one; a failure is only logged."""
-        warm = getattr(self.provider, "warm", None)
-        if warm is not None and self._using is self.provider and self.is_up:
-            try:
-                await warm(request)
-            except ModelError as error:
-                log.debug("prompt cache not warmed", profile=self.profile.name, reason=error.reason)
+    async def warm(self, request: ModelRequest) -> Finished | None:
+        """Have a prompt cached (`conductor.models.base.CacheWarmer`), if the model gets it as it is."""
+        finished = await warm(self.provider, request) if self._using is self.provider else None
+        return None if finished is None else self._signed(finished)
 
     async def close_when_idle(self) -> None:
         """Close the provider when no reply is under way."""
@@ -240,11 +236,6 @@ class ModelRouter:
         routes = [first, *(self._routes[name] for name in first.profile.fallback)]
         return sorted(routes, key=lambda route: (not route.is_up, route.profile.name == avoid))
 
-    async def warm(self, request: ModelRequest) -> None:
-        """Fill the prompt cache of the service that would reply."""
-        use = "tools" if request.tools else "voice"
-        await self._candidates(request.profile, use)[0].warm(request)
-
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
@@ -270,6 +261,10 @@ class ModelRouter:
                 if error.reason == "refused" or is_last:
                     raise
                 log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
+
+    async def warm(self, request: ModelRequest) -> Finished | None:
+        """Have a prompt cached by the service that would reply now (`conductor.models.base.CacheWarmer`)."""
+        return await self._candidates(request.profile, "tools")[0].warm(request)
 
     async def start(self) -> None:
         """Prepare all providers, and begin to check those that stand in for each other."""

@@ -144,10 +144,6 @@ class ReplyStreamer:
         except EmptyReply:  # each time
             raise failure("context_too_long") from None
 
-    async def send(self, path: str, body: bytes, seconds: float) -> None:
-        """Post the body, and pay no heed to the answer. Raises `ModelError`."""
-        await (self._pool or await self._started()).send(path, body, seconds)
-
     async def read_json(self, path: str) -> Any:
         """Get a small JSON document from the service; None if there is none."""
         return await (self._pool or await self._started()).read_json(path)

@@ -92,5 +92,9 @@ async def test_the_cache_is_filled_before_the_first_words_and_once_in_its_lifeti
                 await phone.send("user.audio.transcript.partial", {"text": "Hel"})
                 await phone.ask("Hello?")
             assert len(claude.warmings) == warmings and claude.received == 2
+        count = listener.services.model_metrics.registry.get_sample_value
+        assert count("conductor_model_cache_warmings_total", {"profile": "claude"}) == (warmings or None)
+        written = count("conductor_model_tokens_total", {"profile": "claude", "kind": "cache_write"})
+        assert written == sum(usage["cache_creation_input_tokens"] for usage in claude.usages)
     usage = claude.usages[warmings]
     assert (usage["cache_read_input_tokens"] > 1000) is bool(warmings)

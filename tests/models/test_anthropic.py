@@ -20,7 +20,7 @@ from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
 from conductor.models import http
 from conductor.models.anthropic import AnthropicProvider
-from conductor.models.anthropic_stream import ReplyDecoder
+from conductor.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
@@ -640,3 +640,15 @@ async def test_a_request_has_the_headers_of_the_official_sdk(
     for name in ("authorization", "anthropic-version", "content-type"):
         assert ours[name] == theirs[name]
     assert "x-api-key" not in {*ours, *theirs}
+
+
+def test_the_answer_to_a_warming_is_its_usage() -> None:
+    for data, usage in (
+        (b'{"content":[],"usage":{"cache_creation_input_tokens":7,"input_tokens":2}}', Usage(2, 0, 0, 7)),
+        (b"{}", Usage()),
+    ):
+        decoder = WarmingDecoder()
+        assert decoder.feed(data[:9]) == decoder.feed(data[9:]) == []
+        assert decoder.end() == [Finished("max_tokens", usage)] and decoder.finished
+    with pytest.raises(ModelError, match="did not understand"):
+        WarmingDecoder().end()

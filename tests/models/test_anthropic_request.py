@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.anthropic_request import body_of, prefix_of
+from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
@@ -321,3 +321,14 @@ def test_no_valid_history_makes_a_request_that_is_refused() -> None:
         choice = random.choice(["auto", "none"])
         system = random.choice(["", " ", "Be brief.", "\udfff"])
         rendered(ask(*random_history(random), system=system, tools=tools, tool_choice=choice))
+
+
+@pytest.mark.parametrize("history", [(), (UserMessage("word " * 1000), AssistantMessage("Yes."))])
+def test_a_warming_stores_all_that_the_next_turn_sends_before_its_words(history: tuple[Message, ...]) -> None:
+    cache, system = PromptCache(), "word " * 1100
+    request = ModelRequest(system, history, [SPAWN])
+    warming = encode(warming_of(request, names_of(request), model="test-model"))
+    stored = cache.count(check_body(msgspec.json.decode(warming), {}), 0.0)
+    assert stored["cache_creation_input_tokens"] > 1000 and stored["input_tokens"] < 60
+    asked = rendered(ask(*history, UserMessage("Hello."), system=system))
+    assert cache.count(asked, 0.0)["cache_read_input_tokens"] == stored["cache_creation_input_tokens"]

@@ -38,7 +38,7 @@ ISSUED_KEPT = 1000
 class AnthropicService(ModelService):
     """The stand-in. ``max_input_tokens`` is the context window; a token is four bytes of the body.
 
-    ``usages`` holds what each of ``requests`` used. ``warmings`` are the requests that only fill the prompt
+    ``usages`` holds what each request used. ``warmings`` are the requests that only fill the prompt
     cache, which answers no script and ``requests`` leaves out. ``advance_s`` is added to the cache's clock.
     """
 
