@@ -91,8 +91,12 @@ async def stdio_streams(
         finally:
             read.close()
             write.close()
+            ending = asyncio.create_task(_end(process))
             with anyio.CancelScope(shield=True):
-                await _end(process)
+                # A second cancellation must not leave the program behind; the first goes on from here.
+                while not ending.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([ending])
             tasks.cancel_scope.cancel()
 
 
