@@ -67,6 +67,7 @@ TOOLS = [
     tool("right", output_schema=OUTPUT),
     tool("wrong", output_schema=OUTPUT),
     tool("picture"),
+    tool("dense_write", WRITE),
     tool("noise"),
     tool("noise_write", WRITE),
     tool("grow"),
@@ -166,6 +167,7 @@ class StandIn:
                 content=text("n is one").content, structured_content={"n": "one"}
             ),
             "picture": picture,
+            "dense_write": lambda: CallToolResult(content=[], structured_content={"n": [0] * 60_000}),
             "greedy": lambda: CallToolResult(content=[], structured_content={"t": "a" * 40 + "!"}),
         }
         return results.get(name, lambda: text("done"))()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conductor.tools.base import PersonQuestion
+from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES, is_dense
 
 if TYPE_CHECKING:
     from httpx2 import Auth, Request, Response
@@ -16,8 +18,7 @@ if TYPE_CHECKING:
 
 Ask: TypeAlias = Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
 
-# Bytes of a message of a server.
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+_EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 _REDIRECTS = frozenset({301, 302, 307, 308})
 
 
@@ -50,6 +51,11 @@ async def http_streams(
         _note_status(response)
         response.stream = Bounded(response)
 
+    def sparse(body: bytearray) -> bytes:
+        if is_dense(bytes(body)):
+            raise httpx2.StreamError("The answer has more than 50,000 values.")
+        return bytes(body)
+
     class Bounded(httpx2.AsyncByteStream):
         """A body that is an error if it is compressed or too long; the package bounds events."""
 
@@ -62,12 +68,18 @@ async def http_streams(
             assert isinstance(self._stream, httpx2.AsyncByteStream)
             if not self._is_plain:
                 raise httpx2.StreamError("The answer is compressed, though that was not asked for.")
-            size = 0
+            body = bytearray()
             async for chunk in self._stream:
-                size += len(chunk)
-                if size > MAX_MESSAGE_BYTES and not self._is_endless:
+                body += chunk
+                if len(body) > MAX_MESSAGE_BYTES + len(chunk):
                     raise httpx2.StreamError("The answer is longer than 4 MiB.")
-                yield chunk
+                # The chunk in which an event ends; to look for that in all of it would take quadratic time.
+                if self._is_endless and _EVENT_END.search(body, max(0, len(body) - len(chunk) - 3)):
+                    yield sparse(body)
+                    body = bytearray()
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise httpx2.StreamError("The answer is longer than 4 MiB.")
+            yield sparse(body)
 
         async def aclose(self) -> None:
             assert isinstance(self._stream, httpx2.AsyncByteStream)

@@ -20,8 +20,9 @@ from websockets.typing import Subprotocol
 from conductor.errors import SettingsError
 from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
+from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.http import CURRENT_CALL, MAX_MESSAGE_BYTES, Ask, http_streams
+from conductor.tools.mcp.http import CURRENT_CALL, Ask, http_streams
 from conductor.tools.mcp.specs import clean, make_question, make_specs
 from conductor.tools.mcp.stdio import stdio_streams
 from conductor.tools.redaction import Redactor

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES, is_dense
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.mcp.http import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -61,6 +61,11 @@ async def stdio_streams(
         async with to_here:
             try:
                 while line := await stdout.readline():
+                    if is_dense(line):
+                        log.warning(
+                            "mcp server ended: a line has more than 50,000 values", server=config.name
+                        )
+                        break
                     message = parse(line)
                     if message is not None:
                         await to_here.send(SessionMessage(message))

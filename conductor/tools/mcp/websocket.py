@@ -13,6 +13,8 @@ from mcp.types import jsonrpc_message_adapter
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
+from conductor.tools.mcp.bounds import is_dense
+
 
 async def _always(size: int) -> bool:
     return True
@@ -26,8 +28,8 @@ async def socket_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Make the two streams that a client or a server of the package runs on.
 
-    ``admit`` gets the bytes of a message before it is parsed; False ends the stream. A peer that reads
-    nothing for ``send_timeout`` seconds is cut.
+    ``admit`` gets the bytes of a message before it is parsed; False ends the stream, as do too many values.
+    A peer that reads nothing for ``send_timeout`` seconds is cut.
     """
     to_here, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, from_here = anyio.create_memory_object_stream[SessionMessage](0)
@@ -37,7 +39,7 @@ async def socket_streams(
             with suppress(ConnectionClosed):
                 while True:
                     text = await websocket.recv(decode=False)
-                    if not await admit(len(text)):
+                    if not await admit(len(text)) or is_dense(text):
                         return
                     try:
                         message = jsonrpc_message_adapter.validate_json(text, by_name=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.mcp.bounds import is_dense
 from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.mcp.server import McpConnection
 from conductor.tools.mcp.toolset import McpToolset
@@ -155,6 +157,20 @@ async def test_noise_of_a_program_is_a_warning_and_an_endless_line_ends_its_call
     events = [entry["event"] for entry in logs]
     assert events.count("mcp server wrote a line that is no message") == 1
     assert events.count("mcp server ended: a line is longer than 4 MiB") == 1
+
+
+async def test_a_result_of_too_many_values_is_not_parsed() -> None:
+    async with served() as url, use(program(), at("h", url)) as used:
+        await used.until(lambda names: "h.dense_write" in names)
+        for tool in ("s.dense_write", "h.dense_write"):
+            outcome = await used.call(tool)
+            assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "connection_lost")
+
+
+def test_values_are_counted_outside_of_strings_only() -> None:
+    text = json.dumps({"text": 'a, \\ "b" [{' * 20_000})
+    assert not is_dense(text.encode())
+    assert is_dense(f"[{text}, {json.dumps([0] * 50_000)}]".encode())
 
 
 async def test_the_older_revision_may_be_chosen() -> None:
