@@ -17,16 +17,26 @@ from tests.stand_ins.http_connection import Connection, HttpRequest
 JSON = {"content-type": "application/json"}
 DONE = b'{"jsonrpc": "2.0", "id": %s, "result": {"content": [{"type": "text", "text": "done"}]}}'
 """The reply to a call; an answer's body has the call's id in place of ``%s``."""
+QUESTION = {
+    "jsonrpc": "2.0",
+    "id": "question",
+    "method": "elicitation/create",
+    "params": {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {}}},
+}
 
 
 @dataclass
 class OddAnswer:
-    """An answer to ``tools/call``; without a status there is none. ``cut``: its body is not whole."""
+    """An answer to ``tools/call``; without a status there is none. ``cut``: its body is not whole.
+
+    ``asks``: it asks the person, then forgets the session and cuts the connection when the reply comes.
+    """
 
     status: int | None = 200
     body: bytes = DONE
     headers: Mapping[str, str] = field(default_factory=lambda: JSON)
     cut: bool = False
+    asks: bool = False
 
 
 class OddMcpServer:
@@ -39,6 +49,7 @@ class OddMcpServer:
         self.calls = 0
         self.runs = 0
         self._connections: set[Connection] = set()
+        self._asking: Connection | None = None
 
     def forget(self) -> None:
         """Answer with 404 from now on what belongs to the session."""
@@ -66,6 +77,9 @@ class OddMcpServer:
         if request.method != "POST":
             return connection.respond(405, b"", {})
         message = json.loads(request.body)
+        if "method" not in message and self._asking is not None:
+            connection.respond(404, b"", {})
+            return self._asking.close()
         if message["method"] == "initialize":
             self.sessions += 1
         elif request.headers.get("mcp-session-id") != str(self.sessions):
@@ -101,6 +115,10 @@ class OddMcpServer:
         body = answer.body.replace(b"%s", json.dumps(request_id).encode())
         if answer.status is None:
             await asyncio.Event().wait()
+        elif answer.asks:
+            self._asking = connection
+            connection.start(200, {"content-type": "text/event-stream"})
+            connection.write(b"data: %b\n\n" % json.dumps(QUESTION).encode())
         elif answer.cut:
             connection.start(answer.status, answer.headers)
             connection.write(body[: len(body) // 2])

@@ -27,12 +27,14 @@ class McpCall:
     """A call under way; ``ask`` asks the person.
 
     ``refusal`` says why nothing was run; it is empty where something may have been. ``session_lost``: the
-    server has forgotten the session.
+    server has forgotten the session. ``is_accepted``: the server took the call, so what becomes of a later
+    message of it, such as the person's answer, says nothing about whether it ran.
     """
 
     ask: Ask | None = None
     refusal: str = ""
     session_lost: bool = False
+    is_accepted: bool = False
 
 
 CURRENT_CALL: ContextVar[McpCall | None] = ContextVar("call", default=None)
@@ -101,7 +103,8 @@ async def http_streams(
 def _call(request: Request) -> McpCall | None:
     # A login's requests are no messages to the server.
     is_message = request.method == "POST" and "text/event-stream" in request.headers.get("Accept", "")
-    return CURRENT_CALL.get() if is_message else None
+    call = CURRENT_CALL.get() if is_message else None
+    return None if call is None or call.is_accepted else call
 
 
 async def _note_request(request: Request) -> None:
@@ -122,6 +125,7 @@ def _note_status(response: Response) -> None:
     if call is None:
         return
     status = response.status_code
+    call.is_accepted = 200 <= status < 300
     if 400 <= status < 500 or status == 503 or status in _REDIRECTS:
         call.refusal = f"HTTP {status}"
     call.session_lost = status == 404 and "mcp-session-id" in response.request.headers

@@ -41,6 +41,7 @@ async def run(used: Used, tool: str) -> ToolOutcome:
             (OddAnswer(status), "unknown", "connection_lost", "may have happened")
             for status in (202, 500, 502, 504)
         ),
+        (OddAnswer(asks=True), "unknown", "connection_lost", "may have happened"),
         (OddAnswer(cut=True), "unknown", "connection_lost", "may have happened"),
         (OddAnswer(body=b"<%!"), "unknown", "connection_lost", "may have happened"),
         (
