@@ -234,9 +234,10 @@ class HttpDoor:
     async def _serve(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         caller: Caller = scope["caller"]
         headers = dict(scope["headers"])
-        # A body of unknown length counts as the longest.
-        chunked = self._limits.hard_event_bytes if b"transfer-encoding" in headers else 0
-        if not await self._rate(caller).admit(int(headers.get(b"content-length", chunked))):
+        # A body of unknown length counts as the longest, whatever length its request names.
+        is_chunked = b"transfer-encoding" in headers
+        size = self._limits.hard_event_bytes if is_chunked else int(headers.get(b"content-length", 0))
+        if not await self._rate(caller).admit(size):
             await _refuse(_TOO_FAST, send)
             return
         # The package lets only who opened an MCP session use it: it compares this.

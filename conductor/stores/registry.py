@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from importlib import import_module
 from typing import cast
@@ -17,6 +18,7 @@ from conductor.stores.redis_url import RedisAddress
 
 # Seconds that a start waits for the lock of the store's file.
 OPEN_S = 30.0
+_PAUSE_S = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -60,6 +62,7 @@ async def open_store(store: SessionStore, seconds: float = OPEN_S) -> None:
             if not waits:
                 log.warning("session store locked by another process; waiting", seconds=seconds)
             waits = True
+        await asyncio.sleep(_PAUSE_S)
 
 
 def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from conductor.errors import SettingsError
@@ -23,7 +22,7 @@ from conductor.tools.addresses import Network
 from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, ToolSpec, failed, succeeded
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, check_schema
-from conductor.tools.validation import refusal
+from conductor.tools.validation import decode_json, refusal
 
 HTTP_TOOLS_NAME = "tools.toml"
 MAX_FILE_BYTES = 1024 * 1024
@@ -318,8 +317,8 @@ def _outcome(response: Any, path: str) -> ToolOutcome:
     data: Any = response.text
     if "json" in response.content_type and not response.cut:
         try:
-            data = msgspec.json.decode(data)
-        except (msgspec.MsgspecError, RecursionError):
+            data = decode_json(data)
+        except (ValueError, RecursionError):
             return failed("parse_error", "The service's answer is not valid JSON.")
     if response.status >= 400:
         said = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)

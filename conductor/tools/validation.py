@@ -233,7 +233,7 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.0{1,3})?\Z")  # 15 digits: 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?(?:[eE][-+]?[0-9]{1,2})?\Z")
 # The format of a GitHub repository's URL; people and models say "owner/repo".
 GITHUB = "github-repository"
-_REPOSITORY = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+\Z")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}/?\Z)[A-Za-z0-9_.-]+/?\Z")
 # Above this a float no longer holds every integer.
 _EXACT_INTEGERS = 2**53
 _QUOTED_CHARS = 40
@@ -386,7 +386,7 @@ def _types(views: list[View]) -> set[str]:
 
 def _json(text: str) -> Any:
     try:
-        return _decode(text)
+        return decode_json(text)
     except (ValueError, RecursionError):
         return _NOTHING
 
@@ -399,7 +399,7 @@ def _finite(digits: str) -> float:
 
 
 # msgspec's own way with floats takes 100 times as long for such as 1e300; Python's does not.
-_decode = msgspec.json.Decoder(float_hook=_finite).decode
+decode_json = msgspec.json.Decoder(float_hook=_finite).decode
 
 
 # Bytes and depth of a call's arguments.
@@ -435,7 +435,7 @@ def validate(
     if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
     try:
-        arguments = _decode(arguments_json) if arguments_json.strip() else {}
+        arguments = decode_json(arguments_json) if arguments_json.strip() else {}
     except RecursionError:
         return _invalid(spec, _TOO_DEEP)
     except ValueError as error:  # also half a surrogate pair, which is no Unicode

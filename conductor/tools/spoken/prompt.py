@@ -14,7 +14,7 @@ from conductor.tools.base import Caution, ToolSpec
 from conductor.tools.spoken.calls import asker, name_call, own_names, repeated_words
 from conductor.tools.spoken.grammar import Question
 from conductor.tools.spoken.objects import addressed, object_pattern
-from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, leaves, listed, name_words, said
+from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, leaves, listed, said
 from conductor.tools.spoken.vocabulary import Vocabulary, vocabulary
 
 # Characters of the values that are said; the rest is counted.
@@ -47,7 +47,7 @@ def make_question(
     heard = {*known.words(_with(call.text, details, known)), *(noun for name in names for noun in name.nouns)}
     high = spec.risk == "high"
     repeat = repeated_words(call, told, known) if high else ""
-    exact = not left and all(leaf.told and name_words(leaf.argument, known) for leaf in told)
+    exact = not left and all(leaf.told for leaf in told)
     return Question(
         risk="high" if high else "medium",
         action=_with(call.text, [*details, *([_count(left, "unsaid", known)] if left else [])], known),

@@ -21,6 +21,8 @@ _MAX_WALKED = MAX_LEAVES + MAX_COUNTED + 1
 
 _CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAME_WORD = re.compile(r"[^\W_]+")
+# A name of which saying its words leaves nothing out.
+_PLAIN_NAME = re.compile(r"[^\W_]+(?:[_.-][^\W_]+)*")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
 _OPAQUE = re.compile(r"(?=.*\d)[0-9a-f-]{16,}|(?=(?:.*\d){3})[0-9a-z]{20,}=*", re.IGNORECASE | re.ASCII)
 # What a voice would read as the end of a sentence, or as a mark: never part of a value that is read out.
@@ -35,8 +37,8 @@ class Leaf:
     """One value of the arguments in spoken words.
 
     ``label`` names its place; ``index`` and ``size`` are those of its list. ``words`` is the value itself if
-    it is short enough to repeat. ``told`` is False if nothing of it is said, or if cleaning
-    removed more than blanks. ``nested``: it is in an object.
+    it is short enough to repeat. ``told`` is False if nothing or only a part of it is said, or if cleaning it
+    or a name of its place removed more than blanks. ``nested``: it is in an object.
     """
 
     argument: str
@@ -64,7 +66,9 @@ def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocab
             for key in reversed(keys[:_MAX_WALKED]):
                 label = (*leaf.label, *name_words(key, known))[-MAX_LABEL_WORDS:]
                 argument = key if leaf is root else leaf.argument
-                item = Leaf(argument, label, value[key], nested=leaf is not root)
+                is_named = bool(name_words(key, known)) and (key in order or _PLAIN_NAME.fullmatch(key))
+                told = leaf.told and bool(is_named)
+                item = Leaf(argument, label, value[key], nested=leaf is not root, told=told)
                 stack.append((item, order.get(key)))
         elif isinstance(value, list | tuple) and value:
             for index in reversed(range(min(len(value), _MAX_WALKED))):
@@ -120,8 +124,8 @@ def said(leaf: Leaf, known: Vocabulary) -> Leaf:
     if len(value) <= 4 * MAX_VALUE_CHARS and (_UUID.fullmatch(word) or _OPAQUE.fullmatch(word)):
         return replace(leaf, text=ways["id"].format(re.sub("[^0-9A-Za-z]", "", word)[-4:]))
     begin, end = clean(value), ""
-    leaf = replace(leaf, told=_is_exact(value[: 4 * MAX_VALUE_CHARS]) and _is_exact(value[-MAX_VALUE_CHARS:]))
     long = len(value) > 4 * MAX_VALUE_CHARS or len(begin) > MAX_VALUE_CHARS
+    leaf = replace(leaf, told=leaf.told and not long and _is_exact(value))
     if long and "/" in word and " " not in word:
         end = re.split(r"[/\\]", clean(value[-MAX_VALUE_CHARS // 2 :]))[-1]
     if long:
@@ -129,7 +133,7 @@ def said(leaf: Leaf, known: Vocabulary) -> Leaf:
     heard = known.words(f"{begin} {end}")
     # A value that sounds like an answer or an instruction: only its length is said.
     if not heard or any(phrase_at(heard, at, known.mimics) for at in range(len(heard))):
-        return replace(leaf, text=ways["text"].format(len(value)), told=not word)
+        return replace(leaf, text=ways["text"].format(len(value)), told=leaf.told and not value.strip())
     if known.sets["framing"] & {*heard}:  # it could pass for the prompt
         text = ways["quoted"].format(begin)
     else:
