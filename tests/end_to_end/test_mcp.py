@@ -78,8 +78,6 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
             result = provider.requests[-1].messages[-1]
             assert isinstance(result, ToolResult) and "KEY=[REDACTED" in result.content
             assert SECRET not in result.content
-        # In another session: there nothing of the server stands in the history, so that its tools do not ask.
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-2") as phone:
             call = "s.grow"
             await phone.ask("grow")
             call = ""
