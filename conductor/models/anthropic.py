@@ -84,10 +84,14 @@ class AnthropicProvider:
             return None
         # At once, since many sessions may start together.
         self._cached_until[key] = now + CACHE_S
-        async with aclosing(self._streamer.stream(_PATH, Post(body, WarmingDecoder), request)) as events:
-            async for event in events:
-                if isinstance(event, Finished):
-                    return event
+        try:
+            async with aclosing(self._streamer.stream(_PATH, Post(body, WarmingDecoder), request)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        return event
+        except BaseException:
+            self._cached_until.pop(key, None)
+            raise
         return None
 
     def _post(self, request: ModelRequest, *, reasoning: bool = True) -> Post:

@@ -9,7 +9,7 @@ import msgspec
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
+from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
 from conductor.models.failures import failure, from_event, problem_of
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.sse import SSEError, SSEParser
@@ -36,10 +36,11 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Usage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    # Whatever stands for a number: one that is none does not spoil the reply.
+    input_tokens: Any = None
+    output_tokens: Any = None
+    cache_read_input_tokens: Any = None
+    cache_creation_input_tokens: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -147,7 +148,7 @@ class ReplyDecoder:
             self._part(event.index).append(delta.thinking)
         elif delta.type == "signature_delta" and event.index in self._blocks:
             block = self._blocks[event.index][0]
-            block["signature"] = block.get("signature", "") + delta.signature
+            block["signature"] = str(block.get("signature") or "") + delta.signature
 
     def _end_block(self, index: int) -> ModelEvent | None:
         block, parts = self._blocks.pop(index, ({}, []))
@@ -162,7 +163,7 @@ class ReplyDecoder:
                 return ToolCall(call_id, self._names.to_tool(str(block.get("name", ""))), raw)
             # Sent back unchanged with the results of its calls: the service checks the signature.
             case "thinking":
-                thinking = block.get("thinking", "") + "".join(parts)
+                thinking = str(block.get("thinking") or "") + "".join(parts)
                 self._received.append(Reasoning({**block, "thinking": thinking}))
             case "redacted_thinking":
                 self._received.append(Reasoning(block))
@@ -215,10 +216,10 @@ class WarmingDecoder:
 
 def _usage_of(used: _Usage) -> Usage:
     return Usage(
-        input_tokens=used.input_tokens or 0,
-        output_tokens=used.output_tokens or 0,
-        cache_read_tokens=used.cache_read_input_tokens or 0,
-        cache_write_tokens=used.cache_creation_input_tokens or 0,
+        input_tokens=token_count(used.input_tokens),
+        output_tokens=token_count(used.output_tokens),
+        cache_read_tokens=token_count(used.cache_read_input_tokens),
+        cache_write_tokens=token_count(used.cache_creation_input_tokens),
     )
 
 

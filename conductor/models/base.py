@@ -70,6 +70,11 @@ class Usage:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
+def token_count(value: Any) -> int:
+    """Read a service's token count; 0 for what is none."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**53 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """More text of the reply."""

@@ -280,7 +280,10 @@ class HttpPool:
             async with self._session.get(
                 URL(self._base_url + path), proxy=self._proxy, timeout=timeout, allow_redirects=False
             ) as response:
-                return msgspec.json.decode(await response.content.read(MAX_ERROR_BYTES))
+                text = b""
+                while len(text) < MAX_REPLY_CHARS and (piece := await response.content.readany()):
+                    text += piece
+                return msgspec.json.decode(text)
         except (*_BROKEN, msgspec.MsgspecError, UnicodeDecodeError):
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
-from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage
+from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
 from conductor.models.failures import failure, from_event, problem_of
 from conductor.models.openai_request import REASONING, ChatOpaque
 from conductor.models.rendering import is_json
@@ -124,7 +123,8 @@ class _Reasoning:
             return
         for key, value in detail.items():
             if key in ("text", "summary", "data") and isinstance(value, str):
-                last[key] = (last.get(key) or "") + value
+                text = last.get(key)
+                last[key] = (text if isinstance(text, str) else "") + value
             elif value is not None:
                 last[key] = value
 
@@ -332,13 +332,9 @@ def usage(figures: Any, read: str = "prompt_tokens", written: str = "completion_
         return Usage()
     details = figures.get(f"{read}_details")
     details = details if isinstance(details, dict) else {}
-    cached, stored = _count(details.get("cached_tokens")), _count(details.get("cache_write_tokens"))
-    fresh = max(0, _count(figures.get(read)) - cached - stored)
-    return Usage(fresh, _count(figures.get(written)), cached, stored)
-
-
-def _count(value: Any) -> int:
-    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
+    cached, stored = token_count(details.get("cached_tokens")), token_count(details.get("cache_write_tokens"))
+    fresh = max(0, token_count(figures.get(read)) - cached - stored)
+    return Usage(fresh, token_count(figures.get(written)), cached, stored)
 
 
 def _text_of(content: Any) -> str:

@@ -652,3 +652,20 @@ def test_the_answer_to_a_warming_is_its_usage() -> None:
         assert decoder.end() == [Finished("max_tokens", usage)] and decoder.finished
     with pytest.raises(ModelError, match="did not understand"):
         WarmingDecoder().end()
+
+
+def test_fields_of_another_type_spoil_no_reply() -> None:
+    decoder = ReplyDecoder(ToolNameMap([]), str)
+    usage = {"input_tokens": 1.5, "output_tokens": "x", "cache_read_input_tokens": -1}
+    thought = {"type": "thinking", "thinking": None, "signature": 5}
+    signature = {"type": "signature_delta", "signature": "s"}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {"usage": usage}},
+        {"type": "content_block_start", "index": 0, "content_block": thought},
+        {"type": "content_block_delta", "index": 0, "delta": signature},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+        {"type": "message_stop"},
+    ]
+    (end,) = decoder.feed(b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events))
+    assert isinstance(end, Finished) and end.usage == Usage(1)

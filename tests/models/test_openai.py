@@ -449,6 +449,7 @@ async def test_an_empty_reply_with_status_200_is_a_prompt_that_is_too_long() -> 
         (b'{"data":[{"id":"x","context_length":1},{"id":"m","context_length":2048}]}', 2048),
         (b'{"data":[{"id":"other.gguf","meta":{"n_ctx_train":32768,"n_ctx":8192}}]}', 8192),
         (b'{"data":[{"id":"x","context_length":1},{"id":"y"}]}', None),
+        (b'{"data":[' + b'{"id":"x"},' * 10_000 + b'{"id":"m","n_ctx":512}]}', 512),
         (b'{"data":[{"id":"m"}]}', None),
         (b'{"data":7}', None),
         (b"<html>", None),
