@@ -22,7 +22,7 @@ async def test_the_timeline_is_filtered_paused_and_exported(user: PageUser) -> N
     await user.ask("say hello", "hello")
     await user.page.fill("#filter", "transcript")
     rows = user.page.locator("#events .type")
-    assert await rows.all_inner_texts() == ["user.audio.transcript.final"]
+    assert await rows.all_text_contents() == ["user.audio.transcript.final"]
     events = await user.events()
     assert [(one["direction"], one["event"]["payload"]["text"]) for one in events] == [("out", "say hello")]
     await user.page.fill("#filter", "")
