@@ -1,7 +1,8 @@
 """What families of models allow: how little they think, and how short a prompt is cached; data only.
 
 Read on 24 November 2026 in stored copies of the services' pages (platform.claude.com: models, "Thinking",
-"Prompt caching"; developers.openai.com: models). A model that stands here nowhere is sent nothing but what is set.
+"Prompt caching"; developers.openai.com: models). A model that stands here nowhere is sent nothing but what is
+set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Prices of a million tokens by model, in US dollars, at the services' own addresses; data only.
 
 Read on 24 November 2026 in stored copies of the pages of the models at platform.claude.com and
-developers.openai.com. Claude Haiku's are those of prompts of up to 100,000 tokens, OpenAI's those of up to 272,000: longer ones cost more,
-and a history takes at most 60,000. Cache writes are those of the shortest lifetime.
+developers.openai.com. Claude Haiku's are those of prompts of up to 100,000 tokens, OpenAI's those of up to
+272,000: longer ones cost more, and a history takes at most 60,000. Cache writes are those of the shortest
+lifetime.
 """
 
 from __future__ import annotations
