@@ -1,7 +1,7 @@
 """A strict stand-in for OpenAI's API: ``chat/completions``, ``completions`` and ``responses``, streaming.
 
 It answers what a script says (`anthropic_script`) and refuses what the service refuses (`openai_rules`). The
-events are those of the documented streaming formats; what was recorded is in ``tests/models/recorded``.
+events are those of the documented streaming formats; what was recorded is in ``tests/providers/recorded``.
 Alone, for benchmarks: ``python -m tests.stand_ins.openai_service --tokens 40``.
 """
 

@@ -17,7 +17,7 @@ from conductor.models.openai_responses import responses_body
 from conductor.models.profiles import load_profiles
 from conductor.models.rendering import encode, names_of
 from conductor.settings import load_settings
-from tests.models.test_anthropic import ask
+from tests.providers.test_anthropic import ask
 from tests.stand_ins import anthropic_rules, bedrock_service, openai_rules
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
 from conductor.models.demo import output_for
-from tests.models.test_demo import TOOLS, TerminalChat, clock, result_is
+from tests.providers.test_demo import TOOLS, TerminalChat, clock, result_is
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from conductor.models.base import ModelProvider, StopReason
 from conductor.models.bedrock import BedrockProvider
 from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
-from tests.models.provider_contract import CASES, Answer, Harness
+from tests.providers.provider_contract import CASES, Answer, Harness
 from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
 from tests.stand_ins.anthropic_service import AnthropicService
 from tests.stand_ins.bedrock_service import BedrockService
