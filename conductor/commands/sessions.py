@@ -1,4 +1,4 @@
-"""``conductor sessions``: list, show, export, delete and migrate stored sessions."""
+"""``conductor sessions``: list, show, export and delete stored sessions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
 from conductor.stores.admin import SessionAdmin, SessionInfo
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionStore
-from conductor.stores.migration import migrate_redis
-from conductor.stores.redis import RedisStore
 from conductor.stores.registry import describe_store, make_session_admin, make_store
 
 _NUMBERS = ("messages", "open calls", "unacked", "size")
@@ -38,7 +36,7 @@ class NoSuchSession(SettingsError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|export|delete|migrate")
+    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|export|delete")
     listing = commands.add_parser(
         "list", help="show which sessions there are", description="Lists sessions by subject and id."
     )
@@ -80,12 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     deleting.add_argument(
         "--yes", action="store_true", help="do not ask; needed where the input is no terminal"
     )
-    commands.add_parser(
-        "migrate",
-        help="move sessions in Redis from the former layout to the present one",
-        description="Moves sessions in Redis from the former layout to the present one. Stop all servers "
-        "first. A SQLite file needs no command: the server migrates it when it starts.",
-    )
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
@@ -104,8 +96,6 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
                 asyncio.run(_show(options, settings, out))
             case "export":
                 asyncio.run(_export(options, settings, out))
-            case "migrate":
-                asyncio.run(_migrate(settings, out))
             case _:
                 return _delete(options, settings, out, stdin or sys.stdin)
     except StoreUnavailable as error:
@@ -160,18 +150,6 @@ async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) 
         with private_file(options.output, replace=options.force) as file:
             count = await write(file)
         out.write(f"{_sessions(count)} written to {options.output}.\n")
-
-
-async def _migrate(settings: Settings, out: TextIO) -> None:
-    async with aclosing(make_store(settings)) as store:
-        if not isinstance(store, RedisStore):
-            out.write("Nothing to do: only sessions in Redis are migrated by this command.\n")
-            return
-        await store.open()
-        moved, left = await migrate_redis(store)
-    out.write(f"{_sessions(moved)} migrated.\n")
-    if left:
-        out.write(f"{_sessions(left)} left as before: unreadable, or begun again since.\n")
 
 
 def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answers: TextIO) -> int:

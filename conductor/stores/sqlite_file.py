@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from conductor.errors import SettingsError
-from conductor.stores.migration import migrate_sqlite
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x436F6E64  # "Cond"
-_FULL = 1
 _OLDEST_SQLITE = (3, 35)
 
 _SCHEMA = """
@@ -108,10 +106,9 @@ def existing_folder(path: Path) -> Path:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    version = _check(connection, path)
-    # Deleted sessions give their space back. Before anything is written, and once: it waits for the lock.
-    if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _FULL:
-        connection.execute("PRAGMA auto_vacuum=FULL")
+    is_new = _check(connection, path)
+    if is_new:
+        connection.execute("PRAGMA auto_vacuum=FULL")  # must be set before the first table
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise SettingsError(f"The session store's file {path} must be on a local disk that can share memory.")
@@ -124,34 +121,29 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     )  # in KiB; a smaller cache spills a large group before its commit
     # Otherwise the write-ahead log stays as large as its largest burst.
     connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
-    if version < SCHEMA_VERSION:
+    if is_new:
         connection.execute("BEGIN IMMEDIATE")
-        version = _check(connection, path)  # another process may have been first
-        if version < SCHEMA_VERSION:
-            if version:
-                connection.execute("ALTER TABLE session RENAME TO former")
+        if _check(connection, path):  # another process may have been first
             for statement in _SCHEMA.split(";")[:-1]:
                 connection.execute(statement)
-            if version:
-                migrate_sqlite(connection)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("COMMIT")
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> int:
-    # A file that is not ours is not changed.
+def _check(connection: sqlite3.Connection, path: Path) -> bool:
+    # True for an empty file. The database of another program or format is refused and not changed.
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application != APPLICATION_ID and (application or version or tables):
         raise SettingsError(f"The file {path} is another program's database, not a session store.")
-    if version > SCHEMA_VERSION:
+    if version not in (0, SCHEMA_VERSION):
         raise SettingsError(
-            f"The session store {path} was written by a newer version of the server"
-            f" (format {version}, this one knows {SCHEMA_VERSION})."
+            f"The session store {path} has format {version}; this version of the server reads and writes "
+            f"format {SCHEMA_VERSION}."
         )
-    return version
+    return version == 0
 
 
 def _explain(path: Path, error: sqlite3.Error) -> str:

@@ -35,7 +35,6 @@ from conductor.stores.base import (
     SessionStore,
     SetField,
 )
-from conductor.stores.redis import RedisStore
 from conductor.stores.registry import make_store
 from conductor.tools.rules import Rule, encode_rules
 from tests.stores.contract import outbound
@@ -488,8 +487,3 @@ def test_the_help_of_delete_says_that_an_owner_is_fenced(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         parser.parse_args(["delete", "--help"])
     assert "is fenced" in " ".join(capsys.readouterr().out.split())
-
-
-async def test_only_sessions_in_redis_are_migrated_by_hand(store: SessionStore) -> None:
-    said = await ran("migrate")
-    assert said.startswith("0 sessions migrated" if isinstance(store, RedisStore) else "Nothing to do")

@@ -22,6 +22,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from conductor.cli import main
 from conductor.errors import (
     Conflict,
     Duplicate,
@@ -52,7 +53,7 @@ from conductor.stores.memory import MemoryStore
 from conductor.stores.records import SNAPSHOT_COMMITS
 from conductor.stores.registry import open_store
 from conductor.stores.sqlite import SqliteStore, from_settings
-from conductor.stores.sqlite_file import connect
+from conductor.stores.sqlite_file import APPLICATION_ID, connect
 from tests.server.wires import until
 from tests.stores import sqlite_process
 from tests.stores.contract import (
@@ -593,15 +594,11 @@ async def test_what_cannot_be_a_store_is_refused_with_the_reason(tmp_path: Path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("hello " * 1000)
     _database(tmp_path / "other", "CREATE TABLE t(a)")
-    async with opened(tmp_path / "newer"):
-        pass
-    _database(tmp_path / "newer", "PRAGMA user_version=99")
     reasons = {
         "folder": "is a folder",
         "text": "damaged, or no SQLite database",
         "text/below": "text",
         "other": "another program's",
-        "newer": "newer version",
     }
     for name, reason in reasons.items():
         before = (tmp_path / name).read_bytes() if (tmp_path / name).is_file() else b""
@@ -612,6 +609,21 @@ async def test_what_cannot_be_a_store_is_refused_with_the_reason(tmp_path: Path)
         with pytest.raises(StoreUnavailable):
             await store.claim(KEY)
         await store.aclose()
+
+
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_file_of_another_format_is_refused_with_one_sentence_and_exit_code_2(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: int
+) -> None:
+    _database(path, f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={version}")
+    content = path.read_bytes()
+    monkeypatch.setenv("SESSION_STORE_URL", f"sqlite:///{path}")
+    assert main(["sessions", "list"]) == 2
+    assert capsys.readouterr().err == (
+        f"conductor: The session store {path} has format {version}; this version of the server reads and "
+        "writes format 2.\n"
+    )
+    assert path.read_bytes() == content
 
 
 async def test_a_file_that_another_process_keeps_to_itself_may_be_opened_later(path: Path) -> None:
@@ -816,18 +828,6 @@ async def test_a_file_gives_space_back_when_sessions_expire(path: Path) -> None:
     assert size(path) < SPARE
     await store.commit(stays, "commit-1", [SetField("a", "b")])
     await store.aclose()
-
-
-async def test_a_file_that_was_not_made_smaller_by_itself_is_from_now_on(path: Path) -> None:
-    async with opened(path) as store:
-        await filled(store)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    async with opened(path) as store:
-        await fill(store, "another", 40)
-        await store.delete("another")
-        assert size(path) < SPARE
-        assert (await stored(store)).log == HISTORY
 
 
 async def test_commits_go_on_while_many_sessions_are_deleted(store: SqliteStore) -> None:
