@@ -34,8 +34,8 @@ from conductor.prompts import identify, load_system_prompt
 from conductor.rate_limit import DailyBudget
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
+from conductor.server.metrics import make_admin
 from conductor.server.page import Page
-from conductor.server.stats import make_admin
 from conductor.server.workers import Worker
 from conductor.settings import Settings, is_loopback
 from conductor.stores.health import HealthCheckedStore

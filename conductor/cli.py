@@ -30,7 +30,6 @@ _COMMANDS = {
     "check": "try the settings and all that is needed, and end",
     "policy": "list, change and explain the operator's rules",
     "sessions": "list, show, export and delete what the session store keeps",
-    "stats": "print a running server's figures",
     "protocol": "print what goes over the wire",
     "rehearse": "play conversations from files, and compare what came of them",
     "verify-client": "play a server against an app, and say what the app did right",

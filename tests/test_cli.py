@@ -184,7 +184,6 @@ def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, conductor: Main) 
         ["talk", "hello"],
         ["policy", "list"],
         ["sessions", "list"],
-        ["stats"],
     ],
     ids=lambda command: str(command[0]),
 )

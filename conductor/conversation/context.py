@@ -187,13 +187,12 @@ class TurnContext:
         """Count the tokens and the money of a reply."""
         self.history.learn(request, finished.usage)
         profile = finished.profile or self.provider.name
-        subject = self.committer.key.subject
-        self._model_metrics.used(subject, profile, finished.usage, finished.cost)
+        self._model_metrics.used(profile, finished.usage, finished.cost)
 
     def count_warming(self, finished: Finished) -> None:
         """Count the tokens and the money of a request that only filled the prompt cache."""
         profile = finished.profile or self.provider.name
-        self._model_metrics.warmed(self.committer.key.subject, profile, finished.usage, finished.cost)
+        self._model_metrics.warmed(profile, finished.usage, finished.cost)
 
     def speech(self, turn: TurnState, text: str, said: str) -> Speech | None:
         """Make a speech of ``said``; None if it has no speakable text.

@@ -197,6 +197,5 @@ async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:
 
 
 def _used(metrics: ModelMetrics) -> Usage:
-    rows = metrics.snapshot()
-    names = {"rounds": "replies", "input": "input", "output": "output"}
-    return Counter({name: int(sum(row[column] for row in rows)) for name, column in names.items()})
+    totals = metrics.totals
+    return Counter(rounds=totals["replies"], input=totals["input"], output=totals["output"])

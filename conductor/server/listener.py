@@ -16,16 +16,15 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from conductor import __version__
 from conductor.conversation.services import Services
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server import descriptors
 from conductor.server.access import Access, Authenticator, Refusal, not_bound
 from conductor.server.connection import Connection
+from conductor.server.metrics import METRICS_PATH, Admin, Answer, ProcessState
 from conductor.server.page import HEADERS, Page
 from conductor.server.sessions import SessionRegistry
-from conductor.server.stats import METRICS_PATH, STATS_PATH, Admin, Answer
 from conductor.server.websocket import Handshakes, Socket
 from conductor.tools.mcp.toolset import McpToolset
 
@@ -50,11 +49,11 @@ class McpServer(Protocol):
 
 
 class Listener:
-    """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, its figures.
+    """Serves ``/ws``, ``/healthz``, ``/readyz``, the ``page`` and, with ``admin``, ``/metrics``.
 
     While ``mcp`` is set, it serves WebSockets at ``/mcp``.
 
-    ``worker`` is the number of this process if there are several; the figures are each worker's own.
+    ``worker`` is the number of this process if there are several; metrics are each worker's own.
     """
 
     def __init__(
@@ -209,8 +208,8 @@ class Listener:
             await self.services.admission.enter()
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
-        if path in (STATS_PATH, METRICS_PATH) and self._admin is not None:
-            answer = await self._answer_operator(self._admin, path, request, peer)
+        if path == METRICS_PATH and self._admin is not None:
+            answer = await self._answer_operator(self._admin, request, peer)
             return _text(answer.status, answer.text, answer.headers)
         return self._answer(socket, path, request, peer)
 
@@ -236,16 +235,15 @@ class Listener:
         socket.client = decision
         return None
 
-    async def _answer_operator(self, admin: Admin, path: str, request: Request, peer: str) -> Answer:
+    async def _answer_operator(self, admin: Admin, request: Request, peer: str) -> Answer:
         refusal = admin.refusal(request.headers)
         if refusal is not None:
-            return self._refused_admin(refusal, path, self.access.address(request, peer) or peer)
-        answer = admin.stats if path == STATS_PATH else admin.metrics
+            return self._refused_admin(refusal, self.access.address(request, peer) or peer)
         # In a thread: with hundreds of tools in use it would hold the event loop for too long.
-        return await asyncio.to_thread(answer, self._facts(), self.services.metrics)
+        return await asyncio.to_thread(admin.metrics, self._process_state(), self.services.metrics.registry)
 
-    def _refused_admin(self, answer: Answer, path: str, address: str) -> Answer:
-        count = self.access.refusals.count(f"{path} {answer.status.value}", address)
+    def _refused_admin(self, answer: Answer, address: str) -> Answer:
+        count = self.access.refusals.count(f"{METRICS_PATH} {answer.status.value}", address)
         if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
             headers = {"Retry-After": "60"}
             return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
@@ -259,25 +257,22 @@ class Listener:
             else ""
         )
 
-    def _facts(self) -> Mapping[str, Any]:
-        policies = self.services.policies
-        return {
-            "version": __version__,
-            **({} if self._worker is None else {"worker": self._worker}),
-            "sessions": len(self.registry),
-            "connections": self.connections,
-            "mcp": {
-                "connections": len(self._mcp_sockets),
-                "servers": {
-                    one.config.name: one.state
-                    for toolset in self.services.toolsets
-                    if isinstance(toolset, McpToolset)
-                    for one in toolset.connections
-                },
+    def _process_state(self) -> ProcessState:
+        services = self.services
+        return ProcessState(
+            worker=self._worker,
+            sessions=len(self.registry),
+            connections=self.connections,
+            mcp_connections=len(self._mcp_sockets),
+            mcp_servers={
+                connection.config.name: connection.state == "ready"
+                for toolset in services.toolsets
+                if isinstance(toolset, McpToolset)
+                for connection in toolset.connections
             },
-            "policies": {"rules": len(self.services.rules), "problem": policies.problem if policies else ""},
-            "models": self.services.model_metrics.snapshot(),
-        }
+            policy_rules=len(services.rules),
+            policy_problem=services.policies is not None and bool(services.policies.problem),
+        )
 
 
 def _text(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:

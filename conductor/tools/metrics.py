@@ -5,13 +5,7 @@ Count in the thread of the event loop only; any thread may read.
 
 from __future__ import annotations
 
-import collections
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -32,8 +26,6 @@ BOUNDS_S = tuple(float(f"{digits}e{power}") for power in range(-3, 3) for digits
 """Upper bounds of the histograms' buckets in seconds, 1 ms to 650 s."""
 
 _BY_A_PERSON = frozenset({"allowed", "denied", "edited"})
-# The value with the smallest relative error for all times of a bucket.
-_MIDDLES_S = (BOUNDS_S[0], *(2 * low * high / (low + high) for low, high in pairwise(BOUNDS_S)), math.inf)
 
 _Labels: TypeAlias = tuple[str, str]
 _OTHERS: _Labels = (OTHERS, "")
@@ -42,12 +34,11 @@ _OTHERS: _Labels = (OTHERS, "")
 class ToolMetrics:
     """The metrics of all tools since the process started, in a ``registry`` of their own.
 
-    ``now`` is the wall clock, read once. Tools are identified by name and source; names are cut at
+    Tools are identified by name and source; names are cut at
     `MAX_NAME_CHARS`, and tools beyond `MAX_TOOLS` are added up as `OTHERS`.
     """
 
-    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self.since = now().isoformat(timespec="seconds")
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._calls = Counter(
             "conductor_tool_calls",
@@ -89,7 +80,6 @@ class ToolMetrics:
         )
         self._tools: set[_Labels] = set()
         self._device_tools = 0
-        self._longest_s: dict[_Labels, float] = {}  # a histogram keeps no maximum
 
     def called(self, tool: str, source: str, error_type: ErrorType, seconds: float | None) -> None:
         """Count a call that has ended; ``seconds`` is its execution time, None if it was not run."""
@@ -97,7 +87,6 @@ class ToolMetrics:
         self._calls.labels(*labels, error_type).inc()
         if seconds is not None:
             self._running.labels(*labels).observe(seconds)
-            self._longest_s[labels] = max(seconds, self._longest_s.get(labels, 0.0))
 
     def asked(self, tool: str, source: str) -> None:
         """Count a call that waits for consent."""
@@ -117,36 +106,6 @@ class ToolMetrics:
         if outcome in _BY_A_PERSON:
             self._deciding.labels(*labels).observe(seconds)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Give all metrics as JSON values.
-
-        ``{"since", "totals": counts, "tools": [{"tool", "source", *counts, "run_ms": {"p50", "p99", "max"},
-        "decide_ms": {"p50", "p99"}}]}``, where counts are ``{"calls", "successes", "errors": {type: n},
-        "approvals": {"asked", "allowed", …}}``. Times are milliseconds, or null without any. Tools are sorted
-        by name and source; `OTHERS`, without a source, comes last and only if there are some.
-
-        ``max`` is exact. Quantiles come from buckets: they are within 25 % of the true time between 1 ms and
-        650 s. A shorter time counts as 1 ms, a longer one as the maximum, and a longer decision as 650 s.
-        """
-        calls, asked, decided = _read(self._calls), _read(self._asked), _read(self._decided)
-        running, deciding = _read(self._running), _read(self._deciding)
-        tools = []
-        for labels in sorted({*calls, *asked, *decided}, key=lambda labels: (labels == _OTHERS, labels)):
-            longest = self._longest_s.get(labels)
-            p50, p99 = _quantiles(running[labels], longest)
-            decide_p50, decide_p99 = _quantiles(deciding[labels], BOUNDS_S[-1])
-            tools.append(
-                {
-                    "tool": labels[0],
-                    "source": labels[1],
-                    **_counts(calls[labels], asked[labels], decided[labels]),
-                    "run_ms": {"p50": _ms(p50), "p99": _ms(p99), "max": _ms(longest)},
-                    "decide_ms": {"p50": _ms(decide_p50), "p99": _ms(decide_p99)},
-                }
-            )
-        totals = (sum(rows.values(), collections.Counter()) for rows in (calls, asked, decided))
-        return {"since": self.since, "totals": _counts(*totals), "tools": tools}
-
     def _labels(self, tool: str, source: str) -> _Labels:
         if not tool.isprintable():  # control characters and lone surrogates, which no scraper would take
             tool = "".join(char if char.isprintable() else "?" for char in tool)
@@ -159,40 +118,3 @@ class ToolMetrics:
             self._device_tools += of_a_device
             self._tools.add(labels)
         return labels
-
-
-def _read(metric: Counter | Histogram) -> collections.defaultdict[_Labels, collections.Counter[str]]:
-    # By the third label; buckets are cumulative and in order.
-    rows: collections.defaultdict[_Labels, collections.Counter[str]]
-    rows = collections.defaultdict(collections.Counter)
-    for family in metric.collect():
-        for sample in family.samples:
-            if sample.name.endswith(("_total", "_bucket")):
-                tool, source, *rest = sample.labels.values()
-                rows[tool, source]["".join(rest)] = int(sample.value)
-    return rows
-
-
-def _counts(calls: Mapping[str, int], asked: Mapping[str, int], decided: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "calls": sum(calls.values()),
-        "successes": calls.get("none", 0),
-        "errors": {error_type: calls[error_type] for error_type in sorted(calls) if error_type != "none"},
-        "approvals": {"asked": sum(asked.values()), **dict.fromkeys(get_args(Decision), 0), **decided},
-    }
-
-
-def _quantiles(buckets: Mapping[str, int], longest_s: float | None) -> tuple[float | None, float | None]:
-    # Give p50 and p99 (nearest rank) in seconds, at most ``longest_s``; None without any time.
-    cumulative = list(buckets.values())
-    if not any(cumulative) or longest_s is None:
-        return None, None
-    p50, p99 = (
-        min(_MIDDLES_S[bisect_left(cumulative, math.ceil(share * cumulative[-1]))], longest_s)
-        for share in (0.5, 0.99)
-    )
-    return p50, p99
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)

@@ -73,7 +73,7 @@ def test_it_is_warmed_once_in_its_lifetime_at_the_start_and_when_a_person_speaks
         count = one.services.model_metrics.registry.get_sample_value
         assert count("conductor_model_cache_warmings_total", {"profile": "scripted"}) == 2
         assert count("conductor_model_tokens_total", {"profile": "scripted", "kind": "cache_write"}) == 6
-        assert one.services.model_metrics.snapshot()[0]["replies"] == 3
+        assert one.services.model_metrics.totals["replies"] == 3
         await one.close()
 
     run(scenario())

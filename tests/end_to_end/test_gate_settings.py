@@ -379,8 +379,8 @@ async def test_a_rules_file_that_becomes_invalid_is_told_and_opens_nothing(
         await until(lambda: bool(policies.problem))
         status, ready = await http(server.listener.port, get("/readyz"))
         assert status == 200 and "the rules file is not valid: the earlier rules hold" in ready
-        _, stats = await http(server.listener.port, get("/admin/stats", "Authorization: Bearer operator"))
-        assert "policies.json is not valid JSON, line 1, column 28" in stats
+        _, metrics = await http(server.listener.port, get("/metrics", "Authorization: Bearer operator"))
+        assert "\nconductor_policy_problem 1.0\n" in metrics
         async with server.phone(tools=DEVICE) as phone:
             await begin(phone, "approval")
             await phone.ask("look")
@@ -562,21 +562,17 @@ async def test_the_figures_tell_of_calls_and_of_what_was_asked_and_decided(
             await phone.idle(since=since)
             await ask_deciding(phone, "move c", "edit", editedArguments={"path": "d"})
             await phone.ask("look again")
-        status, answer = await http(
-            server.listener.port, get("/admin/stats", "Authorization: Bearer operators-only")
-        )
-        refused, _ = await http(server.listener.port, get("/admin/stats"))
-    assert (status, refused) == (200, 401)
-    stats = json.loads(answer.partition("\r\n\r\n")[2])
-    rows = {row["tool"]: row for row in stats["tools"]}
-    assert stats["sessions"] == 1
-    assert rows["look"]["calls"] == 2 and rows["look"]["errors"] == {"internal_error": 1}
-    assert rows["look"]["approvals"]["asked"] == 0
-    assert rows["move_file"]["calls"] == 2 and rows["move_file"]["successes"] == 2
-    counts = {name: n for name, n in rows["move_file"]["approvals"].items() if n}
-    assert counts == {"asked": 2, "allowed": 1, "edited": 1}
-    counts = {name: n for name, n in rows["delete_file"]["approvals"].items() if n}
-    assert counts == {"asked": 1, "denied": 1} and rows["delete_file"]["calls"] == 0
-    assert stats["totals"]["approvals"]["asked"] == 3
-    assert rows["move_file"]["run_ms"]["p50"] is not None
-    assert rows["delete_file"]["decide_ms"]["p50"] is not None
+        value = server.services.metrics.registry.get_sample_value
+    looks, moves, deletions = (
+        {"tool": tool, "source": "device"} for tool in ("look", "move_file", "delete_file")
+    )
+    calls_total, decided = "conductor_tool_calls_total", "conductor_tool_approvals_decided_total"
+    asked, decide_s = "conductor_tool_approvals_asked_total", "conductor_tool_decide_seconds_count"
+    assert value(calls_total, {**looks, "error_type": "none"}) == 1
+    assert value(calls_total, {**looks, "error_type": "internal_error"}) == 1
+    assert value(calls_total, {**moves, "error_type": "none"}) == 2
+    assert [value(asked, tool) for tool in (looks, moves, deletions)] == [None, 2, 1]
+    assert [value(decided, {**moves, "outcome": outcome}) for outcome in ("allowed", "edited")] == [1, 1]
+    assert value(decided, {**deletions, "outcome": "denied"}) == 1
+    assert value("conductor_tool_run_seconds_count", moves) == 2
+    assert value(decide_s, deletions) == 1

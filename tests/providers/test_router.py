@@ -406,20 +406,6 @@ async def test_a_text_model_is_never_asked_natively() -> None:
     assert await bench.ask(TOOLS) == "as text" and bench.asked("home") == 0
 
 
-# -- figures
-
-
-def test_figures_by_profile_and_subject_are_bounded() -> None:
-    metrics = ModelMetrics()
-    for number in range(1200):
-        metrics.used(f"s{number}", "home", Usage(10, 1), 0.5)
-    rows = metrics.snapshot()
-    assert len(rows) == 1001 and rows[0] == {
-        **{"profile": "home", "subject": "(others)", "replies": 200, "input": 2000, "output": 200},
-        **{"cache_read": 0, "cache_write": 0, "cost": 100.0},
-    }
-
-
 @in_virtual_time
 async def test_other_profiles_are_used_from_the_next_request_on() -> None:
     bench = home_and_cloud()

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.end_to_end.phone import Phone
-from tests.server.test_stats import BEARER, CLIENT, METRICS, TOKEN, Running, served
+from tests.server.test_metrics import BEARER, CLIENT, METRICS, TOKEN, Running, served
 from tests.server.wires import get, http, until
 from tests.stores.redis_server import free_port
 

@@ -1,4 +1,4 @@
-"""The operator's figures over HTTP: for whom, for whom not, and what is in them."""
+"""``/metrics`` over HTTP: who may read it, and what is in it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,18 @@ from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
-from conductor.server.stats import Admin, make_admin
+from conductor.server.metrics import Admin, make_admin
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ErrorType
 from conductor.tools.mcp.toolset import McpToolset
-from conductor.tools.metrics import ToolMetrics
 from tests.end_to_end.phone import Phone
 from tests.server.wires import get, http, until, upgrade
 
 TOKEN = "the-operators-own-token"
 CLIENT = "a-token-of-a-client"
 WRONG = "hunter2-hunter2"
-PATH = "/admin/stats"
 METRICS = "/metrics"
 BEARER = f"Authorization: Bearer {TOKEN}"
-
-
-class Clock:
-    """A clock that a test turns."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Running:
@@ -55,12 +43,6 @@ class Running:
         self.services = services
         self.listener = listener
         self.port = listener.port
-
-    async def stats(self) -> dict[str, Any]:
-        status, answer = await http(self.port, get(PATH, BEARER))
-        assert status == 200
-        found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
-        return found
 
     async def metrics(self) -> Callable[..., float]:
         """Scrape; give a function that finds the value of a sample by name and labels."""
@@ -89,11 +71,10 @@ async def served(**settings: Any) -> AsyncIterator[Running]:
 # -- who may ask
 
 
-@pytest.mark.parametrize("path", [PATH, METRICS])
-async def test_without_an_admin_token_there_is_nothing(path: str) -> None:
+async def test_without_an_admin_token_there_is_nothing() -> None:
     async with served(admin_token=None) as server:
         for headers in ((), (BEARER,), ("Origin: https://evil.example",)):
-            status, answer = await http(server.port, get(path, *headers))
+            status, answer = await http(server.port, get(METRICS, *headers))
             assert status == 404 and answer.endswith("Connect a WebSocket to /ws.\n")
 
 
@@ -102,37 +83,27 @@ async def test_an_empty_admin_token_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert make_admin(load_settings(None)) is None
 
 
-async def test_the_operator_gets_json_that_is_not_stored() -> None:
-    async with served() as server:
-        status, answer = await http(server.port, get(PATH, BEARER))
-        head = answer.partition("\r\n\r\n")[0].splitlines()
-        assert status == 200
-        assert "Content-Type: application/json" in head and "Cache-Control: no-store" in head
-        assert TOKEN not in answer
-
-
 REFUSED = {
-    "nothing": get(PATH),
-    "a wrong token": get(PATH, f"Authorization: Bearer {WRONG}"),
-    "a client's token": get(PATH, f"Authorization: Bearer {CLIENT}"),
-    "the beginning of the token": get(PATH, f"Authorization: Bearer {TOKEN[:-1]}"),
-    "the token and more": get(PATH, f"Authorization: Bearer {TOKEN}x"),
-    "another scheme": get(PATH, f"Authorization: Basic {TOKEN}"),
-    "no scheme": get(PATH, f"Authorization: {TOKEN}"),
-    "no token": get(PATH, "Authorization: Bearer"),
-    "two tokens": get(PATH, BEARER, f"Authorization: Bearer {WRONG}"),
-    "the token in the query": get(f"{PATH}?token={TOKEN}"),
-    "the token as a subprotocol": get(PATH, f"Sec-WebSocket-Protocol: bearer.{TOKEN}"),
-    "bytes that are no ASCII": get(PATH, "Authorization: Bearer \xff\xfe"),
-    "an upgrade": upgrade(PATH, f"Sec-WebSocket-Protocol: conductor.v1, bearer.{TOKEN}"),
+    "nothing": get(METRICS),
+    "a wrong token": get(METRICS, f"Authorization: Bearer {WRONG}"),
+    "a client's token": get(METRICS, f"Authorization: Bearer {CLIENT}"),
+    "the beginning of the token": get(METRICS, f"Authorization: Bearer {TOKEN[:-1]}"),
+    "the token and more": get(METRICS, f"Authorization: Bearer {TOKEN}x"),
+    "another scheme": get(METRICS, f"Authorization: Basic {TOKEN}"),
+    "no scheme": get(METRICS, f"Authorization: {TOKEN}"),
+    "no token": get(METRICS, "Authorization: Bearer"),
+    "two tokens": get(METRICS, BEARER, f"Authorization: Bearer {WRONG}"),
+    "the token in the query": get(f"{METRICS}?token={TOKEN}"),
+    "the token as a subprotocol": get(METRICS, f"Sec-WebSocket-Protocol: bearer.{TOKEN}"),
+    "bytes that are no ASCII": get(METRICS, "Authorization: Bearer \xff\xfe"),
+    "an upgrade": upgrade(METRICS, f"Sec-WebSocket-Protocol: conductor.v1, bearer.{TOKEN}"),
 }
 
 
-@pytest.mark.parametrize("path", [PATH, METRICS])
-@pytest.mark.parametrize("what", REFUSED)
-async def test_refused_with_401_is(what: str, path: str) -> None:
+@pytest.mark.parametrize("request_text", REFUSED.values(), ids=REFUSED.keys())
+async def test_other_requests_are_refused_with_401(request_text: str) -> None:
     async with served() as server:
-        status, answer = await http(server.port, REFUSED[what].replace(PATH, path, 1))
+        status, answer = await http(server.port, request_text)
         assert status == 401
         assert "WWW-Authenticate: Bearer" in answer.splitlines()
         assert "sessions" not in answer and TOKEN not in answer
@@ -145,10 +116,9 @@ async def test_the_operators_token_opens_no_conversation() -> None:
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:8080", "null", ""])
 @pytest.mark.parametrize("token", [TOKEN, WRONG])
-@pytest.mark.parametrize("path", [PATH, METRICS])
-async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str, path: str) -> None:
+async def test_a_page_in_a_browser_may_not_read_it(origin: str, token: str) -> None:
     async with served(allowed_origins=("https://evil.example",)) as server:
-        request = get(path, f"Authorization: Bearer {token}", f"Origin: {origin}")
+        request = get(METRICS, f"Authorization: Bearer {token}", f"Origin: {origin}")
         status, answer = await http(server.port, request)
         assert status == 403 and "sessions" not in answer and "Access-Control" not in answer
 
@@ -186,9 +156,8 @@ def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
 # -- guessing
 
 
-@pytest.mark.parametrize("path", [PATH, METRICS])
-async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_works_all_the_same(path: str) -> None:
-    wrong, right = get(path, f"Authorization: Bearer {WRONG}"), get(path, BEARER)
+async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_still_works() -> None:
+    wrong, right = get(METRICS, f"Authorization: Bearer {WRONG}"), get(METRICS, BEARER)
     async with served() as server:
         assert [(await http(server.port, wrong))[0] for _ in range(12)] == [401] * 10 + [429] * 2
         assert "Retry-After: 60" in (await http(server.port, wrong))[1].splitlines()
@@ -198,7 +167,7 @@ async def test_wrong_tokens_are_ten_a_minute_and_the_right_one_works_all_the_sam
 
 async def test_each_address_has_guesses_of_its_own_where_addresses_are_true() -> None:
     def guess(address: str) -> str:
-        return get(PATH, f"Authorization: Bearer {WRONG}", f"X-Forwarded-For: {address}")
+        return get(METRICS, f"Authorization: Bearer {WRONG}", f"X-Forwarded-For: {address}")
 
     async with served(trusted_proxies="127.0.0.1") as server:
         for _ in range(12):
@@ -211,28 +180,15 @@ async def test_no_token_is_logged() -> None:
     with capture_logs() as captured:
         async with served() as server:
             for token in (TOKEN, WRONG, CLIENT):
-                await http(server.port, get(f"{PATH}?token={token}", f"Authorization: Bearer {token}"))
+                await http(server.port, get(f"{METRICS}?token={token}", f"Authorization: Bearer {token}"))
     assert [(line["reason"], line.get("count")) for line in captured if "refused" in line["event"]] == [
-        ("/admin/stats 401", None),
-        ("/admin/stats 401", 2),
+        ("/metrics 401", None),
+        ("/metrics 401", 2),
     ]
     assert not any(token in str(captured) for token in (TOKEN, WRONG, CLIENT))
 
 
 # -- what is in it
-
-
-async def test_the_process_says_how_much_there_is() -> None:
-    async with served() as server:
-        first = await server.stats()
-        assert (first["version"], first["sessions"], first["connections"]) == (__version__, 0, 0)
-        assert first["uptime_s"] >= 0 and first["tools"] == [] and first["totals"]["calls"] == 0
-        async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
-            await phone.ask("hello")
-            found = await server.stats()
-            assert (found["sessions"], found["connections"]) == (1, 1)
-        await until(lambda: not server.listener.connections)
-        assert (await server.stats())["connections"] == 0
 
 
 async def test_mcp_servers_are_up_or_not(tmp_path: Path) -> None:
@@ -241,7 +197,6 @@ async def test_mcp_servers_are_up_or_not(tmp_path: Path) -> None:
     async with served(mcp_config_file=config) as server:
         await until(lambda: mcp_state(server) == "down")
         find = await server.metrics()
-        assert (await server.stats())["mcp"] == {"connections": 0, "servers": {"gone": "down"}}
         assert (find("conductor_mcp_server_up", server="gone"), find("conductor_mcp_connections")) == (0, 0)
 
 
@@ -255,41 +210,13 @@ def mcp_state(server: Running) -> str:
     return state
 
 
-def test_the_time_up_is_counted_in_seconds() -> None:
-    clock = Clock()
-    admin = Admin(TOKEN, clock)
-    clock.now += 61.25
-    metrics = ToolMetrics()
-    answer = admin.stats({"sessions": 1}, metrics)
-    assert json.loads(answer.text) == {"uptime_s": 61.2, "sessions": 1, **metrics.snapshot()}
-
-
-async def test_the_tools_figures_are_those_of_the_services() -> None:
-    async with served() as server:
-        server.services.metrics.called("agent.spawn", "device", "unknown", 0.25)
-        server.services.metrics.asked("agent.spawn", "device")
-        server.services.metrics.decided("agent.spawn", "device", "denied", 2.0)
-        found = await server.stats()
-        (tool,) = found["tools"]
-        assert (tool["tool"], tool["calls"], tool["errors"]) == ("agent.spawn", 1, {"unknown": 1})
-        assert tool["approvals"]["denied"] == 1 and tool["run_ms"]["max"] == 250
-        assert found == {**found, **server.services.metrics.snapshot()}
-
-
-async def test_the_figures_outlive_a_reload() -> None:
+async def test_metrics_outlive_a_reload() -> None:
     async with served() as server:
         reload(server.settings, server.services, server.listener)
         server.services.metrics.called("agent.spawn", "device", "none", 0.25)
-        assert (await server.stats())["totals"]["calls"] == 1
-
-
-async def test_a_name_that_is_no_unicode_is_answered_too() -> None:
-    async with served() as server:
-        server.services.metrics.called("half \ud83d", "device", "none", 0.25)
-        assert (await server.stats())["tools"][0]["tool"] == "half ?"
-
-
-# -- for Prometheus
+        value = await server.metrics()
+    spawn = {"tool": "agent.spawn", "source": "device"}
+    assert value("conductor_tool_calls_total", **spawn, error_type="none") == 1
 
 
 async def test_prometheus_finds_calls_times_approvals_and_the_process() -> None:
@@ -323,17 +250,6 @@ async def test_prometheus_finds_calls_times_approvals_and_the_process() -> None:
     assert found("conductor_info", version=__version__) == 1
 
 
-async def test_prometheus_and_the_figures_in_json_agree() -> None:
-    async with served() as server:
-        for number in range(20):
-            server.services.metrics.called(f"tool.{number % 3}", "device", "none", number / 10)
-        found = await server.metrics()
-        for tool in (await server.stats())["tools"]:
-            labels = {"tool": tool["tool"], "source": tool["source"]}
-            assert found("conductor_tool_calls_total", **labels, error_type="none") == tool["calls"]
-            assert found("conductor_tool_run_seconds_count", **labels) == tool["calls"]
-
-
 @pytest.mark.parametrize(
     ("name", "label"),
     [
@@ -356,7 +272,7 @@ async def test_metrics_are_text_that_is_not_stored() -> None:
     async with served() as server:
         status, answer = await http(server.port, get(METRICS, BEARER))
     head = answer.partition("\r\n\r\n")[0].splitlines()
-    assert status == 200 and "Cache-Control: no-store" in head
+    assert status == 200 and "Cache-Control: no-store" in head and TOKEN not in answer
     assert [line for line in head if line.startswith("Content-Type")] == [
         "Content-Type: text/plain; version=0.0.4; charset=utf-8"
     ]
@@ -365,6 +281,5 @@ async def test_metrics_are_text_that_is_not_stored() -> None:
 async def test_each_server_counts_for_itself() -> None:
     async with served() as one, served() as other:
         one.services.metrics.called("agent.spawn", "device", "none", 0.25)
-        assert (await other.stats())["tools"] == []
         status, answer = await http(other.port, get(METRICS, BEARER))
         assert status == 200 and "agent.spawn" not in answer

@@ -1,7 +1,7 @@
-"""``GET /admin/stats`` and ``GET /metrics``: their authentication and their answers.
+"""``GET /metrics``: its authentication and its answer in Prometheus' text format.
 
-They need the one ADMIN_TOKEN, which is no client's token, in the ``Authorization`` header and nowhere else.
-Requests of web pages are refused.
+It needs ADMIN_TOKEN, which is no client's token, in the ``Authorization`` header. Requests of web pages are
+refused.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http
-import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
 
+from conductor import __version__
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.tools.metrics import ToolMetrics
 
-STATS_PATH = "/admin/stats"
 METRICS_PATH = "/metrics"
 
 
@@ -33,6 +30,22 @@ class Answer:
     status: http.HTTPStatus
     text: str
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """The state of the process at a scrape. ``worker`` is its number if there are several.
+
+    ``mcp_servers`` maps the names of the MCP servers to whether their tools are offered.
+    """
+
+    worker: int | None
+    sessions: int
+    connections: int
+    mcp_connections: int
+    mcp_servers: Mapping[str, bool]
+    policy_rules: int
+    policy_problem: bool
 
 
 class Admin:
@@ -49,7 +62,7 @@ class Admin:
         A valid token always works: wrong guesses from other clients must not lock the operator out.
         """
         if "Origin" in headers:
-            # A page of a stranger must not read figures through a browser inside the network.
+            # A foreign page must not read metrics through a browser inside the network.
             return Answer(http.HTTPStatus.FORBIDDEN, "Not for pages in a browser.\n")
         token = _bearer(headers)
         # Hashes of one length are compared, so the time tells neither the token's length nor its beginning.
@@ -57,24 +70,22 @@ class Admin:
             return Answer(http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is needed.\n")
         return None
 
-    def stats(self, facts: Mapping[str, Any], metrics: ToolMetrics) -> Answer:
-        """Answer with ``uptime_s``, ``facts`` and the tools' metrics as JSON."""
-        text = json.dumps({"uptime_s": round(self._uptime_s, 1), **facts, **metrics.snapshot()})
-        return Answer(http.HTTPStatus.OK, f"{text}\n", {"Content-Type": "application/json"})
-
-    def metrics(self, facts: Mapping[str, Any], metrics: ToolMetrics) -> Answer:
-        """Answer with the same facts and metrics in Prometheus' text format."""
+    def metrics(self, state: ProcessState, registry: CollectorRegistry) -> Answer:
+        """Answer with the state of the process and the metrics in ``registry``."""
         process = CollectorRegistry()
-        labels = {name: str(facts[name]) for name in ("version", "worker") if name in facts}
+        labels = {"version": __version__} | ({} if state.worker is None else {"worker": str(state.worker)})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
-        rules, problem = facts["policies"]["rules"], bool(facts["policies"]["problem"])
         for name, meaning, value in (
-            ("uptime_seconds", "Seconds since the server started.", self._uptime_s),
-            ("sessions", "Loaded sessions.", facts["sessions"]),
-            ("connections", "Open WebSocket connections.", facts["connections"]),
-            ("mcp_connections", "Open WebSockets of MCP clients.", facts["mcp"]["connections"]),
-            ("policy_rules", "The operator's rules in force.", rules),
-            ("policy_problem", "1 if the rules file is not valid: the earlier rules hold.", problem),
+            ("uptime_seconds", "Seconds since the server started.", self._now() - self._started),
+            ("sessions", "Loaded sessions.", state.sessions),
+            ("connections", "Open WebSocket connections.", state.connections),
+            ("mcp_connections", "Open WebSockets of MCP clients.", state.mcp_connections),
+            ("policy_rules", "The operator's rules in force.", state.policy_rules),
+            (
+                "policy_problem",
+                "1 if the rules file is not valid and the earlier rules hold.",
+                state.policy_problem,
+            ),
         ):
             Gauge(f"conductor_{name}", meaning, registry=process).set(value)
         up = Gauge(
@@ -83,14 +94,10 @@ class Admin:
             ("server",),
             registry=process,
         )
-        for server, state in facts["mcp"]["servers"].items():
-            up.labels(server).set(state == "ready")
-        text = (generate_latest(process) + generate_latest(metrics.registry)).decode()
+        for server, ready in state.mcp_servers.items():
+            up.labels(server).set(ready)
+        text = (generate_latest(process) + generate_latest(registry)).decode()
         return Answer(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    @property
-    def _uptime_s(self) -> float:
-        return self._now() - self._started
 
 
 def make_admin(settings: Settings) -> Admin | None:
@@ -110,7 +117,7 @@ def check_admin_token(token: str, client_tokens: Collection[str]) -> None:
     if token in client_tokens:
         raise SettingsError("ADMIN_TOKEN is one of AUTH_TOKENS: clients must not have the operator's token.")
     if not (token.isascii() and token.isprintable()):
-        raise SettingsError("ADMIN_TOKEN holds characters that no header can carry: take a random token.")
+        raise SettingsError("ADMIN_TOKEN holds characters that no header can carry: use a random token.")
 
 
 def _bearer(headers: Headers) -> str | None:
