@@ -56,6 +56,7 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.turns += 1
         if self.turns > MAX_TURNS_OF_THE_LOOP:
+            self.turns = 0  # the remaining tasks must be able to end
             raise Stuck("the loop goes round and round")
         if timeout is None:
             raise Stuck("nothing will ever happen again")
@@ -68,7 +69,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.clock = _Selector()
+        self._reports: list[Mapping[str, Any]] = []
         super().__init__(self.clock)
+        self.set_exception_handler(lambda _, context: self._reports.append(context))
+
+    def close(self) -> None:
+        """Close the loop; fails if a task or a callback has raised an error."""
+        super().close()
+        assert not self._reports, self._reports
 
     def time(self) -> float:
         return self.clock.now
@@ -86,18 +94,9 @@ def virtual_loop() -> VirtualLoop:
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """Run a scenario in virtual time; anything that the loop had to report fails it."""
-    reports: list[Mapping[str, Any]] = []
-    loop = VirtualLoop()
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        loop.set_exception_handler(lambda _, context: reports.append(context))
-        runner.get_loop()
-        try:
-            result = runner.run(scenario)
-        finally:
-            loop.clock.turns = 0  # what is left must be able to end
-    assert not reports, reports
-    return result
+    """Run a scenario in virtual time, where a test runs several."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(scenario)
 
 
 async def steps(number: int) -> None:

@@ -12,7 +12,7 @@ from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
-from tests.conversation.helpers import call, make_services, run, stage, tool
+from tests.conversation.helpers import call, make_services, stage, tool
 
 
 class Library:
@@ -56,19 +56,16 @@ def test_without_a_search_numbers_in_brackets_stay() -> None:
     assert without_invented("The list is [3].", [other]) == "The list is [3]."
 
 
-def test_the_final_reply_and_its_speech_have_only_citations_that_were_returned() -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [
-            [call("library.search")],
-            [TextDelta("Herons fish [1], ducks fly [7]. See [3].")],
-        ]
-        one = await stage(make_services(scripts, toolsets=[Library()]))
-        one.app.say("what do herons do")
-        await one.quiet()
-        told = "Herons fish [1], ducks fly. See."
-        assert one.app.finals() == [told]
-        assert one.session.messages[-1] == AssistantMessage(told, provider="scripted")
-        assert "[7]" not in one.app.spoken()[-1]
-        await one.close()
-
-    run(scenario())
+async def test_the_final_reply_and_its_speech_have_only_citations_that_were_returned() -> None:
+    scripts: list[Script] = [
+        [call("library.search")],
+        [TextDelta("Herons fish [1], ducks fly [7]. See [3].")],
+    ]
+    one = await stage(make_services(scripts, toolsets=[Library()]))
+    one.app.say("what do herons do")
+    await one.quiet()
+    told = "Herons fish [1], ducks fly. See."
+    assert one.app.finals() == [told]
+    assert one.session.messages[-1] == AssistantMessage(told, provider="scripted")
+    assert "[7]" not in one.app.spoken()[-1]
+    await one.close()

@@ -25,7 +25,6 @@ from conductor.events.server import (
     speak,
 )
 from conductor.settings import Limits
-from tests.conversation.helpers import run
 from tests.conversation.test_outbox import Wire
 
 TERMS = {"device.look": CallLimits(7.0, "read"), "device.do": CallLimits(30.0, "write")}
@@ -112,20 +111,17 @@ def test_a_limit_from_the_store_is_no_shorter_than_the_first_one() -> None:
         assert encoder.limit(outgoing.record) >= outgoing.limit
 
 
-def test_every_event_has_an_id_of_its_own_and_leaves_in_order() -> None:
-    async def scenario() -> None:
-        encoder, wire = make_delivery(), Wire()
-        encoder.outbox.attach(wire)
-        events: list[ServerEvent] = [
-            set_state("c1", "thinking"),
-            SpeechPartial("a"),
-            SpeechFinal("a"),
-            set_state("c2", "idle"),
-        ]
-        encoder.send(encoder.make_ready(events, "t1"))
-        kinds = [event["type"] for event in wire.events()]
-        assert kinds == ["tool.call", "assistant.speech.partial", "assistant.speech.final", "tool.call"]
-        assert len(set(wire.ids())) == 4
-        encoder.outbox.close()
-
-    run(scenario())
+async def test_every_event_has_an_id_of_its_own_and_leaves_in_order() -> None:
+    encoder, wire = make_delivery(), Wire()
+    encoder.outbox.attach(wire)
+    events: list[ServerEvent] = [
+        set_state("c1", "thinking"),
+        SpeechPartial("a"),
+        SpeechFinal("a"),
+        set_state("c2", "idle"),
+    ]
+    encoder.send(encoder.make_ready(events, "t1"))
+    kinds = [event["type"] for event in wire.events()]
+    assert kinds == ["tool.call", "assistant.speech.partial", "assistant.speech.final", "tool.call"]
+    assert len(set(wire.ids())) == 4
+    encoder.outbox.close()

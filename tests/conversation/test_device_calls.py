@@ -33,7 +33,6 @@ from tests.conversation.helpers import (
     loose_ends,
     make_services,
     randomly_slow,
-    run,
     stage,
     steps,
     tool,
@@ -73,118 +72,100 @@ def told(one: Stage, marker: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", [3, 5, 8, 13])
-def test_a_result_reaches_the_model_once(seed: int) -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        one.app.result(call_id, "heron")
-        one.app.result(call_id, "again")
-        await one.quiet()
-        (result,) = results(one)
-        assert (result["success"], result["data"]) == (True, "heron")
-        assert notes(one) == []
-        assert loose_ends(one.session) == {}
-        await one.close()
-
-    run(scenario())
+async def test_a_result_reaches_the_model_once(seed: int) -> None:
+    one = await stage(make_services(ONE_CALL, store=randomly_slow(random.Random(seed))), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    one.app.result(call_id, "heron")
+    one.app.result(call_id, "again")
+    await one.quiet()
+    (result,) = results(one)
+    assert (result["success"], result["data"]) == (True, "heron")
+    assert notes(one) == []
+    assert loose_ends(one.session) == {}
+    await one.close()
 
 
-def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
-        loop = asyncio.get_running_loop()
-        one.app.say("go")
-        call_id = await device_call(one)
-        begun = loop.time()
-        await one.app.until("assistant.speech.final")
-        assert loop.time() - begun == pytest.approx(30.0)
-        (result,) = results(one)
-        assert result["error_type"] == "unknown"
-        one.app.result(call_id, "heron")
-        one.app.result(call_id, "twice")
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        (note,) = notes(one)
-        assert "heron" in note
-        assert one.app.spoken() == ["Done.", "Next.", "After that."]
-        await one.close()
-
-    run(scenario())
+async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_result_is_told() -> None:
+    one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
+    loop = asyncio.get_running_loop()
+    one.app.say("go")
+    call_id = await device_call(one)
+    begun = loop.time()
+    await one.app.until("assistant.speech.final")
+    assert loop.time() - begun == pytest.approx(30.0)
+    (result,) = results(one)
+    assert result["error_type"] == "unknown"
+    one.app.result(call_id, "heron")
+    one.app.result(call_id, "twice")
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    (note,) = notes(one)
+    assert "heron" in note
+    assert one.app.spoken() == ["Done.", "Next.", "After that."]
+    await one.close()
 
 
-def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-        declare(one, "resume")
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.app.until("assistant.speech.final")
-        await one.quiet()
-        store.hold = asyncio.Event()
-        say(one, client.ToolResultEvent(call_id, "heron"))
-        await later(5)
-        assert not acknowledged(one)
-        store.hold.set()
-        await one.quiet()
-        assert acknowledged(one)
-        await one.close()
-
-    run(scenario())
+async def test_a_late_result_is_acknowledged_once_it_is_recorded() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+    declare(one, "resume")
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.app.until("assistant.speech.final")
+    await one.quiet()
+    store.hold = asyncio.Event()
+    say(one, client.ToolResultEvent(call_id, "heron"))
+    await later(5)
+    assert not acknowledged(one)
+    store.hold.set()
+    await one.quiet()
+    assert acknowledged(one)
+    await one.close()
 
 
-def test_a_late_result_is_too_late_after_ten_minutes() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        await later(601)
-        one.app.result(call_id, "heron")
-        one.app.say("and?")
-        await one.quiet()
-        assert notes(one) == []
-        await one.close()
-
-    run(scenario())
+async def test_a_late_result_is_too_late_after_ten_minutes() -> None:
+    one = await stage(make_services(ONE_CALL), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    await later(601)
+    one.app.result(call_id, "heron")
+    one.app.say("and?")
+    await one.quiet()
+    assert notes(one) == []
+    await one.close()
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
-    async def scenario() -> None:
-        one = await stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one, name)
-        one.app.interrupt()
-        await one.settled()
-        one.app.result(call_id, "heron")
-        one.app.say("and?")
-        await one.quiet()
-        assert any("heron" in text for text in notes(one))
-        assert faults(one.session.messages) == []
-        await one.close()
-
-    run(scenario())
+async def test_a_result_after_an_interruption_is_told_in_the_next_turn(name: str) -> None:
+    one = await stage(make_services([[call(name)], [TextDelta("Next.")]]), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one, name)
+    one.app.interrupt()
+    await one.settled()
+    one.app.result(call_id, "heron")
+    one.app.say("and?")
+    await one.quiet()
+    assert any("heron" in text for text in notes(one))
+    assert faults(one.session.messages) == []
+    await one.close()
 
 
-def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services([[call("device.look")]]), silent_tools)
-        one.app.say("go")
-        await device_call(one, "device.look")
-        one.app.interrupt()
-        await one.settled()
-        assert one.app.line is not None
-        one.app.line.hang_up()
-        since = len(one.app.raw)
-        one.app.connect(one.session)
-        await steps(10)
-        assert "device.look" not in [e["payload"].get("name") for e in one.app.raw[since:]]
-        await one.close()
-
-    run(scenario())
+async def test_a_call_whose_turn_was_stopped_is_not_replayed() -> None:
+    one = await stage(make_services([[call("device.look")]]), silent_tools)
+    one.app.say("go")
+    await device_call(one, "device.look")
+    one.app.interrupt()
+    await one.settled()
+    assert one.app.line is not None
+    one.app.line.hang_up()
+    since = len(one.app.raw)
+    one.app.connect(one.session)
+    await steps(10)
+    assert "device.look" not in [e["payload"].get("name") for e in one.app.raw[since:]]
+    await one.close()
 
 
 async def held_expiry(one: Stage, store: SlowStore) -> str:
@@ -197,328 +178,283 @@ async def held_expiry(one: Stage, store: SlowStore) -> str:
     return call_id
 
 
-def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        call_id = await held_expiry(one, store)
-        one.app.result(call_id, "heron")
-        await steps(10)
-        assert store.hold is not None
-        store.hold.set()
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_comes_while_the_time_out_is_committed_is_told_later() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    call_id = await held_expiry(one, store)
+    one.app.result(call_id, "heron")
+    await steps(10)
+    assert store.hold is not None
+    store.hold.set()
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    await one.close()
 
 
-def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        store.hold = asyncio.Event()
-        one.app.result(call_id, "heron")
-        await later(31)
-        store.hold.set()
-        await one.quiet()
-        (result,) = results(one)
-        assert result["data"] == "heron"
-        one.app.say("and?")
-        await one.quiet()
-        assert notes(one) == []
-        await one.close()
-
-    run(scenario())
+async def test_a_time_out_that_comes_while_the_result_is_committed_changes_nothing() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    store.hold = asyncio.Event()
+    one.app.result(call_id, "heron")
+    await later(31)
+    store.hold.set()
+    await one.quiet()
+    (result,) = results(one)
+    assert result["data"] == "heron"
+    one.app.say("and?")
+    await one.quiet()
+    assert notes(one) == []
+    await one.close()
 
 
-def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        store.hold = asyncio.Event()
-        one.app.result(call_id, "heron")
-        await steps(5)
-        jump(TURN_S)
-        await steps(5)
-        store.hold.set()
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        assert faults(one.session.messages) == []
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_is_being_committed_when_the_turn_ends_is_told() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    store.hold = asyncio.Event()
+    one.app.result(call_id, "heron")
+    await steps(5)
+    jump(TURN_S)
+    await steps(5)
+    store.hold.set()
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    assert faults(one.session.messages) == []
+    await one.close()
 
 
-def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        store.hold = asyncio.Event()
-        jump(TURN_S)
-        await steps(5)
-        one.app.result(call_id, "heron")
-        await steps(5)
-        store.hold.set()
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_comes_while_the_turns_end_is_committed_is_told() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    store.hold = asyncio.Event()
+    jump(TURN_S)
+    await steps(5)
+    one.app.result(call_id, "heron")
+    await steps(5)
+    store.hold.set()
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    await one.close()
 
 
-def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        store.hold = asyncio.Event()
-        jump(TURN_S)
-        await steps(5)  # the turn's end is being committed, without a result of the call
-        jump(make_services().limits.tool_timeout)
-        await steps(5)
-        store.hold.set()
-        await one.quiet()
-        one.app.result(call_id, "heron")
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        await one.close()
-
-    run(scenario())
+async def test_a_time_out_that_finds_its_turn_over_keeps_the_call_as_late() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    store.hold = asyncio.Event()
+    jump(TURN_S)
+    await steps(5)  # the turn's end is being committed, without a result of the call
+    jump(make_services().limits.tool_timeout)
+    await steps(5)
+    store.hold.set()
+    await one.quiet()
+    one.app.result(call_id, "heron")
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    await one.close()
 
 
-def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        failures = iter([StoreUnavailable("away")])
-        store.fail = lambda operations: next(failures, None)
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_could_not_be_recorded_still_reaches_the_model() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    failures = iter([StoreUnavailable("away")])
+    store.fail = lambda operations: next(failures, None)
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    await one.close()
 
 
-def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await later(29)
-        store.hold = asyncio.Event()
-        failures = iter([StoreUnavailable("away")])
-        store.fail = lambda operations: next(failures, None)
-        one.app.result(call_id, "heron")
-        await later(2)
-        store.hold.set()  # it fails, and who waits for it records it
-        await one.quiet()
-        (result,) = results(one)
-        assert (result["success"], result["data"]) == (True, "heron")
-        assert loose_ends(one.session) == {}
-        await one.close()
-
-    run(scenario())
+async def test_a_result_whose_time_is_over_while_it_waits_for_the_store_counts() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store, tool_timeout=30.0), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await later(29)
+    store.hold = asyncio.Event()
+    failures = iter([StoreUnavailable("away")])
+    store.fail = lambda operations: next(failures, None)
+    one.app.result(call_id, "heron")
+    await later(2)
+    store.hold.set()  # it fails, and who waits for it records it
+    await one.quiet()
+    (result,) = results(one)
+    assert (result["success"], result["data"]) == (True, "heron")
+    assert loose_ends(one.session) == {}
+    await one.close()
 
 
-def test_a_call_has_more_time_when_the_process_stood_still() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await later(20)
-        one.session.suspended_for(15)
-        await later(20)
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        (result,) = results(one)
-        assert (result["success"], result["data"]) == (True, "heron")
-        await one.close()
-
-    run(scenario())
+async def test_a_call_has_more_time_when_the_process_stood_still() -> None:
+    one = await stage(make_services(ONE_CALL, tool_timeout=30.0), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await later(20)
+    one.session.suspended_for(15)
+    await later(20)
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    (result,) = results(one)
+    assert (result["success"], result["data"]) == (True, "heron")
+    await one.close()
 
 
-def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        one.app.say("go")
-        await device_call(one)
-        await steps(20)
-        failures = iter([StoreUnavailable("away")])
-        store.fail = lambda operations: next(failures, None)
-        await one.quiet()
-        (result,) = results(one)
-        assert result["error_type"] == "unknown"
-        assert one.app.finals() == ["Done."]
-        await one.close()
-
-    run(scenario())
+async def test_a_time_out_that_could_not_be_recorded_still_ends_the_wait() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    one.app.say("go")
+    await device_call(one)
+    await steps(20)
+    failures = iter([StoreUnavailable("away")])
+    store.fail = lambda operations: next(failures, None)
+    await one.quiet()
+    (result,) = results(one)
+    assert result["error_type"] == "unknown"
+    assert one.app.finals() == ["Done."]
+    await one.close()
 
 
-def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        call_id = await held_expiry(one, store)
-        failures = iter([StoreUnavailable("away")])
-        store.fail = lambda operations: next(failures, None)
-        assert store.hold is not None
-        hold, store.hold = store.hold, asyncio.Event()
-        one.app.result(call_id, "heron")  # waits behind the time-out's commit
-        await steps(5)
-        hold.set()
-        await steps(5)
-        store.hold.set()
-        await one.quiet()
-        assert one.app.errors() == []
-        assert one.app.finals() == ["Done."]
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_overtakes_a_time_out_which_was_not_recorded_does_not_fail_the_turn() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    call_id = await held_expiry(one, store)
+    failures = iter([StoreUnavailable("away")])
+    store.fail = lambda operations: next(failures, None)
+    assert store.hold is not None
+    hold, store.hold = store.hold, asyncio.Event()
+    one.app.result(call_id, "heron")  # waits behind the time-out's commit
+    await steps(5)
+    hold.set()
+    await steps(5)
+    store.hold.set()
+    await one.quiet()
+    assert one.app.errors() == []
+    assert one.app.finals() == ["Done."]
+    await one.close()
 
 
-def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        hold = asyncio.Event()
-        scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
-        one = await stage(make_services(scripts, store=store))
-        one.app.say("go")
-        await steps(20)
-        store.hold = asyncio.Event()
-        one.app.agent_done("a-1")  # a commit that the round's must wait for
-        await steps(5)
-        hold.set()
-        await steps(5)
-        say(one, client.SessionUpdate([]))
-        await steps(5)
-        store.hold.set()
-        await one.app.until("assistant.speech.final")
-        assert one.app.errors() == []
-        await one.close()
-
-    run(scenario())
+async def test_tools_declared_anew_while_a_call_is_committed_do_not_fail_the_turn() -> None:
+    store = SlowStore()
+    hold = asyncio.Event()
+    scripts: list[Script] = [[hold, call("device.do")], [TextDelta("Done.")]]
+    one = await stage(make_services(scripts, store=store))
+    one.app.say("go")
+    await steps(20)
+    store.hold = asyncio.Event()
+    one.app.agent_done("a-1")  # a commit that the round's must wait for
+    await steps(5)
+    hold.set()
+    await steps(5)
+    say(one, client.SessionUpdate([]))
+    await steps(5)
+    store.hold.set()
+    await one.app.until("assistant.speech.final")
+    assert one.app.errors() == []
+    await one.close()
 
 
 @pytest.mark.parametrize("how", ["stopped", "not recorded"])
-def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
-    async def scenario() -> None:
-        store = SlowStore(lambda: 5, lambda: 5)
-        one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
+async def test_no_future_is_left_of_a_call_that_was_never_waited_for(how: str) -> None:
+    store = SlowStore(lambda: 5, lambda: 5)
+    one = await stage(make_services(ONE_CALL, store=store, turn_timeout=TURN_S), silent_tools)
 
-        def fail(operations: Sequence[Operation]) -> StoreError | None:
-            opens = any(isinstance(o, OpenCall) for o in operations)
-            if opens and how == "stopped":
-                jump(TURN_S)
-            return StoreUnavailable("away") if opens and how == "not recorded" else None
+    def fail(operations: Sequence[Operation]) -> StoreError | None:
+        opens = any(isinstance(o, OpenCall) for o in operations)
+        if opens and how == "stopped":
+            jump(TURN_S)
+        return StoreUnavailable("away") if opens and how == "not recorded" else None
 
-        store.fail = fail
-        one.app.say("go")
-        await one.app.until("append user")
-        await at_rest(one.session)
-        assert loose_ends(one.session) == {}
-        await one.close()
-
-    run(scenario())
+    store.fail = fail
+    one.app.say("go")
+    await one.app.until("append user")
+    await at_rest(one.session)
+    assert loose_ends(one.session) == {}
+    await one.close()
 
 
-def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
-        one = await stage(make_services(scripts, store=store), silent_tools)
-        one.app.say("go")
-        done, looked = await device_call(one), await device_call(one, "device.look")
-        one.app.result(looked, "a heron")
-        one.app.result(done, "written")
-        await one.quiet()
-        kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
-        first, last = [each for each in kinds if "FinishCall" in each]
-        assert "AppendLog" not in first
-        assert last.count("AppendLog") == last.count("ForgetCall") == 2
-        assert sum("ForgetCall" in each for each in kinds) == 1
-        assert [result["data"] for result in results(one)] == ["written", "a heron"]
-        await one.close()
-
-    run(scenario())
+async def test_the_last_result_is_one_commit_with_the_rounds_messages() -> None:
+    store = SlowStore()
+    scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Done.")]]
+    one = await stage(make_services(scripts, store=store), silent_tools)
+    one.app.say("go")
+    done, looked = await device_call(one), await device_call(one, "device.look")
+    one.app.result(looked, "a heron")
+    one.app.result(done, "written")
+    await one.quiet()
+    kinds = [[type(operation).__name__ for operation in commit] for commit in store.commits]
+    first, last = [each for each in kinds if "FinishCall" in each]
+    assert "AppendLog" not in first
+    assert last.count("AppendLog") == last.count("ForgetCall") == 2
+    assert sum("ForgetCall" in each for each in kinds) == 1
+    assert [result["data"] for result in results(one)] == ["written", "a heron"]
+    await one.close()
 
 
-def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(ONE_CALL, store=store), silent_tools)
-        declare(one, "activity")
-        one.app.say("go")
-        call_id = await device_call(one)
-        store.hold_answer = asyncio.Event()
-        one.app.result(call_id, "heron")
-        await steps(10)
-        one.app.interrupt()
-        await steps(10)
-        store.hold_answer.set()
-        await one.quiet()
-        (result,) = results(one)
-        assert result["data"] == "heron" and faults(one.session.messages) == []
-        assert [each["status"] for each in payloads(one, "tool.activity")] == ["started", "finished"]
-        await one.close()
-
-    run(scenario())
+async def test_a_turn_that_is_stopped_while_its_last_result_is_recorded_keeps_it() -> None:
+    store = SlowStore()
+    one = await stage(make_services(ONE_CALL, store=store), silent_tools)
+    declare(one, "activity")
+    one.app.say("go")
+    call_id = await device_call(one)
+    store.hold_answer = asyncio.Event()
+    one.app.result(call_id, "heron")
+    await steps(10)
+    one.app.interrupt()
+    await steps(10)
+    store.hold_answer.set()
+    await one.quiet()
+    (result,) = results(one)
+    assert result["data"] == "heron" and faults(one.session.messages) == []
+    assert [each["status"] for each in payloads(one, "tool.activity")] == ["started", "finished"]
+    await one.close()
 
 
-def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
-        one = await stage(
-            make_services(scripts, store=store, turn_timeout=TURN_S, tool_timeout=2 * TURN_S), silent_tools
-        )
-        declare(one, "activity")
-        one.app.say("go")
-        done, looked = await device_call(one), await device_call(one, "device.look")
-        one.app.result(looked, "a heron")
-        await steps(20)
-        store.hold = asyncio.Event()
-        one.app.agent_done("a-1")  # a commit that the others wait for
-        await steps(5)
-        jump(TURN_S)
-        await steps(5)
-        one.app.result(done, "written")
-        await steps(5)
-        store.hold.set()
-        await one.quiet()
-        assert faults(one.session.messages) == [] and len(results(one)) == 2
-        assert told(one, "written")
-        ended = [each["callId"] for each in payloads(one, "tool.activity") if each["status"] == "finished"]
-        assert sorted(ended) == sorted([done, looked])
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_comes_while_its_turn_is_closed_is_logged_once() -> None:
+    store = SlowStore()
+    scripts: list[Script] = [[call("device.do"), call("device.look")], [TextDelta("Next.")]]
+    one = await stage(
+        make_services(scripts, store=store, turn_timeout=TURN_S, tool_timeout=2 * TURN_S), silent_tools
+    )
+    declare(one, "activity")
+    one.app.say("go")
+    done, looked = await device_call(one), await device_call(one, "device.look")
+    one.app.result(looked, "a heron")
+    await steps(20)
+    store.hold = asyncio.Event()
+    one.app.agent_done("a-1")  # a commit that the others wait for
+    await steps(5)
+    jump(TURN_S)
+    await steps(5)
+    one.app.result(done, "written")
+    await steps(5)
+    store.hold.set()
+    await one.quiet()
+    assert faults(one.session.messages) == [] and len(results(one)) == 2
+    assert told(one, "written")
+    ended = [each["callId"] for each in payloads(one, "tool.activity") if each["status"] == "finished"]
+    assert sorted(ended) == sorted([done, looked])
+    await one.close()
 
 
 # -- what a late result brings about
@@ -551,155 +487,135 @@ def payloads(one: Stage, event_type: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["device.look", "device.do"])
-def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
-        one = await stage(make_services(scripts), silent_tools)
-        declare(one, "late")
-        one.app.say("go")
-        call_id = await device_call(one, name)
-        await one.quiet()
-        since = len(one.app.log)
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        assert one.app.shapes(since) == ["tool.late", *SERVERS_TURN]
-        assert one.app.spoken() == ["No answer.", "A heron."]
-        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
-        (note,) = notes(one)
-        assert name in note and "heron" in note
-        assert faults(one.session.messages) == []
-        assert len(one.provider.requests) == 3
-        await one.close()
-
-    run(scenario())
+async def test_the_late_result_of_a_call_that_timed_out_begins_a_turn_of_its_own(name: str) -> None:
+    scripts: list[Script] = [[call(name)], [TextDelta("No answer.")], [TextDelta("A heron.")]]
+    one = await stage(make_services(scripts), silent_tools)
+    declare(one, "late")
+    one.app.say("go")
+    call_id = await device_call(one, name)
+    await one.quiet()
+    since = len(one.app.log)
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    assert one.app.shapes(since) == ["tool.late", *SERVERS_TURN]
+    assert one.app.spoken() == ["No answer.", "A heron."]
+    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+    (note,) = notes(one)
+    assert name in note and "heron" in note
+    assert faults(one.session.messages) == []
+    assert len(one.provider.requests) == 3
+    await one.close()
 
 
 @pytest.mark.parametrize(("name", "own_turn"), [("device.look", False), ("device.do", True)])
-def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the_next_turn(
+async def test_after_an_interruption_a_write_is_told_at_once_and_a_read_with_the_next_turn(
     name: str, own_turn: bool
 ) -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
-        one = await stage(make_services(scripts), silent_tools)
-        declare(one, "late")
-        one.app.say("go")
-        call_id = await device_call(one, name)
-        one.app.interrupt()
-        await one.settled()
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        await later(100)
-        assert one.app.spoken() == (["One."] if own_turn else [])
-        one.app.say("and?")
-        await one.quiet()
-        assert len(one.app.spoken()) == (2 if own_turn else 1)
-        assert [late["deliveredAs"] for late in payloads(one, "tool.late")] == [
-            "turn" if own_turn else "context"
-        ]
-        assert len([text for text in notes(one) if "heron" in text]) == 1
-        assert faults(one.session.messages) == []
-        await one.close()
-
-    run(scenario())
+    scripts: list[Script] = [[call(name)], [TextDelta("One.")], [TextDelta("Two.")]]
+    one = await stage(make_services(scripts), silent_tools)
+    declare(one, "late")
+    one.app.say("go")
+    call_id = await device_call(one, name)
+    one.app.interrupt()
+    await one.settled()
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    await later(100)
+    assert one.app.spoken() == (["One."] if own_turn else [])
+    one.app.say("and?")
+    await one.quiet()
+    assert len(one.app.spoken()) == (2 if own_turn else 1)
+    assert [late["deliveredAs"] for late in payloads(one, "tool.late")] == ["turn" if own_turn else "context"]
+    assert len([text for text in notes(one) if "heron" in text]) == 1
+    assert faults(one.session.messages) == []
+    await one.close()
 
 
-def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
-    async def scenario() -> None:
-        hold = asyncio.Event()
-        scripts: list[Script] = [
-            [call("device.do")],
-            [TextDelta("No answer.")],
-            [hold, TextDelta("Two.")],
-            [TextDelta("Three.")],
-        ]
-        one = await stage(make_services(scripts), silent_tools)
-        declare(one, "late")
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        one.app.say("something else")
-        await steps(20)
-        assert one.session.busy
-        one.app.result(call_id, "heron")
-        await steps(20)
-        hold.set()
-        await one.quiet()
-        await later(100)
-        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
-        assert one.app.spoken() == ["No answer.", "Two."], "no turn of its own"
-        assert notes(one) == []
-        one.app.say("and?")
-        await one.quiet()
-        assert any("heron" in text for text in notes(one))
-        await one.close()
-
-    run(scenario())
+async def test_a_result_that_comes_late_during_another_turn_is_told_with_the_next_one() -> None:
+    hold = asyncio.Event()
+    scripts: list[Script] = [
+        [call("device.do")],
+        [TextDelta("No answer.")],
+        [hold, TextDelta("Two.")],
+        [TextDelta("Three.")],
+    ]
+    one = await stage(make_services(scripts), silent_tools)
+    declare(one, "late")
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    one.app.say("something else")
+    await steps(20)
+    assert one.session.busy
+    one.app.result(call_id, "heron")
+    await steps(20)
+    hold.set()
+    await one.quiet()
+    await later(100)
+    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "context"}]
+    assert one.app.spoken() == ["No answer.", "Two."], "no turn of its own"
+    assert notes(one) == []
+    one.app.say("and?")
+    await one.quiet()
+    assert any("heron" in text for text in notes(one))
+    await one.close()
 
 
-def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
-        one = await stage(make_services(scripts), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        say(one, client.TranscriptPartial("and"))
-        one.app.result(call_id, "heron")
-        await later(2.0)
-        assert not one.session.busy
-        one.app.say("and now?")
-        await one.quiet()
-        await later(100)
-        assert one.app.spoken() == ["No answer.", "Both."]
-        assert len(notes(one)) == 1
-        await one.close()
-
-    run(scenario())
+async def test_a_turn_for_a_late_result_waits_for_the_floor_and_goes_with_what_the_person_says() -> None:
+    scripts: list[Script] = [[call("device.do")], [TextDelta("No answer.")], [TextDelta("Both.")]]
+    one = await stage(make_services(scripts), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    say(one, client.TranscriptPartial("and"))
+    one.app.result(call_id, "heron")
+    await later(2.0)
+    assert not one.session.busy
+    one.app.say("and now?")
+    await one.quiet()
+    await later(100)
+    assert one.app.spoken() == ["No answer.", "Both."]
+    assert len(notes(one)) == 1
+    await one.close()
 
 
-def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        assert payloads(one, "tool.late") == []
-        assert one.app.spoken() == ["Done.", "Next."]
-        await one.close()
-
-    run(scenario())
+async def test_without_the_capability_a_late_result_is_told_all_the_same() -> None:
+    one = await stage(make_services(ONE_CALL), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    assert payloads(one, "tool.late") == []
+    assert one.app.spoken() == ["Done.", "Next."]
+    await one.close()
 
 
-def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [
-            [call("device.do")],
-            [TextDelta("No answer.")],
-            [TextDelta("It is done.")],
-            [call("device.do")],
-            [TextDelta("Again.")],
-        ]
-        answers = iter([None, SPOKEN])
+async def test_after_its_late_result_an_identical_call_is_not_asked_about() -> None:
+    scripts: list[Script] = [
+        [call("device.do")],
+        [TextDelta("No answer.")],
+        [TextDelta("It is done.")],
+        [call("device.do")],
+        [TextDelta("Again.")],
+    ]
+    answers = iter([None, SPOKEN])
 
-        def answer(name: str, call_id: str) -> str | None:
-            return next(answers) if name == "device.do" else SPOKEN
+    def answer(name: str, call_id: str) -> str | None:
+        return next(answers) if name == "device.do" else SPOKEN
 
-        one = await stage(make_services(scripts), answer)
-        declare(one, "approval")
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        one.app.say("once more")
-        await one.quiet()
-        assert payloads(one, "approval.request") == []
-        assert one.app.spoken()[-1] == "Again."
-        await one.close()
-
-    run(scenario())
+    one = await stage(make_services(scripts), answer)
+    declare(one, "approval")
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    one.app.say("once more")
+    await one.quiet()
+    assert payloads(one, "approval.request") == []
+    assert one.app.spoken()[-1] == "Again."
+    await one.close()
 
 
 # -- what is noted about the arguments
@@ -715,36 +631,32 @@ def noted(one: Stage) -> object:
 
 
 @pytest.mark.parametrize("how", ["in time", "not recorded", "never", "interrupted"])
-def test_the_model_hears_what_was_changed_about_the_arguments_whatever_comes_of_the_call(how: str) -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await stage(make_services(COERCED, store=store), silent_tools)
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        if how == "not recorded":
-            failures = iter([StoreUnavailable("away")])
-            store.fail = lambda operations: next(failures, None)
-        if how in ("in time", "not recorded"):
-            one.app.result(call_id, "heron")
-        if how == "interrupted":
-            one.app.interrupt()
-        await one.quiet()
-        assert noted(one) == ['x: "7" was read as 7']
-        await one.close()
+async def test_the_model_reads_how_arguments_were_corrected_however_the_call_ends(
+    how: str,
+) -> None:
+    store = SlowStore()
+    one = await stage(make_services(COERCED, store=store), silent_tools)
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    if how == "not recorded":
+        failures = iter([StoreUnavailable("away")])
+        store.fail = lambda operations: next(failures, None)
+    if how in ("in time", "not recorded"):
+        one.app.result(call_id, "heron")
+    if how == "interrupted":
+        one.app.interrupt()
+    await one.quiet()
+    assert noted(one) == ['x: "7" was read as 7']
+    await one.close()
 
-    run(scenario())
 
-
-def test_nothing_is_noted_where_nothing_was_changed() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL))
-        one.app.say("go")
-        await one.quiet()
-        assert noted(one) is None
-        await one.close()
-
-    run(scenario())
+async def test_nothing_is_noted_where_nothing_was_changed() -> None:
+    one = await stage(make_services(ONE_CALL))
+    one.app.say("go")
+    await one.quiet()
+    assert noted(one) is None
+    await one.close()
 
 
 # -- calls that go on as jobs
@@ -752,64 +664,55 @@ def test_nothing_is_noted_where_nothing_was_changed() -> None:
 JOB: list[Script] = [[call("device.do")], [TextDelta("It has begun.")], [TextDelta("It is finished.")]]
 
 
-def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(JOB), silent_tools)
-        declare(one, "async", "late")
-        one.app.say("go")
-        call_id = await device_call(one)
-        say(one, client.ToolAccepted(call_id, "job-7"))
-        await one.quiet()
-        (result,) = results(one)
-        assert (result["success"], result["data"]) == (True, {"status": "accepted", "jobId": "job-7"})
-        assert one.app.spoken() == ["It has begun."]
-        await later(5 * 3600)
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        assert one.app.spoken() == ["It has begun.", "It is finished."]
-        assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
-        assert loose_ends(one.session) == {}
-        await one.close()
-
-    run(scenario())
+async def test_an_accepted_call_frees_the_turn_and_its_result_has_a_turn_hours_later() -> None:
+    one = await stage(make_services(JOB), silent_tools)
+    declare(one, "async", "late")
+    one.app.say("go")
+    call_id = await device_call(one)
+    say(one, client.ToolAccepted(call_id, "job-7"))
+    await one.quiet()
+    (result,) = results(one)
+    assert (result["success"], result["data"]) == (True, {"status": "accepted", "jobId": "job-7"})
+    assert one.app.spoken() == ["It has begun."]
+    await later(5 * 3600)
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    assert one.app.spoken() == ["It has begun.", "It is finished."]
+    assert payloads(one, "tool.late") == [{"callId": call_id, "deliveredAs": "turn"}]
+    assert loose_ends(one.session) == {}
+    await one.close()
 
 
-def test_without_the_capability_a_call_is_not_accepted() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(JOB), silent_tools)
-        one.app.say("go")
-        say(one, client.ToolAccepted(await device_call(one), "job-7"))
-        await one.quiet()
-        assert [result["error_type"] for result in results(one)] == ["unknown"]
-        await one.close()
-
-    run(scenario())
+async def test_without_the_capability_a_call_is_not_accepted() -> None:
+    one = await stage(make_services(JOB), silent_tools)
+    one.app.say("go")
+    say(one, client.ToolAccepted(await device_call(one), "job-7"))
+    await one.quiet()
+    assert [result["error_type"] for result in results(one)] == ["unknown"]
+    await one.close()
 
 
 @pytest.mark.parametrize("delay", range(12))
-def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
-    async def scenario() -> None:
-        store = SlowStore(lambda: 2, lambda: 2)
-        one = await stage(make_services(JOB, store=store), silent_tools)
-        declare(one, "async", "late")
-        one.app.say("go")
-        call_id = await device_call(one)
-        await steps(20)
-        one.app.interrupt()
-        await steps(delay)
-        say(one, client.ToolAccepted(call_id, "job-7"))
-        await one.settled()
-        await one.quiet()
-        await later(300)
-        one.app.result(call_id, "heron")
-        await one.quiet()
-        one.app.say("and?")
-        await one.quiet()
-        assert told(one, "heron")
-        assert len(payloads(one, "tool.late")) == 1
-        await one.close()
-
-    run(scenario())
+async def test_the_result_of_a_job_that_is_accepted_while_its_turn_ends_is_not_lost(delay: int) -> None:
+    store = SlowStore(lambda: 2, lambda: 2)
+    one = await stage(make_services(JOB, store=store), silent_tools)
+    declare(one, "async", "late")
+    one.app.say("go")
+    call_id = await device_call(one)
+    await steps(20)
+    one.app.interrupt()
+    await steps(delay)
+    say(one, client.ToolAccepted(call_id, "job-7"))
+    await one.settled()
+    await one.quiet()
+    await later(300)
+    one.app.result(call_id, "heron")
+    await one.quiet()
+    one.app.say("and?")
+    await one.quiet()
+    assert told(one, "heron")
+    assert len(payloads(one, "tool.late")) == 1
+    await one.close()
 
 
 # -- calls that are cancelled
@@ -822,164 +725,143 @@ KEPT = tool("device.do", effect="write", approval="never", on_interrupt="keep")
     ("spec", "capabilities", "sent"),
     [(STOPPABLE, ["cancel"], True), (KEPT, ["cancel"], False), (STOPPABLE, [], False)],
 )
-def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
+async def test_an_interruption_cancels_the_calls_that_are_to_be_cancelled(
     spec: ToolSpec, capabilities: list[str], sent: bool
 ) -> None:
-    async def scenario() -> None:
-        one = await stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
-        declare(one, *capabilities)
-        one.app.say("go")
-        call_id = await device_call(one)
-        one.app.interrupt()
-        await one.settled()
-        expected = [{"callId": call_id, "reason": "barge_in"}] if sent else []
-        assert payloads(one, "tool.cancel") == expected
-        assert [result["error_type"] for result in results(one)] == ["unknown"]
-        await one.close()
-
-    run(scenario())
+    one = await stage(with_tools(make_services(ONE_CALL), spec), silent_tools)
+    declare(one, *capabilities)
+    one.app.say("go")
+    call_id = await device_call(one)
+    one.app.interrupt()
+    await one.settled()
+    expected = [{"callId": call_id, "reason": "barge_in"}] if sent else []
+    assert payloads(one, "tool.cancel") == expected
+    assert [result["error_type"] for result in results(one)] == ["unknown"]
+    await one.close()
 
 
-def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
-    async def scenario() -> None:
-        one = await stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
-        declare(one, "cancel")
-        assert one.app.line is not None
-        one.app.line.flush()
-        one.app.say("go")
-        await steps(20)
-        assert b"device.do" in one.app.line.queue[-1].data
-        one.app.interrupt()
-        await one.settled()
-        one.app.line.flush()
-        assert payloads(one, "tool.cancel") == []
-        assert "device.do" not in one.app.shapes()
-        assert [result["error_type"] for result in results(one)] == ["cancelled"]
-        await one.close()
-
-    run(scenario())
+async def test_a_call_that_no_socket_had_is_not_cancelled_there() -> None:
+    one = await stage(with_tools(make_services(ONE_CALL), STOPPABLE), silent_tools, slow=True)
+    declare(one, "cancel")
+    assert one.app.line is not None
+    one.app.line.flush()
+    one.app.say("go")
+    await steps(20)
+    assert b"device.do" in one.app.line.queue[-1].data
+    one.app.interrupt()
+    await one.settled()
+    one.app.line.flush()
+    assert payloads(one, "tool.cancel") == []
+    assert "device.do" not in one.app.shapes()
+    assert [result["error_type"] for result in results(one)] == ["cancelled"]
+    await one.close()
 
 
 @pytest.mark.parametrize(
     ("effect", "success", "error_type"),
     [("none", False, "cancelled"), ("partial", False, "cancelled"), ("complete", True, "none")],
 )
-def test_a_device_that_cancels_in_time_says_how_far_it_got(
+async def test_a_device_that_cancels_in_time_says_how_far_it_got(
     effect: Literal["none", "partial", "complete"], success: bool, error_type: str
 ) -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL), silent_tools)
-        declare(one, "cancel")
-        one.app.say("go")
-        say(one, client.ToolCancelled(await device_call(one), effect, "two of three"))
-        await one.quiet()
-        (result,) = results(one)
-        assert (result["success"], result["error_type"]) == (success, error_type)
-        words = json.dumps(result)
-        assert ("two of three" in words) == (effect != "none")
-        assert ("Nothing was done" in words) == (effect == "none")
-        assert loose_ends(one.session) == {}
-        await one.close()
-
-    run(scenario())
+    one = await stage(make_services(ONE_CALL), silent_tools)
+    declare(one, "cancel")
+    one.app.say("go")
+    say(one, client.ToolCancelled(await device_call(one), effect, "two of three"))
+    await one.quiet()
+    (result,) = results(one)
+    assert (result["success"], result["error_type"]) == (success, error_type)
+    words = json.dumps(result)
+    assert ("two of three" in words) == (effect != "none")
+    assert ("Nothing was done" in words) == (effect == "none")
+    assert loose_ends(one.session) == {}
+    await one.close()
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
-def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
+async def test_what_was_done_of_an_interrupted_call_is_told_late_and_nothing_is_unknown_any_more(
     effect: Literal["none", "partial", "complete"],
 ) -> None:
-    async def scenario() -> None:
-        scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
-        one = await stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
-        declare(one, "cancel")
-        one.app.say("go")
-        call_id = await device_call(one)
-        one.app.interrupt()
-        await one.settled()
-        say(one, client.ToolCancelled(call_id, effect, "two of three"))
-        await one.quiet()
-        assert told_late(one) == (effect != "none")
-        await one.close()
-
-    run(scenario())
+    scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
+    one = await stage(with_tools(make_services(scripts), STOPPABLE), silent_tools)
+    declare(one, "cancel")
+    one.app.say("go")
+    call_id = await device_call(one)
+    one.app.interrupt()
+    await one.settled()
+    say(one, client.ToolCancelled(call_id, effect, "two of three"))
+    await one.quiet()
+    assert told_late(one) == (effect != "none")
+    await one.close()
 
 
 def told_late(one: Stage) -> bool:
     return any("two of three" in text for text in notes(one))
 
 
-def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL), silent_tools)
-        declare(one, "cancel")
-        one.app.say("go")
-        call_id = await device_call(one)
-        await one.quiet()
-        assert payloads(one, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
-        await one.close()
-
-    run(scenario())
+async def test_a_call_that_timed_out_is_cancelled_at_the_device() -> None:
+    one = await stage(make_services(ONE_CALL), silent_tools)
+    declare(one, "cancel")
+    one.app.say("go")
+    call_id = await device_call(one)
+    await one.quiet()
+    assert payloads(one, "tool.cancel") == [{"callId": call_id, "reason": "timeout"}]
+    await one.close()
 
 
 # -- signs of life
 
 
 @pytest.mark.parametrize(("capabilities", "seconds"), [(["lease"], 25.0 * 4 + 30.0), ([], 30.0)])
-def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
+async def test_the_limit_counts_the_silence_since_the_last_sign_of_life(
     capabilities: list[str], seconds: float
 ) -> None:
-    async def scenario() -> None:
-        over: list[float] = []
+    over: list[float] = []
 
-        def replies(request: ModelRequest) -> Script:
-            if not isinstance(request.messages[-1], ToolResult):
-                return [call("device.do")]
-            over.append(asyncio.get_running_loop().time())
-            return [TextDelta("Well.")]
+    def replies(request: ModelRequest) -> Script:
+        if not isinstance(request.messages[-1], ToolResult):
+            return [call("device.do")]
+        over.append(asyncio.get_running_loop().time())
+        return [TextDelta("Well.")]
 
-        services = make_services(replies, tool_timeout=30.0, turn_timeout=900.0)
-        one = await stage(services, silent_tools)
-        declare(one, *capabilities)
-        one.app.say("go")
-        event = await one.app.until("device.do")
-        call_id, begun = event["payload"]["callId"], asyncio.get_running_loop().time()
-        assert event["payload"].get("timeoutMs") == (30_000 if capabilities else None)
-        signs: list[client.ClientEvent] = [
-            client.ToolStarted(call_id),
-            *[client.ToolProgress(call_id, "on it")] * 3,
-        ]
-        for sign in signs:
-            await later(25.0)
-            say(one, sign)
-        await one.quiet()
-        (result,) = results(one)
-        assert result["error_type"] == "unknown"
-        assert over[0] - begun == pytest.approx(seconds)
-        await one.close()
-
-    run(scenario())
+    services = make_services(replies, tool_timeout=30.0, turn_timeout=900.0)
+    one = await stage(services, silent_tools)
+    declare(one, *capabilities)
+    one.app.say("go")
+    event = await one.app.until("device.do")
+    call_id, begun = event["payload"]["callId"], asyncio.get_running_loop().time()
+    assert event["payload"].get("timeoutMs") == (30_000 if capabilities else None)
+    signs: list[client.ClientEvent] = [
+        client.ToolStarted(call_id),
+        *[client.ToolProgress(call_id, "on it")] * 3,
+    ]
+    for sign in signs:
+        await later(25.0)
+        say(one, sign)
+    await one.quiet()
+    (result,) = results(one)
+    assert result["error_type"] == "unknown"
+    assert over[0] - begun == pytest.approx(seconds)
+    await one.close()
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
-        one.app.capabilities = ["resume"]
-        one.app.connect(one.session)
-        one.app.say("go")
-        call_id = await device_call(one)
-        assert one.app.line is not None
-        one.app.line.hang_up()
-        one.app.relaunch()
-        state = client.Resume(one.app.log[0]["id"]) if same else None
-        known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
-        since = len(one.app.log)
-        one.app.connect(one.session, known=known)
-        await later(1)
-        assert one.app.shapes(since).count("device.do") == same
-        if same:
-            one.app.result(call_id, "done")
-        await one.quiet()
-        assert [r["error_type"] for r in results(one)] == ["none" if same else "unknown"]
-
-    run(scenario())
+async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(same: bool) -> None:
+    one = await stage(make_services(ONE_CALL, tool_timeout=5.0), silent_tools)
+    one.app.capabilities = ["resume"]
+    one.app.connect(one.session)
+    one.app.say("go")
+    call_id = await device_call(one)
+    assert one.app.line is not None
+    one.app.line.hang_up()
+    one.app.relaunch()
+    state = client.Resume(one.app.log[0]["id"]) if same else None
+    known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
+    since = len(one.app.log)
+    one.app.connect(one.session, known=known)
+    await later(1)
+    assert one.app.shapes(since).count("device.do") == same
+    if same:
+        one.app.result(call_id, "done")
+    await one.quiet()
+    assert [r["error_type"] for r in results(one)] == ["none" if same else "unknown"]

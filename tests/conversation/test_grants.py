@@ -17,7 +17,7 @@ from conductor.stores.memory import MemoryStore
 from conductor.tools.approvals import Scope
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate
-from tests.conversation.helpers import KEY, SlowStore, run, tool
+from tests.conversation.helpers import KEY, SlowStore, tool
 from tests.conversation.test_commit_ledger import make_ledger
 
 MOVE = tool("device.move", risk="medium")
@@ -45,105 +45,76 @@ def asks(grants: Grants, spec: ToolSpec, arguments: Mapping[str, Any] | None = N
     return verdict.effect == "ask"
 
 
-def test_allowed_once_is_not_kept() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants(SubjectRecords(MemoryStore()))
-        assert await grants.add(MOVE, {}, "once") == []
-        assert asks(grants, MOVE)
-        assert committer.state.fields == {}
-
-    run(scenario())
+async def test_allowed_once_is_not_kept() -> None:
+    grants, committer = await make_grants(SubjectRecords(MemoryStore()))
+    assert await grants.add(MOVE, {}, "once") == []
+    assert asks(grants, MOVE)
+    assert committer.state.fields == {}
 
 
-def test_allowed_for_the_session_holds_from_the_commit_on_and_for_any_arguments_at_medium_risk() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants()
-        operations = await grants.add(MOVE, {"x": 1}, "session")
-        assert asks(grants, MOVE, {"x": 1})
-        await committer.commit(operations)
-        assert not asks(grants, MOVE, {"x": 2})
-        assert asks(grants, tool("device.copy", risk="medium"))
-
-    run(scenario())
+async def test_a_session_grant_holds_from_the_commit_on_for_any_arguments_at_medium_risk() -> None:
+    grants, committer = await make_grants()
+    operations = await grants.add(MOVE, {"x": 1}, "session")
+    assert asks(grants, MOVE, {"x": 1})
+    await committer.commit(operations)
+    assert not asks(grants, MOVE, {"x": 2})
+    assert asks(grants, tool("device.copy", risk="medium"))
 
 
-def test_at_high_risk_it_holds_for_the_same_arguments_only() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants()
-        await allow(grants, committer, WIPE, "session", {"x": 1})
-        assert not asks(grants, WIPE, {"x": 1})
-        assert asks(grants, WIPE, {"x": 2})
-        assert asks(grants, WIPE)
-
-    run(scenario())
+async def test_at_high_risk_it_holds_for_the_same_arguments_only() -> None:
+    grants, committer = await make_grants()
+    await allow(grants, committer, WIPE, "session", {"x": 1})
+    assert not asks(grants, WIPE, {"x": 1})
+    assert asks(grants, WIPE, {"x": 2})
+    assert asks(grants, WIPE)
 
 
-def test_a_tool_that_is_defined_anew_is_asked_about_again() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants()
-        await allow(grants, committer, MOVE, "session")
-        assert asks(grants, replace(MOVE, description="Something else."))
-        assert asks(grants, replace(MOVE, source="builtin"))
-
-    run(scenario())
+async def test_a_tool_that_is_defined_anew_is_asked_about_again() -> None:
+    grants, committer = await make_grants()
+    await allow(grants, committer, MOVE, "session")
+    assert asks(grants, replace(MOVE, description="Something else."))
+    assert asks(grants, replace(MOVE, source="builtin"))
 
 
-def test_several_grants_stand_beside_each_other() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants()
-        names = ["device.a", "device.b", "device.c"]
-        for name in names:
-            await allow(grants, committer, tool(name, risk="medium"), "session")
-        assert not any(asks(grants, tool(name, risk="medium")) for name in names)
-
-    run(scenario())
+async def test_several_grants_stand_beside_each_other() -> None:
+    grants, committer = await make_grants()
+    names = ["device.a", "device.b", "device.c"]
+    for name in names:
+        await allow(grants, committer, tool(name, risk="medium"), "session")
+    assert not any(asks(grants, tool(name, risk="medium")) for name in names)
 
 
-def test_allowed_always_is_kept_with_the_person_and_not_with_the_session() -> None:
-    async def scenario() -> None:
-        lasting = SubjectRecords(MemoryStore())
-        grants, committer = await make_grants(lasting)
-        await allow(grants, committer, MOVE, "always")
-        assert committer.state.fields == {}
-        other, _ = await make_grants(lasting)
-        assert not asks(other, MOVE)
-        assert [rule.scope for rule in decode_grants(lasting.get(KEY.subject, FIELD), KEY.subject)] == [
-            "always"
-        ]
-
-    run(scenario())
+async def test_allowed_always_is_kept_with_the_person_and_not_with_the_session() -> None:
+    lasting = SubjectRecords(MemoryStore())
+    grants, committer = await make_grants(lasting)
+    await allow(grants, committer, MOVE, "always")
+    assert committer.state.fields == {}
+    other, _ = await make_grants(lasting)
+    assert not asks(other, MOVE)
+    assert [rule.scope for rule in decode_grants(lasting.get(KEY.subject, FIELD), KEY.subject)] == ["always"]
 
 
-def test_without_a_place_for_subject_records_always_means_this_session() -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants(None)
-        assert not grants.lasting
-        await allow(grants, committer, MOVE, "always")
-        assert not asks(grants, MOVE)
-        other, _ = await make_grants(None)
-        assert asks(other, MOVE)
-
-    run(scenario())
+async def test_without_a_place_for_subject_records_always_means_this_session() -> None:
+    grants, committer = await make_grants(None)
+    assert not grants.lasting
+    await allow(grants, committer, MOVE, "always")
+    assert not asks(grants, MOVE)
+    other, _ = await make_grants(None)
+    assert asks(other, MOVE)
 
 
-def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
-    async def scenario() -> None:
-        away = SlowStore(fail=lambda operations: StoreUnavailable("away"))
-        grants, _ = await make_grants(SubjectRecords(away))
-        with pytest.raises(StoreUnavailable):
-            await grants.add(MOVE, {}, "always")
-        assert asks(grants, MOVE)
-
-    run(scenario())
+async def test_a_lasting_grant_that_could_not_be_kept_allows_nothing() -> None:
+    away = SlowStore(fail=lambda operations: StoreUnavailable("away"))
+    grants, _ = await make_grants(SubjectRecords(away))
+    with pytest.raises(StoreUnavailable):
+        await grants.add(MOVE, {}, "always")
+    assert asks(grants, MOVE)
 
 
 @pytest.mark.parametrize("text", ["{", "[7]", '[{"effect":"allow"}]', "[" * 100_000])
-def test_a_field_that_cannot_be_read_allows_nothing(text: str) -> None:
-    async def scenario() -> None:
-        grants, committer = await make_grants()
-        await committer.commit([SetField(FIELD, text)])
-        assert asks(grants, MOVE)
-        await allow(grants, committer, MOVE, "session")
-        assert not asks(grants, MOVE)
-
-    run(scenario())
+async def test_a_field_that_cannot_be_read_allows_nothing(text: str) -> None:
+    grants, committer = await make_grants()
+    await committer.commit([SetField(FIELD, text)])
+    assert asks(grants, MOVE)
+    await allow(grants, committer, MOVE, "session")
+    assert not asks(grants, MOVE)

@@ -115,567 +115,461 @@ class Bench:
         return not kept and not virtual_loop().timers
 
 
-def test_events_are_sent_in_order_and_acknowledged_one_by_one() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        kinds: list[Kind] = ["state", "message", "final", "message", "state", "speak", "state"]
-        ids = [bench.put(kind) for kind in kinds]
-        assert wire.ids() == ids
-        for event_id in ids:
-            bench.outbox.acknowledge(event_id.replace("e", "c"))
-        assert bench.rests()
-        assert sorted(bench.outbox.take_gone()) == sorted(ids)
-        assert bench.outbox.take_gone() == []
-
-    run(scenario())
+async def test_events_are_sent_in_order_and_acknowledged_one_by_one() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    kinds: list[Kind] = ["state", "message", "final", "message", "state", "speak", "state"]
+    ids = [bench.put(kind) for kind in kinds]
+    assert wire.ids() == ids
+    for event_id in ids:
+        bench.outbox.acknowledge(event_id.replace("e", "c"))
+    assert bench.rests()
+    assert sorted(bench.outbox.take_gone()) == sorted(ids)
+    assert bench.outbox.take_gone() == []
 
 
-def test_an_answer_acknowledges_what_was_written_before_it_but_no_speech_and_no_call() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        for kind in ("state", "final", "message", "speak", "call", "state"):
-            bench.put(kind)
-        assert bench.outbox.acknowledge("c6") is not None
-        assert set(bench.outbox.take_gone()) == {"e1", "e2", "e3", "e6"}
-        assert bench.outbox.speaking
-        del wire
-
-    run(scenario())
+async def test_an_answer_acknowledges_what_was_written_before_it_but_no_speech_and_no_call() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    for kind in ("state", "final", "message", "speak", "call", "state"):
+        bench.put(kind)
+    assert bench.outbox.acknowledge("c6") is not None
+    assert set(bench.outbox.take_gone()) == {"e1", "e2", "e3", "e6"}
+    assert bench.outbox.speaking
+    del wire
 
 
-def test_an_answer_acknowledges_nothing_that_is_still_in_a_queue() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect(slow=True)
-        bench.put("call")
-        wire.write(1)
-        bench.put("state")
-        bench.outbox.acknowledge("c1")
-        assert bench.outbox.take_gone() == ["e1"]
-
-    run(scenario())
+async def test_an_answer_acknowledges_nothing_that_is_still_in_a_queue() -> None:
+    bench = Bench()
+    wire = bench.connect(slow=True)
+    bench.put("call")
+    wire.write(1)
+    bench.put("state")
+    bench.outbox.acknowledge("c1")
+    assert bench.outbox.take_gone() == ["e1"]
 
 
-def test_an_answer_to_what_was_never_written_acknowledges_nothing_else() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect(slow=True)
-        bench.put("state")
-        bench.put("call")
-        bench.outbox.acknowledge("c2")
-        assert bench.outbox.take_gone() == ["e2"]
-        wire.write(2)
-        assert wire.ids()[0] == "e1"
-
-    run(scenario())
+async def test_an_answer_to_what_was_never_written_acknowledges_nothing_else() -> None:
+    bench = Bench()
+    wire = bench.connect(slow=True)
+    bench.put("state")
+    bench.put("call")
+    bench.outbox.acknowledge("c2")
+    assert bench.outbox.take_gone() == ["e2"]
+    wire.write(2)
+    assert wire.ids()[0] == "e1"
 
 
-def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        for kind in ("speak", "state", "speak", "state", "call"):
-            bench.put(kind)
-        bench.outbox.send(Frame(b'{"id":"shown"}'))
-        bench.outbox.send(Frame(b'{"id":"partial"}', partial=True))  # a later one comes anyway
-        assert wire.ids() == ["e1", "e2"]
-        bench.outbox.acknowledge("c1")
-        assert wire.ids() == ["e1", "e2", "e3", "e4", "e5", "shown"]
-
-    run(scenario())
+async def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    for kind in ("speak", "state", "speak", "state", "call"):
+        bench.put(kind)
+    bench.outbox.send(Frame(b'{"id":"shown"}'))
+    bench.outbox.send(Frame(b'{"id":"partial"}', partial=True))  # a later one comes anyway
+    assert wire.ids() == ["e1", "e2"]
+    bench.outbox.acknowledge("c1")
+    assert wire.ids() == ["e1", "e2", "e3", "e4", "e5", "shown"]
 
 
-def test_a_speech_that_nobody_answers_makes_way_after_its_limit() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        begun = asyncio.get_running_loop().time()
-        bench.put("speak")
-        bench.put("speak")
-        await later(SPEECH_LIMIT + 0.1)
-        assert wire.ids() == ["e1", "e2"]
-        assert bench.expired == [("c1", begun + SPEECH_LIMIT)]
-
-    run(scenario())
+async def test_a_speech_that_nobody_answers_makes_way_after_its_limit() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    begun = asyncio.get_running_loop().time()
+    bench.put("speak")
+    bench.put("speak")
+    await later(SPEECH_LIMIT + 0.1)
+    assert wire.ids() == ["e1", "e2"]
+    assert bench.expired == [("c1", begun + SPEECH_LIMIT)]
 
 
-def test_a_speech_that_was_interrupted_makes_way_at_once() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        bench.put("speak")
-        bench.put("speak")
-        bench.outbox.end_speech("c1")
-        assert wire.ids() == ["e1", "e2"]
-        bench.outbox.acknowledge("c1")
-        assert bench.outbox.speaking  # the second
-        bench.outbox.acknowledge("c2")
-        assert bench.rests()
-
-    run(scenario())
+async def test_a_speech_that_was_interrupted_makes_way_at_once() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    bench.put("speak")
+    bench.put("speak")
+    bench.outbox.end_speech("c1")
+    assert wire.ids() == ["e1", "e2"]
+    bench.outbox.acknowledge("c1")
+    assert bench.outbox.speaking  # the second
+    bench.outbox.acknowledge("c2")
+    assert bench.rests()
 
 
-def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        loop = asyncio.get_running_loop()
-        bench.put("call")
-        bench.put("call")
-        bench.put("call")
-        await later(20)
-        bench.outbox.acknowledge("c1")
-        answered = loop.time()
-        await later(100)
-        assert bench.expired == [("c2", answered + CALL_LIMIT), ("c3", answered + 2 * CALL_LIMIT)]
-        assert bench.rests()
-
-    run(scenario())
+async def test_the_limit_of_a_call_runs_from_the_answer_to_the_call_before_it() -> None:
+    bench = Bench()
+    bench.connect()
+    loop = asyncio.get_running_loop()
+    bench.put("call")
+    bench.put("call")
+    bench.put("call")
+    await later(20)
+    bench.outbox.acknowledge("c1")
+    answered = loop.time()
+    await later(100)
+    assert bench.expired == [("c2", answered + CALL_LIMIT), ("c3", answered + 2 * CALL_LIMIT)]
+    assert bench.rests()
 
 
-def test_the_limit_of_a_call_waits_while_the_device_speaks() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("speak")
-        bench.put("call")
-        await later(SPEECH_LIMIT - 1)
-        bench.outbox.acknowledge("c1")
-        said = asyncio.get_running_loop().time()
-        await later(100)
-        assert bench.expired == [("c2", said + CALL_LIMIT)]
-
-    run(scenario())
+async def test_the_limit_of_a_call_waits_while_the_device_speaks() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("speak")
+    bench.put("call")
+    await later(SPEECH_LIMIT - 1)
+    bench.outbox.acknowledge("c1")
+    said = asyncio.get_running_loop().time()
+    await later(100)
+    assert bench.expired == [("c2", said + CALL_LIMIT)]
 
 
-def test_a_call_that_was_abandoned_keeps_its_place_until_it_is_answered() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        bench.put("call")
-        bench.put("call")
-        bench.outbox.abandon("c1")
-        assert bench.outbox.take_gone() == ["e1"]
-        await later(CALL_LIMIT - 1)
-        assert bench.outbox.acknowledge("c1") is not None
-        answered = asyncio.get_running_loop().time()
-        await later(100)
-        assert bench.expired == [("c2", answered + CALL_LIMIT)]
-        assert bench.rests()
-        assert wire.ids() == ["e1", "e2"]
-
-    run(scenario())
+async def test_a_call_that_was_abandoned_keeps_its_place_until_it_is_answered() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    bench.put("call")
+    bench.put("call")
+    bench.outbox.abandon("c1")
+    assert bench.outbox.take_gone() == ["e1"]
+    await later(CALL_LIMIT - 1)
+    assert bench.outbox.acknowledge("c1") is not None
+    answered = asyncio.get_running_loop().time()
+    await later(100)
+    assert bench.expired == [("c2", answered + CALL_LIMIT)]
+    assert bench.rests()
+    assert wire.ids() == ["e1", "e2"]
 
 
-def test_an_abandoned_call_is_neither_replayed_nor_reported_as_expired() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("call", effect="read")
-        bench.outbox.abandon("c1")
-        bench.outbox.detach()
-        assert bench.connect().frames == []
-        await later(100)
-        assert bench.expired == []
-        assert bench.rests()
-
-    run(scenario())
+async def test_an_abandoned_call_is_neither_replayed_nor_reported_as_expired() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("call", effect="read")
+    bench.outbox.abandon("c1")
+    bench.outbox.detach()
+    assert bench.connect().frames == []
+    await later(100)
+    assert bench.expired == []
+    assert bench.rests()
 
 
 @pytest.mark.parametrize("effect", ["write", "irreversible"])
-def test_a_write_call_that_was_handed_to_a_socket_is_not_replayed(effect: str) -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect(slow=True)
-        bench.put("call", effect=effect)
-        bench.put("call", effect=effect)
-        wire.write(1)
-        bench.outbox.detach()
-        assert bench.connect().ids() == ["e2"]
-        bench.outbox.detach()
-        assert bench.connect().ids() == []
-        await later(100)
-        assert [call_id for call_id, _ in bench.expired] == ["c1", "c2"]
-
-    run(scenario())
+async def test_a_write_call_that_was_handed_to_a_socket_is_not_replayed(effect: str) -> None:
+    bench = Bench()
+    wire = bench.connect(slow=True)
+    bench.put("call", effect=effect)
+    bench.put("call", effect=effect)
+    wire.write(1)
+    bench.outbox.detach()
+    assert bench.connect().ids() == ["e2"]
+    bench.outbox.detach()
+    assert bench.connect().ids() == []
+    await later(100)
+    assert [call_id for call_id, _ in bench.expired] == ["c1", "c2"]
 
 
-def test_a_read_call_is_replayed_under_its_own_id_until_it_is_answered() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        first = bench.connect()
-        bench.put("call", effect="read")
-        bench.outbox.detach()
-        second = bench.connect()
-        assert [f.data for f in first.frames] == [f.data for f in second.frames]
-        bench.outbox.acknowledge("c1")
-        bench.outbox.detach()
-        assert bench.connect().frames == []
-
-    run(scenario())
+async def test_a_read_call_is_replayed_under_its_own_id_until_it_is_answered() -> None:
+    bench = Bench()
+    first = bench.connect()
+    bench.put("call", effect="read")
+    bench.outbox.detach()
+    second = bench.connect()
+    assert [f.data for f in first.frames] == [f.data for f in second.frames]
+    bench.outbox.acknowledge("c1")
+    bench.outbox.detach()
+    assert bench.connect().frames == []
 
 
-def test_a_replay_has_only_the_latest_state_and_no_stale_speech_and_is_in_order() -> None:
-    async def scenario() -> None:
-        bench = Bench(stale_speech=10.0)
-        for kind in ("state", "message", "final", "message", "state"):
-            bench.put(kind)
-        bench.put("speak", age_s=11.0)
-        bench.put("speak", age_s=1.0)
+async def test_a_replay_has_only_the_latest_state_and_no_stale_speech_and_is_in_order() -> None:
+    bench = Bench(stale_speech=10.0)
+    for kind in ("state", "message", "final", "message", "state"):
+        bench.put(kind)
+    bench.put("speak", age_s=11.0)
+    bench.put("speak", age_s=1.0)
+    bench.put("state")
+    bench.put("message")
+    assert bench.connect().ids() == ["e2", "e3", "e4", "e7", "e8", "e9"]
+    assert set(bench.outbox.take_gone()) == {"e1", "e5", "e6"}
+
+
+async def test_a_replayed_speech_is_preceded_by_its_state_although_that_was_acknowledged() -> None:
+    bench = Bench(stale_speech=10.0)
+    bench.connect()
+    for kind in ("state", "speak", "state"):
+        bench.put(kind)
+    bench.outbox.acknowledge("c1")
+    bench.outbox.acknowledge("c3")  # an app that does not wait for its voice
+    bench.outbox.detach()
+    wire = bench.connect()
+    assert wire.ids() == ["e1", "e2"]
+    bench.outbox.acknowledge("c1")
+    bench.outbox.acknowledge("c2")
+    assert bench.rests()
+    assert sorted(bench.outbox.take_gone()) == ["e1", "e2", "e3"]
+
+
+async def test_a_state_is_not_replayed_for_a_speech_that_is_not() -> None:
+    bench = Bench(stale_speech=10.0)
+    for age_s in (11.0, 0.0, 0.0):
         bench.put("state")
-        bench.put("message")
-        assert bench.connect().ids() == ["e2", "e3", "e4", "e7", "e8", "e9"]
-        assert set(bench.outbox.take_gone()) == {"e1", "e5", "e6"}
+        bench.put("speak", age_s=age_s)
+    bench.put("state")
+    bench.outbox.withdraw("c4")
+    wire = bench.connect()
+    assert wire.ids() == ["e5", "e6", "e7"]
+    bench.outbox.acknowledge("c5")
+    bench.outbox.end_speech("c6")
+    bench.outbox.detach()
+    assert bench.connect().ids() == ["e7"]
 
-    run(scenario())
+
+async def test_calls_go_on_waiting_without_a_connection() -> None:
+    bench = Bench()
+    begun = asyncio.get_running_loop().time()
+    bench.put("call")
+    bench.put("state")
+    await later(100)
+    assert bench.expired == [("c1", begun + CALL_LIMIT)]
 
 
-def test_a_replayed_speech_is_preceded_by_its_state_although_that_was_acknowledged() -> None:
-    async def scenario() -> None:
-        bench = Bench(stale_speech=10.0)
-        bench.connect()
-        for kind in ("state", "speak", "state"):
+async def test_a_call_is_taken_back_only_while_no_socket_had_it() -> None:
+    bench = Bench()
+    wire = bench.connect(slow=True)
+    bench.put("call")
+    bench.put("call")
+    wire.write(1)
+    assert not bench.outbox.withdraw("c1")
+    assert bench.outbox.withdraw("c2")
+    assert not bench.outbox.withdraw("c2")
+    assert not bench.outbox.withdraw("nobody's")
+    wire.write(9)
+    assert wire.ids() == ["e1"]
+
+
+async def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_first_turn() -> None:
+    bench = Bench(max_unacknowledged=20)
+    wire = bench.connect()
+    for _ in range(10):
+        bench.outbox.expect_no_acknowledgements()
+        for kind in ("state", "message", "final", "message", "state", "speak", "state"):
             bench.put(kind)
-        bench.outbox.acknowledge("c1")
-        bench.outbox.acknowledge("c3")  # an app that does not wait for its voice
-        bench.outbox.detach()
-        wire = bench.connect()
-        assert wire.ids() == ["e1", "e2"]
-        bench.outbox.acknowledge("c1")
-        bench.outbox.acknowledge("c2")
-        assert bench.rests()
-        assert sorted(bench.outbox.take_gone()) == ["e1", "e2", "e3"]
-
-    run(scenario())
+    assert wire.ids() == [f"e{n}" for n in range(1, 71)]
+    assert len(bench.outbox) == 20
+    begun = asyncio.get_running_loop().time()
+    bench.put("call")
+    await later(100)
+    assert [one for one in bench.expired if one[0] == "c71"] == [("c71", begun + CALL_LIMIT)]
 
 
-def test_a_state_is_not_replayed_for_a_speech_that_is_not() -> None:
-    async def scenario() -> None:
-        bench = Bench(stale_speech=10.0)
-        for age_s in (11.0, 0.0, 0.0):
-            bench.put("state")
-            bench.put("speak", age_s=age_s)
-        bench.put("state")
-        bench.outbox.withdraw("c4")
-        wire = bench.connect()
-        assert wire.ids() == ["e5", "e6", "e7"]
-        bench.outbox.acknowledge("c5")
-        bench.outbox.end_speech("c6")
-        bench.outbox.detach()
-        assert bench.connect().ids() == ["e7"]
-
-    run(scenario())
+async def test_closing_stops_the_clock() -> None:
+    bench = Bench()
+    bench.connect()
+    for kind in ("call", "speak", "state"):
+        bench.put(kind)
+    bench.outbox.close()
+    await later(100)
+    assert bench.expired == []
+    assert not virtual_loop().timers
 
 
-def test_calls_go_on_waiting_without_a_connection() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        begun = asyncio.get_running_loop().time()
-        bench.put("call")
-        bench.put("state")
-        await later(100)
-        assert bench.expired == [("c1", begun + CALL_LIMIT)]
-
-    run(scenario())
-
-
-def test_a_call_is_taken_back_only_while_no_socket_had_it() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect(slow=True)
-        bench.put("call")
-        bench.put("call")
-        wire.write(1)
-        assert not bench.outbox.withdraw("c1")
-        assert bench.outbox.withdraw("c2")
-        assert not bench.outbox.withdraw("c2")
-        assert not bench.outbox.withdraw("nobody's")
-        wire.write(9)
-        assert wire.ids() == ["e1"]
-
-    run(scenario())
+async def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_the_speech() -> None:
+    bench = Bench()
+    bench.put("speak")
+    bench.put("call")
+    wire = bench.connect()
+    assert wire.ids() == ["e1", "e2"]
+    await later(SPEECH_LIMIT - 1)
+    bench.outbox.acknowledge("c1")
+    said = asyncio.get_running_loop().time()
+    await later(100)
+    assert bench.expired == [("c2", said + CALL_LIMIT)]
 
 
-def test_a_client_that_acknowledges_nothing_is_not_waited_for_after_its_first_turn() -> None:
-    async def scenario() -> None:
-        bench = Bench(max_unacknowledged=20)
-        wire = bench.connect()
-        for _ in range(10):
-            bench.outbox.expect_no_acknowledgements()
-            for kind in ("state", "message", "final", "message", "state", "speak", "state"):
-                bench.put(kind)
-        assert wire.ids() == [f"e{n}" for n in range(1, 71)]
-        assert len(bench.outbox) == 20
-        begun = asyncio.get_running_loop().time()
-        bench.put("call")
-        await later(100)
-        assert [one for one in bench.expired if one[0] == "c71"] == [("c71", begun + CALL_LIMIT)]
-
-    run(scenario())
-
-
-def test_closing_stops_the_clock() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        for kind in ("call", "speak", "state"):
-            bench.put(kind)
-        bench.outbox.close()
-        await later(100)
-        assert bench.expired == []
-        assert not virtual_loop().timers
-
-    run(scenario())
-
-
-def test_a_call_that_is_replayed_behind_a_speech_has_its_limit_from_the_end_of_the_speech() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.put("speak")
-        bench.put("call")
-        wire = bench.connect()
-        assert wire.ids() == ["e1", "e2"]
-        await later(SPEECH_LIMIT - 1)
-        bench.outbox.acknowledge("c1")
-        said = asyncio.get_running_loop().time()
-        await later(100)
-        assert bench.expired == [("c2", said + CALL_LIMIT)]
-
-    run(scenario())
-
-
-def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_whole_limit() -> None:
+async def test_a_speech_whose_answer_was_lost_does_not_hold_up_the_next_one_for_its_whole_limit() -> None:
     """The app drops the replayed speech as one it had, and answers what comes after it: it is over."""
+    bench = Bench()
+    bench.connect()
+    bench.put("speak")
+    bench.put("state")
+    bench.outbox.detach()  # it was said, and its answer is lost: the app sends each only once
+    wire = bench.connect()
+    assert wire.ids() == ["e1", "e2"]
+    for kind in ("state", "message"):
+        event_id = bench.put(kind)
+        bench.outbox.acknowledge(event_id.replace("e", "c"))
+    bench.put("speak")
+    assert wire.ids()[-1] == "e5"
 
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
+
+async def test_what_was_held_goes_on_when_the_speech_before_it_is_evicted() -> None:
+    bench = Bench(max_unacknowledged=4)
+    wire = bench.connect()
+    for _ in range(5):
         bench.put("speak")
-        bench.put("state")
-        bench.outbox.detach()  # it was said, and its answer is lost: the app sends each only once
-        wire = bench.connect()
-        assert wire.ids() == ["e1", "e2"]
-        for kind in ("state", "message"):
-            event_id = bench.put(kind)
-            bench.outbox.acknowledge(event_id.replace("e", "c"))
-        bench.put("speak")
-        assert wire.ids()[-1] == "e5"
-
-    run(scenario())
+    assert wire.ids() == ["e1", "e2"]
 
 
-def test_what_was_held_goes_on_when_the_speech_before_it_is_evicted() -> None:
-    async def scenario() -> None:
-        bench = Bench(max_unacknowledged=4)
-        wire = bench.connect()
-        for _ in range(5):
-            bench.put("speak")
-        assert wire.ids() == ["e1", "e2"]
-
-    run(scenario())
-
-
-def test_an_interrupted_speech_that_was_not_answered_does_not_block_the_next_connection() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("speak")
-        bench.outbox.end_speech("c1")  # and its answer is lost with the socket
-        bench.put("speak")
-        bench.outbox.detach()
-        wire = bench.connect()
-        bench.put("state")
-        await later(10 * SPEECH_LIMIT)
-        assert wire.ids()[-1] == "e3"
-
-    run(scenario())
+async def test_an_interrupted_speech_that_was_not_answered_does_not_block_the_next_connection() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("speak")
+    bench.outbox.end_speech("c1")  # and its answer is lost with the socket
+    bench.put("speak")
+    bench.outbox.detach()
+    wire = bench.connect()
+    bench.put("state")
+    await later(10 * SPEECH_LIMIT)
+    assert wire.ids()[-1] == "e3"
 
 
-def test_an_interrupted_speech_is_not_said_again_on_the_next_connection() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("speak")
-        bench.outbox.end_speech("c1")
-        bench.outbox.detach()
-        assert bench.connect().ids() == []
-
-    run(scenario())
+async def test_an_interrupted_speech_is_not_said_again_on_the_next_connection() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("speak")
+    bench.outbox.end_speech("c1")
+    bench.outbox.detach()
+    assert bench.connect().ids() == []
 
 
 # -- questions
 
 
-def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        bench.put("approval")
+async def test_a_question_waits_in_nobodys_way_and_for_as_long_as_it_takes() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    bench.put("approval")
+    assert not bench.outbox.outstanding
+    begun = asyncio.get_running_loop().time()
+    bench.put("call")
+    bench.put("approval")
+    await later(10_000)
+    assert wire.ids() == ["e1", "e2", "e3"]
+    assert bench.expired == [("c2", begun + CALL_LIMIT)]
+    assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
+    assert len(bench.outbox) == 2
+
+
+async def test_a_question_is_shown_again_under_its_own_id_until_it_is_settled() -> None:
+    bench = Bench()
+    first = bench.connect()
+    bench.put("approval", age_s=500.0)
+    for _ in range(3):
+        bench.outbox.detach()
         assert not bench.outbox.outstanding
-        begun = asyncio.get_running_loop().time()
-        bench.put("call")
-        bench.put("approval")
-        await later(10_000)
-        assert wire.ids() == ["e1", "e2", "e3"]
-        assert bench.expired == [("c2", begun + CALL_LIMIT)]
-        assert bench.outbox.is_outstanding("c1") and bench.outbox.is_outstanding("c3")
-        assert len(bench.outbox) == 2
-
-    run(scenario())
+        again = bench.connect()
+        assert [f.data for f in again.frames] == [f.data for f in first.frames]
+    assert not bench.outbox.withdraw("c1"), "a socket had it"
+    bench.outbox.abandon("c1")
+    assert bench.outbox.take_gone() == ["e1"]
+    bench.outbox.detach()
+    assert bench.connect().frames == []
+    assert bench.rests()
 
 
-def test_a_question_is_shown_again_under_its_own_id_until_it_is_settled() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        first = bench.connect()
-        bench.put("approval", age_s=500.0)
-        for _ in range(3):
-            bench.outbox.detach()
-            assert not bench.outbox.outstanding
-            again = bench.connect()
-            assert [f.data for f in again.frames] == [f.data for f in first.frames]
-        assert not bench.outbox.withdraw("c1"), "a socket had it"
-        bench.outbox.abandon("c1")
-        assert bench.outbox.take_gone() == ["e1"]
-        bench.outbox.detach()
-        assert bench.connect().frames == []
-        assert bench.rests()
-
-    run(scenario())
+async def test_a_question_that_no_socket_had_is_taken_back() -> None:
+    bench = Bench()
+    wire = bench.connect(slow=True)
+    bench.put("approval")
+    assert bench.outbox.withdraw("c1")
+    wire.write(9)
+    assert wire.ids() == []
+    assert bench.outbox.take_gone() == ["e1"]
+    assert bench.rests()
 
 
-def test_a_question_that_no_socket_had_is_taken_back() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect(slow=True)
-        bench.put("approval")
-        assert bench.outbox.withdraw("c1")
-        wire.write(9)
-        assert wire.ids() == []
-        assert bench.outbox.take_gone() == ["e1"]
-        assert bench.rests()
-
-    run(scenario())
+async def test_a_question_that_waits_behind_a_speech_can_be_given_up() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    for kind in ("speak", "speak", "approval"):
+        bench.put(kind)
+    bench.outbox.abandon("c3")
+    bench.outbox.acknowledge("c1")
+    bench.outbox.acknowledge("c2")
+    assert wire.ids() == ["e1", "e2"]
+    assert bench.rests()
 
 
-def test_a_question_that_waits_behind_a_speech_can_be_given_up() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        for kind in ("speak", "speak", "approval"):
-            bench.put(kind)
-        bench.outbox.abandon("c3")
-        bench.outbox.acknowledge("c1")
-        bench.outbox.acknowledge("c2")
-        assert wire.ids() == ["e1", "e2"]
-        assert bench.rests()
-
-    run(scenario())
+async def test_no_answer_to_what_follows_settles_a_question() -> None:
+    bench = Bench()
+    bench.connect()
+    for kind in ("approval", "state", "message", "speak", "state"):
+        bench.put(kind)
+    for number in range(2, 6):
+        bench.outbox.acknowledge(f"c{number}")
+    assert len(bench.outbox) == 1
+    assert bench.outbox.is_outstanding("c1")
 
 
-def test_no_answer_to_what_follows_settles_a_question() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        for kind in ("approval", "state", "message", "speak", "state"):
-            bench.put(kind)
-        for number in range(2, 6):
-            bench.outbox.acknowledge(f"c{number}")
-        assert len(bench.outbox) == 1
-        assert bench.outbox.is_outstanding("c1")
-
-    run(scenario())
-
-
-def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None:
-    async def scenario() -> None:
-        bench = Bench(max_unacknowledged=4)
-        bench.connect()
-        for kind in ("approval", "call", "approval", "call", "approval", "state", "message", "final"):
-            bench.put(kind)
-        assert all(bench.outbox.is_outstanding(f"c{number}") for number in range(1, 6))
-        assert set(bench.outbox.take_gone()) == {"e6", "e7", "e8"}
-        bench.outbox.detach()
-        assert bench.connect(slow=True).queue[0].data == bytes(make_record(1, "approval").frame)
-
-    run(scenario())
+async def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None:
+    bench = Bench(max_unacknowledged=4)
+    bench.connect()
+    for kind in ("approval", "call", "approval", "call", "approval", "state", "message", "final"):
+        bench.put(kind)
+    assert all(bench.outbox.is_outstanding(f"c{number}") for number in range(1, 6))
+    assert set(bench.outbox.take_gone()) == {"e6", "e7", "e8"}
+    bench.outbox.detach()
+    assert bench.connect(slow=True).queue[0].data == bytes(make_record(1, "approval").frame)
 
 
 @pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])
-def test_questions_that_nobody_answers_are_no_sign_of_a_client_that_acknowledges_nothing(
+async def test_questions_that_nobody_answers_are_no_sign_of_a_client_that_acknowledges_nothing(
     silent: Kind, waited_for: bool
 ) -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        wire = bench.connect()
-        for _ in range(4):
-            bench.put(silent)
-        bench.put("speak")
-        bench.outbox.expect_no_acknowledgements()
-        bench.put("speak")
-        assert (wire.ids()[-1] == "e5") == waited_for
-        bench.outbox.close()
-
-    run(scenario())
+    bench = Bench()
+    wire = bench.connect()
+    for _ in range(4):
+        bench.put(silent)
+    bench.put("speak")
+    bench.outbox.expect_no_acknowledgements()
+    bench.put("speak")
+    assert (wire.ids()[-1] == "e5") == waited_for
+    bench.outbox.close()
 
 
 # -- signs of life
 
 
-def test_a_sign_of_life_lets_a_calls_time_begin_anew() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("call")
-        for _ in range(5):
-            await later(CALL_LIMIT - 1)
-            assert bench.outbox.extend("c1")
-        told = asyncio.get_running_loop().time()
-        await later(100)
-        assert bench.expired == [("c1", told + CALL_LIMIT)]
-        assert not bench.outbox.extend("c1")
-        assert bench.rests()
-
-    run(scenario())
-
-
-def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        begun = asyncio.get_running_loop().time()
-        for kind in ("call", "call", "speak", "approval"):
-            bench.put(kind)
-        await later(10)
-        assert bench.outbox.extend("c2"), "it waits its turn"
-        assert [bench.outbox.extend(call_id) for call_id in ("c3", "c4", "nobody's")] == [False] * 3
-        await later(200)
-        assert bench.expired == [
-            ("c1", begun + CALL_LIMIT),
-            ("c2", begun + 2 * CALL_LIMIT),
-            ("c3", begun + 2 * CALL_LIMIT + SPEECH_LIMIT),
-        ]
-
-    run(scenario())
-
-
-def test_a_call_whose_turn_is_over_may_show_that_it_lives_and_is_still_not_reported() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.connect()
-        bench.put("call")
-        bench.put("call")
-        bench.outbox.abandon("c1")
+async def test_a_sign_of_life_lets_a_calls_time_begin_anew() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("call")
+    for _ in range(5):
         await later(CALL_LIMIT - 1)
         assert bench.outbox.extend("c1")
-        alive = asyncio.get_running_loop().time()
-        await later(200)
-        assert bench.expired == [("c2", alive + 2 * CALL_LIMIT)]
-        assert bench.rests()
+    told = asyncio.get_running_loop().time()
+    await later(100)
+    assert bench.expired == [("c1", told + CALL_LIMIT)]
+    assert not bench.outbox.extend("c1")
+    assert bench.rests()
 
-    run(scenario())
+
+async def test_a_sign_of_life_concerns_its_own_call_and_nothing_but_calls() -> None:
+    bench = Bench()
+    bench.connect()
+    begun = asyncio.get_running_loop().time()
+    for kind in ("call", "call", "speak", "approval"):
+        bench.put(kind)
+    await later(10)
+    assert bench.outbox.extend("c2"), "it waits its turn"
+    assert [bench.outbox.extend(call_id) for call_id in ("c3", "c4", "nobody's")] == [False] * 3
+    await later(200)
+    assert bench.expired == [
+        ("c1", begun + CALL_LIMIT),
+        ("c2", begun + 2 * CALL_LIMIT),
+        ("c3", begun + 2 * CALL_LIMIT + SPEECH_LIMIT),
+    ]
+
+
+async def test_a_call_whose_turn_is_over_may_show_that_it_lives_and_is_still_not_reported() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.put("call")
+    bench.put("call")
+    bench.outbox.abandon("c1")
+    await later(CALL_LIMIT - 1)
+    assert bench.outbox.extend("c1")
+    alive = asyncio.get_running_loop().time()
+    await later(200)
+    assert bench.expired == [("c2", alive + 2 * CALL_LIMIT)]
+    assert bench.rests()
 
 
 # -- the model
@@ -945,40 +839,34 @@ def test_no_walk_of_any_length_breaks_the_rules(seed: int, number: int) -> None:
     check_walk(seed, number)
 
 
-def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
-    async def scenario() -> None:
-        outbox = Outbox(Limits(), lambda record: None)
-        encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
-        wire = Wire()
-        outbox.attach(wire)
-        events = [set_state("c1", "thinking"), append_message("c2", "user", "hi"), speak("c3", "hello")]
-        encoder.send(encoder.make_ready([*events, set_state("c4", "idle")], "t1"))
-        ids = wire.ids()
-        outbox.acknowledge("c4")  # which acknowledges those before it, but not the speech
-        assert [record.call_id for record in outbox.records()] == ["c3"]
-        outbox.handled("evt_of-another-process_1")
-        assert outbox.outstanding
-        outbox.handled(ids[3])  # it is gone from here, and still says how far the client is
-        assert outbox.records() == [] and not outbox.outstanding
-
-    run(scenario())
+async def test_what_a_client_says_it_has_handled_is_not_waited_for() -> None:
+    outbox = Outbox(Limits(), lambda record: None)
+    encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
+    wire = Wire()
+    outbox.attach(wire)
+    events = [set_state("c1", "thinking"), append_message("c2", "user", "hi"), speak("c3", "hello")]
+    encoder.send(encoder.make_ready([*events, set_state("c4", "idle")], "t1"))
+    ids = wire.ids()
+    outbox.acknowledge("c4")  # which acknowledges those before it, but not the speech
+    assert [record.call_id for record in outbox.records()] == ["c3"]
+    outbox.handled("evt_of-another-process_1")
+    assert outbox.outstanding
+    outbox.handled(ids[3])  # it is gone from here, and still says how far the client is
+    assert outbox.records() == [] and not outbox.outstanding
 
 
-def test_an_event_that_overtook_others_does_not_say_that_they_were_handled() -> None:
-    async def scenario() -> None:
-        outbox = Outbox(Limits(), lambda record: None)
-        encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
-        wire = Wire()
-        outbox.attach(wire)
-        encoder.send(encoder.make_ready([append_message("c1", "user", "hi")], "t1"))
-        encoder.send(encoder.make_ready([speak("c2", "hello"), speak("c3", "held")], "t1"))
-        wire.send(encoder.frame(EventAck(["e"])))
-        assert len(wire.ids()) == 3
-        # Another process takes the session, and does not know what was sent.
-        other = Outbox(Limits(), lambda record: None)
-        for record in outbox.records():
-            other.restore(record, 30.0, sent=True)
-        other.handled(wire.ids()[-1])
-        assert [record.call_id for record in other.records()] == ["c3"]
-
-    run(scenario())
+async def test_an_event_that_overtook_others_does_not_say_that_they_were_handled() -> None:
+    outbox = Outbox(Limits(), lambda record: None)
+    encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
+    wire = Wire()
+    outbox.attach(wire)
+    encoder.send(encoder.make_ready([append_message("c1", "user", "hi")], "t1"))
+    encoder.send(encoder.make_ready([speak("c2", "hello"), speak("c3", "held")], "t1"))
+    wire.send(encoder.frame(EventAck(["e"])))
+    assert len(wire.ids()) == 3
+    # Another process takes the session, and does not know what was sent.
+    other = Outbox(Limits(), lambda record: None)
+    for record in outbox.records():
+        other.restore(record, 30.0, sent=True)
+    other.handled(wire.ids()[-1])
+    assert [record.call_id for record in other.records()] == ["c3"]

@@ -35,7 +35,6 @@ from tests.conversation.helpers import (
     loose_ends,
     make_services,
     open_session,
-    run,
     shape_of,
     steps,
     tasks_of,
@@ -160,59 +159,53 @@ def calls(session: Session) -> list[ToolCall]:
     return [one for m in session.messages if isinstance(m, AssistantMessage) for one in m.calls]
 
 
-def test_words_that_waited_are_answered_by_the_next_process() -> None:
-    async def scenario() -> None:
-        store, hold = SlowStore(), asyncio.Event()
+async def test_words_that_waited_are_answered_by_the_next_process() -> None:
+    store, hold = SlowStore(), asyncio.Event()
 
-        def reply(request: ModelRequest) -> Script:
-            text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
-            return [hold, TextDelta(f"To {text}.")] if text == "one" else [TextDelta(f"To {text}.")]
+    def reply(request: ModelRequest) -> Script:
+        text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
+        return [hold, TextDelta(f"To {text}.")] if text == "one" else [TextDelta(f"To {text}.")]
 
-        phone = Phone(make_services(reply, store=store, mode="queue"), store, resume=False)
-        session = await phone.connect()
-        phone.app.say("one", "words-1")
-        await phone.app.until("append user")
-        phone.app.say("two", "words-2")
+    phone = Phone(make_services(reply, store=store, mode="queue"), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("one", "words-1")
+    await phone.app.until("append user")
+    phone.app.say("two", "words-2")
+    await steps(20)
+    die(session, phone.app)
+    hold.set()
+    session = await phone.connect()
+    assert phone.app.line is not None
+    phone.app.say("two", "words-2")  # said again: it is known
+    await at_rest(session)
+    assert phone.app.finals() == ["To one.", "To two."]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_time() -> None:
+    store, begun = SlowStore(), 0
+
+    def reply(request: ModelRequest) -> Script:
+        nonlocal begun
+        begun += 1
+        return [asyncio.Event()]
+
+    phone = Phone(make_services(reply, store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    await phone.app.until("append user")
+    for expected in (1, 2):
         await steps(20)
+        assert begun == expected
         die(session, phone.app)
-        hold.set()
         session = await phone.connect()
-        assert phone.app.line is not None
-        phone.app.say("two", "words-2")  # said again: it is known
-        await at_rest(session)
-        assert phone.app.finals() == ["To one.", "To two."]
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
-
-
-def test_a_model_that_brings_its_process_down_twice_is_not_begun_a_third_time() -> None:
-    async def scenario() -> None:
-        store, begun = SlowStore(), 0
-
-        def reply(request: ModelRequest) -> Script:
-            nonlocal begun
-            begun += 1
-            return [asyncio.Event()]
-
-        phone = Phone(make_services(reply, store=store), store, resume=False)
-        session = await phone.connect()
-        phone.app.say("go")
-        await phone.app.until("append user")
-        for expected in (1, 2):
-            await steps(20)
-            assert begun == expected
-            die(session, phone.app)
-            session = await phone.connect()
-        await at_rest(session)
-        assert begun == 2
-        assert phone.app.errors() == ["model_provider_failed"]
-        assert phone.app.states()[-1] == "idle"
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
+    await at_rest(session)
+    assert begun == 2
+    assert phone.app.errors() == ["model_provider_failed"]
+    assert phone.app.states()[-1] == "idle"
+    await session.close()
+    await phone.app.close()
 
 
 def do_again(request: ModelRequest) -> Script:
@@ -227,112 +220,99 @@ def reasons(event: Event) -> str:
     return " ".join(event["payload"]["reasons"])
 
 
-def test_a_late_result_is_told_by_the_next_process() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
+async def test_a_late_result_is_told_by_the_next_process() -> None:
+    store = SlowStore()
 
-        def reply(request: ModelRequest) -> Script:
-            if isinstance(request.messages[-1], Note):
-                return [TextDelta("It was done.")]
-            return do_again(request)
+    def reply(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], Note):
+            return [TextDelta("It was done.")]
+        return do_again(request)
 
-        services = make_services(reply, store=store)
-        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        done = await app.until("device.do")
-        await app.until("assistant.speech.final")
-        await at_rest(session)
-        die(session, app)
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        app.result(done["payload"]["callId"], "heron")
-        await at_rest(session)
-        assert app.finals() == ["Unknown: 1.", "It was done."]
-        await session.close()
-        await app.close()
-
-    run(scenario())
+    services = make_services(reply, store=store)
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    done = await app.until("device.do")
+    await app.until("assistant.speech.final")
+    await at_rest(session)
+    die(session, app)
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    app.result(done["payload"]["callId"], "heron")
+    await at_rest(session)
+    assert app.finals() == ["Unknown: 1.", "It was done."]
+    await session.close()
+    await app.close()
 
 
-def test_the_next_process_asks_before_it_does_again_what_may_have_happened() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        services = make_services(do_again, store=store)
-        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-        app.capabilities = ["approval"]
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        await app.until("assistant.speech.final")
-        await at_rest(session)
-        die(session, app)
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        app.say("again")
-        assert "may have happened" in reasons(await app.until("approval.request"))
-        assert app.shapes().count("device.do") == 1
-        await session.close()
-        await app.close()
-
-    run(scenario())
+async def test_the_next_process_asks_before_it_does_again_what_may_have_happened() -> None:
+    store = SlowStore()
+    services = make_services(do_again, store=store)
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    app.capabilities = ["approval"]
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    await app.until("assistant.speech.final")
+    await at_rest(session)
+    die(session, app)
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    app.say("again")
+    assert "may have happened" in reasons(await app.until("approval.request"))
+    assert app.shapes().count("device.do") == 1
+    await session.close()
+    await app.close()
 
 
 @pytest.mark.parametrize("name", ["device.do", "local.write"])
-def test_the_next_process_asks_before_it_does_again_what_was_under_way_in_the_round_it_took_over(
+async def test_the_next_process_asks_before_it_does_again_what_was_under_way_in_the_round_it_took_over(
     name: str,
 ) -> None:
     """The device's call is recorded as unknown already, the other one was running when its process died."""
+    store, local = SlowStore(), LocalTools()
 
-    async def scenario() -> None:
-        store, local = SlowStore(), LocalTools()
+    def reply(request: ModelRequest) -> Script:
+        wait = [call("local.wait")] if isinstance(request.messages[-1], UserMessage) else []
+        return [call(name, '{"x":1}'), *wait]
 
-        def reply(request: ModelRequest) -> Script:
-            wait = [call("local.wait")] if isinstance(request.messages[-1], UserMessage) else []
-            return [call(name, '{"x":1}'), *wait]
-
-        do = tool("device.do", effect="write", approval="never", timeout_s=5.0)
-        services = replace(make_services(reply, store=store, toolsets=[local]), catalog=[do])
-        app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
-        app.capabilities = ["approval"]
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        await later(6)
-        die(session, app)
-        local.go.set()
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        assert "may have happened" in reasons(await app.until("approval.request"))
-        assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
-        await session.close()
-        await app.close()
-
-    run(scenario())
+    do = tool("device.do", effect="write", approval="never", timeout_s=5.0)
+    services = replace(make_services(reply, store=store, toolsets=[local]), catalog=[do])
+    app = App(lambda name, call_id: None if name == "device.do" else SPOKEN, store)
+    app.capabilities = ["approval"]
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    await later(6)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    assert "may have happened" in reasons(await app.until("approval.request"))
+    assert app.shapes().count("device.do") <= 1 and "local.write" not in local.ran
+    await session.close()
+    await app.close()
 
 
-def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        services = make_services([[TextDelta("One two three four.")]], store=store)
-        app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        await app.until("tts.speak")
-        await steps(30)
-        die(session, app)
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        app.interrupt(spoken_text="One two")
-        await steps(50)
-        (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage)]
-        assert said.startswith("One two [")
-        await session.close()
-        await app.close()
-
-    run(scenario())
+async def test_an_interruption_after_the_takeover_cuts_what_was_not_heard() -> None:
+    store = SlowStore()
+    services = make_services([[TextDelta("One two three four.")]], store=store)
+    app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    await app.until("tts.speak")
+    await steps(30)
+    die(session, app)
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    app.interrupt(spoken_text="One two")
+    await steps(50)
+    (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage)]
+    assert said.startswith("One two [")
+    await session.close()
+    await app.close()
 
 
 # -- turns that go on elsewhere
@@ -374,144 +354,128 @@ def test_an_interrupted_turn_stays_interrupted_at_whatever_step_its_process_dies
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_an_interrupted_answer_names_what_was_done_in_the_process_before(rounds: int) -> None:
+async def test_an_interrupted_answer_names_what_was_done_in_the_process_before(rounds: int) -> None:
     """In the round that was taken over, or in one before it."""
+    store, local = SlowStore(), LocalTools()
 
-    async def scenario() -> None:
-        store, local = SlowStore(), LocalTools()
+    def reply(request: ModelRequest) -> Script:
+        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        if results == 2:
+            return [TextDelta("All done.")]
+        made = [call("device.do"), call("local.wait")]
+        return [*made] if rounds == 1 else [made[results]]
 
-        def reply(request: ModelRequest) -> Script:
-            results = sum(isinstance(one, ToolResult) for one in request.messages)
-            if results == 2:
-                return [TextDelta("All done.")]
-            made = [call("device.do"), call("local.wait")]
-            return [*made] if rounds == 1 else [made[results]]
-
-        services = make_services(reply, store=store, toolsets=[local])
-        app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        await local.begun.wait()
-        await steps(30)
-        die(session, app)
-        local.go.set()
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        await app.until("tts.speak")
-        app.interrupt(spoken_text="All")
-        await later(1)
-        (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage) and one.text]
-        assert said.startswith("All [") and "device.do" in said
-        await session.close()
-        await app.close()
-
-    run(scenario())
+    services = make_services(reply, store=store, toolsets=[local])
+    app = App(lambda name, call_id: None if name == "tts.speak" else SPOKEN, store)
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    await local.begun.wait()
+    await steps(30)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    await app.until("tts.speak")
+    app.interrupt(spoken_text="All")
+    await later(1)
+    (said,) = [one.text for one in session.messages if isinstance(one, AssistantMessage) and one.text]
+    assert said.startswith("All [") and "device.do" in said
+    await session.close()
+    await app.close()
 
 
 @pytest.mark.parametrize("bound", [{"max_calls_per_turn": 2}, {"max_tool_rounds": 2}])
-def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(bound: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        store, local = SlowStore(), LocalTools()
+async def test_the_limits_of_a_turn_hold_over_the_processes_that_it_runs_in(bound: dict[str, Any]) -> None:
+    store, local = SlowStore(), LocalTools()
 
-        def reply(request: ModelRequest) -> Script:
-            if request.tool_choice == "none":
-                return [TextDelta("Enough.")]
-            results = sum(isinstance(one, ToolResult) for one in request.messages)
-            return [call("local.wait" if results == 1 else "local.sum")]
+    def reply(request: ModelRequest) -> Script:
+        if request.tool_choice == "none":
+            return [TextDelta("Enough.")]
+        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        return [call("local.wait" if results == 1 else "local.sum")]
 
-        services = make_services(reply, store=store, toolsets=[local], **bound)
-        app = App(store=store)
-        session = await open_session(services)
-        app.connect(session)
-        app.say("go")
-        await local.begun.wait()
-        while local.ran != ["local.sum"]:
-            await steps(1)
-        await steps(30)
-        die(session, app)
-        local.go.set()
-        session = await open_session(services)
-        app.connect(session, resumed=True)
-        await at_rest(session)
-        assert app.errors() == ["tool_round_limit_exceeded"]
-        assert app.finals() == ["Enough."]
-        assert local.ran == ["local.sum", "local.wait"]
-        await session.close()
-        await app.close()
-
-    run(scenario())
+    services = make_services(reply, store=store, toolsets=[local], **bound)
+    app = App(store=store)
+    session = await open_session(services)
+    app.connect(session)
+    app.say("go")
+    await local.begun.wait()
+    while local.ran != ["local.sum"]:
+        await steps(1)
+    await steps(30)
+    die(session, app)
+    local.go.set()
+    session = await open_session(services)
+    app.connect(session, resumed=True)
+    await at_rest(session)
+    assert app.errors() == ["tool_round_limit_exceeded"]
+    assert app.finals() == ["Enough."]
+    assert local.ran == ["local.sum", "local.wait"]
+    await session.close()
+    await app.close()
 
 
-def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
+async def test_a_second_refusal_in_the_next_process_ends_the_turn_without_tools() -> None:
+    store = SlowStore()
 
-        def reply(request: ModelRequest) -> Script:
-            results = sum(isinstance(one, ToolResult) for one in request.messages)
-            if request.tool_choice == "none":
-                return [TextDelta("As you wish.")]
-            return [call("device.move", f'{{"x":{results}}}')]
+    def reply(request: ModelRequest) -> Script:
+        results = sum(isinstance(one, ToolResult) for one in request.messages)
+        if request.tool_choice == "none":
+            return [TextDelta("As you wish.")]
+        return [call("device.move", f'{{"x":{results}}}')]
 
-        services = replace(make_services(reply, store=store), catalog=[tool("device.move", risk="medium")])
-        phone = Phone(services, store, resume=True, capabilities=["approval"])
-        session = await phone.connect()
-        phone.app.say("go")
-        for number in range(2):
-            await later(1)
-            cards = [e["payload"] for e in phone.app.log if e["type"] == "approval.request"]
-            assert len(cards) == number + 1
-            if number:
-                die(session, phone.app)
-                session = await phone.connect()
-            assert phone.app.line is not None
-            card = cards[number]
-            phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
-        await at_rest(session)
-        assert phone.app.finals() == ["As you wish."]
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
-
-
-def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> None:
-    async def scenario() -> None:
-        store, hold = Disk(), asyncio.Event()
-        phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
-        session = await phone.connect()
-        phone.app.say("go")
-        for _ in range(3):
-            await later(1)
-            await session.close()
-            session = await phone.connect()
-        hold.set()
-        await at_rest(session)
-        assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
-
-
-def test_a_turn_that_got_on_may_lose_its_process_as_often_again() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        hangs: Script = [asyncio.Event()]
-        scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
-        phone = Phone(make_services(scripts, store=store), store, resume=False)
-        session = await phone.connect()
-        phone.app.say("go")
-        for _ in range(2):
-            await later(1)
+    services = replace(make_services(reply, store=store), catalog=[tool("device.move", risk="medium")])
+    phone = Phone(services, store, resume=True, capabilities=["approval"])
+    session = await phone.connect()
+    phone.app.say("go")
+    for number in range(2):
+        await later(1)
+        cards = [e["payload"] for e in phone.app.log if e["type"] == "approval.request"]
+        assert len(cards) == number + 1
+        if number:
             die(session, phone.app)
             session = await phone.connect()
-        await at_rest(session)
-        assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
-        await session.close()
-        await phone.app.close()
+        assert phone.app.line is not None
+        card = cards[number]
+        phone.app.line.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
+    await at_rest(session)
+    assert phone.app.finals() == ["As you wish."]
+    await session.close()
+    await phone.app.close()
 
-    run(scenario())
+
+async def test_a_model_is_begun_as_often_as_its_server_stops_in_good_order() -> None:
+    store, hold = Disk(), asyncio.Event()
+    phone = Phone(make_services(lambda _: [hold, TextDelta("Done.")], store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    for _ in range(3):
+        await later(1)
+        await session.close()
+        session = await phone.connect()
+    hold.set()
+    await at_rest(session)
+    assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+    await session.close()
+    await phone.app.close()
+
+
+async def test_a_turn_that_got_on_may_lose_its_process_as_often_again() -> None:
+    store = SlowStore()
+    hangs: Script = [asyncio.Event()]
+    scripts = [hangs, [call("device.look")], hangs, [TextDelta("Done.")]]
+    phone = Phone(make_services(scripts, store=store), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    for _ in range(2):
+        await later(1)
+        die(session, phone.app)
+        session = await phone.connect()
+    await at_rest(session)
+    assert phone.app.errors() == [] and phone.app.finals() == ["Done."]
+    await session.close()
+    await phone.app.close()
 
 
 # -- questions
@@ -615,50 +579,40 @@ def read_and_move(request: ModelRequest) -> Script:
     return [call("device.look", "{}")] if reads else move(ModelRequest("", request.messages[:1]))
 
 
-def test_a_question_still_warns_of_strangers_text_in_the_next_process() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        look = tool("device.look", effect="read", risk="safe", untrusted=True)
-        services = make_services(read_and_move, store=store)
-        phone = Phone(
-            replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False
-        )
-        session = await phone.connect()
-        phone.app.say("go")
-        while len(phone.app.spoken()) < 1:
-            await later(0.01)
-        await at_calm(session)
-        die(session, phone.app)
-        session = await phone.connect()
-        while len(phone.app.spoken()) < 2:
-            await later(0.01)
-        assert ["strangers" in said for said in phone.app.spoken()] == [True, True]
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
+async def test_a_question_still_warns_of_strangers_text_in_the_next_process() -> None:
+    store = SlowStore()
+    look = tool("device.look", effect="read", risk="safe", untrusted=True)
+    services = make_services(read_and_move, store=store)
+    phone = Phone(replace(services, catalog=[look, tool("device.move", risk="medium")]), store, resume=False)
+    session = await phone.connect()
+    phone.app.say("go")
+    while len(phone.app.spoken()) < 1:
+        await later(0.01)
+    await at_calm(session)
+    die(session, phone.app)
+    session = await phone.connect()
+    while len(phone.app.spoken()) < 2:
+        await later(0.01)
+    assert ["strangers" in said for said in phone.app.spoken()] == [True, True]
+    await session.close()
+    await phone.app.close()
 
 
-def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
-        phone = Phone(services, store, resume=True, capabilities=["approval"])
-        session = await phone.connect()
-        phone.app.say("go")
-        request = (await phone.app.until("approval.request"))["payload"]
-        await at_calm(session)
-        die(session, phone.app)
-        phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
-        session = await phone.connect()
-        assert phone.app.line is not None
-        phone.app.line.say(
-            client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow")
-        )
-        await at_rest(session)
-        assert phone.app.finals() == ["Not moved."]
-        assert not phone.ran
-        await session.close()
-        await phone.app.close()
-
-    run(scenario())
+async def test_a_tool_that_was_defined_anew_meanwhile_is_not_run_by_an_old_answer() -> None:
+    store = SlowStore()
+    services = replace(make_services(move, store=store), catalog=[tool("device.move", risk="medium")])
+    phone = Phone(services, store, resume=True, capabilities=["approval"])
+    session = await phone.connect()
+    phone.app.say("go")
+    request = (await phone.app.until("approval.request"))["payload"]
+    await at_calm(session)
+    die(session, phone.app)
+    phone.services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
+    session = await phone.connect()
+    assert phone.app.line is not None
+    phone.app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
+    await at_rest(session)
+    assert phone.app.finals() == ["Not moved."]
+    assert not phone.ran
+    await session.close()
+    await phone.app.close()

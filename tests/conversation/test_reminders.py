@@ -22,7 +22,7 @@ from conductor.settings import Limits
 from conductor.stores.base import AppendLog, SessionKey, SessionStore
 from conductor.stores.memory import MemoryStore
 from conductor.tools.builtin.schedule import FIELD, Reminder, read_reminders, write_reminders
-from tests.conversation.helpers import SlowStore, later, run, steps
+from tests.conversation.helpers import SlowStore, later, steps
 from tests.conversation.test_outbox import Wire
 
 
@@ -102,136 +102,115 @@ def in_s(seconds: float, number: int = 1) -> Reminder:
     return Reminder(f"reminder_{number}", f"thing {number}", now_ms() + round(seconds * 1000))
 
 
-def test_a_reminder_is_told_when_it_is_due_and_not_before() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        await keep(store, in_s(200))
-        ann = await Talker(store, "s-1").open()
-        await later(199)
-        assert ann.committer.state.log == []
-        await later(2)
-        assert ann.said() == ["thing 1"]
-        assert await left(store) == ()
-
-    run(scenario())
+async def test_a_reminder_is_told_when_it_is_due_and_not_before() -> None:
+    store = MemoryStore()
+    await keep(store, in_s(200))
+    ann = await Talker(store, "s-1").open()
+    await later(199)
+    assert ann.committer.state.log == []
+    await later(2)
+    assert ann.said() == ["thing 1"]
+    assert await left(store) == ()
 
 
-def test_a_reminder_waits_for_the_person_and_is_told_in_any_of_their_sessions() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        await keep(store, in_s(5))
-        away = await Talker(store, "s-1").open(connected=False)
-        await later(100)
-        assert len(await left(store)) == 1
-        await away.kill()
-        back = await Talker(store, "s-2").open()
-        await later(1)
-        assert back.said() == ["thing 1"]
-        assert "was away then" in str(back.committer.state.log)
-
-    run(scenario())
+async def test_a_reminder_waits_for_the_person_and_is_told_in_any_of_their_sessions() -> None:
+    store = MemoryStore()
+    await keep(store, in_s(5))
+    away = await Talker(store, "s-1").open(connected=False)
+    await later(100)
+    assert len(await left(store)) == 1
+    await away.kill()
+    back = await Talker(store, "s-2").open()
+    await later(1)
+    assert back.said() == ["thing 1"]
+    assert "was away then" in str(back.committer.state.log)
 
 
-def test_a_repetition_comes_back_and_what_was_missed_is_told_once() -> None:
-    async def scenario() -> None:
-        store, day = MemoryStore(), 24 * 3600.0
-        first = in_s(10)
-        await keep(store, Reminder(first.id, first.text, first.due_ms, "daily"))
-        ann = await Talker(store, "s-1").open()
-        await later(day * 2)
-        assert ann.said() == ["thing 1"] * 2
-        await ann.kill()
-        await later(day * 3)
-        ann = await Talker(store, "s-1").open()
-        await later(5)
-        assert ann.said() == ["thing 1"] * 3
-        assert (await left(store))[0].due_ms == first.due_ms + round(day * 5 * 1000)
-
-    run(scenario())
+async def test_a_repetition_comes_back_and_what_was_missed_is_told_once() -> None:
+    store, day = MemoryStore(), 24 * 3600.0
+    first = in_s(10)
+    await keep(store, Reminder(first.id, first.text, first.due_ms, "daily"))
+    ann = await Talker(store, "s-1").open()
+    await later(day * 2)
+    assert ann.said() == ["thing 1"] * 2
+    await ann.kill()
+    await later(day * 3)
+    ann = await Talker(store, "s-1").open()
+    await later(5)
+    assert ann.said() == ["thing 1"] * 3
+    assert (await left(store))[0].due_ms == first.due_ms + round(day * 5 * 1000)
 
 
-def test_more_than_may_wait_at_once_are_told_one_after_the_other() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        await keep(store, *(in_s(1, number) for number in range(1, 101)))
-        ann = await Talker(store, "s-1").open()
-        await later(120)
-        assert Counter(ann.said()) == Counter(f"thing {number}" for number in range(1, 101))
-
-    run(scenario())
+async def test_more_than_may_wait_at_once_are_told_one_after_the_other() -> None:
+    store = MemoryStore()
+    await keep(store, *(in_s(1, number) for number in range(1, 101)))
+    ann = await Talker(store, "s-1").open()
+    await later(120)
+    assert Counter(ann.said()) == Counter(f"thing {number}" for number in range(1, 101))
 
 
-def test_a_store_that_is_away_is_asked_again_but_not_at_once() -> None:
-    async def scenario() -> None:
-        tries = 0
+async def test_a_store_that_is_away_is_asked_again_but_not_at_once() -> None:
+    tries = 0
 
-        def fail(_: object) -> StoreError | None:
-            nonlocal tries
-            tries += 1
-            return StoreUnavailable("away") if 1 < tries < 5 else None  # the first one keeps it
+    def fail(_: object) -> StoreError | None:
+        nonlocal tries
+        tries += 1
+        return StoreUnavailable("away") if 1 < tries < 5 else None  # the first one keeps it
 
-        store = SlowStore(fail=fail)
-        await keep(store, in_s(1))
-        ann = await Talker(store, "s-1").open()
-        await later(3)
-        assert tries <= 3
-        await later(30)
-        assert ann.said() == ["thing 1"]
-
-    run(scenario())
+    store = SlowStore(fail=fail)
+    await keep(store, in_s(1))
+    ann = await Talker(store, "s-1").open()
+    await later(3)
+    assert tries <= 3
+    await later(30)
+    assert ann.said() == ["thing 1"]
 
 
-def test_a_session_that_died_with_a_reminder_gives_way_to_another_in_time() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        gone = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
-        await keep(store, gone)
-        ann = await Talker(store, "s-1").open()
-        await later(500)
-        assert ann.said() == []
-        await later(200)
-        assert ann.said() == ["thing 1"]
-
-    run(scenario())
+async def test_a_session_that_died_with_a_reminder_gives_way_to_another_in_time() -> None:
+    store = MemoryStore()
+    gone = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
+    await keep(store, gone)
+    ann = await Talker(store, "s-1").open()
+    await later(500)
+    assert ann.said() == []
+    await later(200)
+    assert ann.said() == ["thing 1"]
 
 
 @pytest.mark.parametrize("seed", [3, 5])
-def test_a_thousand_reminders_over_three_nodes_with_kills_are_each_told_once(seed: int) -> None:
-    async def scenario() -> None:
-        rng, inner = random.Random(seed), MemoryStore()
+async def test_a_thousand_reminders_over_three_nodes_with_kills_are_each_told_once(seed: int) -> None:
+    rng, inner = random.Random(seed), MemoryStore()
 
-        def store() -> SlowStore:
-            failures = (StoreUnavailable("away"), None)
-            slow = SlowStore(
-                lambda: rng.randint(0, 3),
-                lambda: rng.randint(0, 3),
-                lambda _: rng.choices(failures, (1, 30))[0],
-            )
-            slow.inner = inner
-            return slow
+    def store() -> SlowStore:
+        failures = (StoreUnavailable("away"), None)
+        slow = SlowStore(
+            lambda: rng.randint(0, 3),
+            lambda: rng.randint(0, 3),
+            lambda _: rng.choices(failures, (1, 30))[0],
+        )
+        slow.inner = inner
+        return slow
 
-        nodes = [store() for _ in range(3)]
-        for first in range(1, 1001, 200):  # as many as a person may have
-            numbers = range(first, first + 200)
-            await keep(inner, *(in_s(rng.uniform(0, 100), number) for number in numbers))
-            while await left(inner):
-                # Two sessions of the person; each comes back on any node after any number of steps.
-                for name in rng.sample(["s-1", "s-2"], 2):
-                    talker = Talker(rng.choice(nodes), name)
-                    try:
-                        await talker.open()
-                    except (StoreError, Fenced, Duplicate):
-                        continue
-                    await later(rng.choice((0.0, 0.0, 1.0, 30.0)))
-                    await steps(rng.randint(0, 60))
-                    await talker.kill()
-        told = Counter[str]()
-        for name in ("s-1", "s-2"):
-            last = await Talker(inner, name).open()
-            await steps(100)
-            told.update(last.said())
-        lost = [number for number in range(1, 1001) if not told[f"thing {number}"]]
-        twice = [text for text, times in told.items() if times > 1]
-        assert (lost, twice) == ([], []), f"seed {seed}"
-
-    run(scenario())
+    nodes = [store() for _ in range(3)]
+    for first in range(1, 1001, 200):  # as many as a person may have
+        numbers = range(first, first + 200)
+        await keep(inner, *(in_s(rng.uniform(0, 100), number) for number in numbers))
+        while await left(inner):
+            # Two sessions of the person; each comes back on any node after any number of steps.
+            for name in rng.sample(["s-1", "s-2"], 2):
+                talker = Talker(rng.choice(nodes), name)
+                try:
+                    await talker.open()
+                except (StoreError, Fenced, Duplicate):
+                    continue
+                await later(rng.choice((0.0, 0.0, 1.0, 30.0)))
+                await steps(rng.randint(0, 60))
+                await talker.kill()
+    told = Counter[str]()
+    for name in ("s-1", "s-2"):
+        last = await Talker(inner, name).open()
+        await steps(100)
+        told.update(last.said())
+    lost = [number for number in range(1, 1001) if not told[f"thing {number}"]]
+    twice = [text for text, times in told.items() if times > 1]
+    assert (lost, twice) == ([], []), f"seed {seed}"

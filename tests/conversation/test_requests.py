@@ -12,7 +12,7 @@ import pytest
 from conductor.conversation.pending_inputs import MAX_REQUESTS
 from conductor.messages import AssistantMessage, Note, ToolResult
 from conductor.models.base import TextDelta
-from tests.conversation.helpers import Disk, LocalTools, faults, later, make_services, run, stage, steps, tool
+from tests.conversation.helpers import Disk, LocalTools, faults, later, make_services, stage, steps, tool
 
 
 def outcome(result: ToolResult) -> dict[str, Any]:
@@ -20,117 +20,96 @@ def outcome(result: ToolResult) -> dict[str, Any]:
     return found
 
 
-def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(), lambda name, arguments: f"{name} done")
-        result = outcome(await one.session.request("device.do", '{"x":1}'))
-        assert (result["success"], result["data"]) == (True, "device.do done")
-        assert one.app.spoken() == [] and one.app.finals() == [] and one.provider.requests == []
-        assert one.app.states()[-1] == "idle"
-        note, call, logged = one.session.messages
-        assert isinstance(note, Note) and "device.do" in note.text
-        assert isinstance(call, AssistantMessage) and isinstance(logged, ToolResult)
-        assert faults(one.session.messages) == []
-
-    run(scenario())
+async def test_a_call_of_the_device_is_made_and_nothing_is_said() -> None:
+    one = await stage(make_services(), lambda name, arguments: f"{name} done")
+    result = outcome(await one.session.request("device.do", '{"x":1}'))
+    assert (result["success"], result["data"]) == (True, "device.do done")
+    assert one.app.spoken() == [] and one.app.finals() == [] and one.provider.requests == []
+    assert one.app.states()[-1] == "idle"
+    note, call, logged = one.session.messages
+    assert isinstance(note, Note) and "device.do" in note.text
+    assert isinstance(call, AssistantMessage) and isinstance(logged, ToolResult)
+    assert faults(one.session.messages) == []
 
 
-def test_calls_of_the_server_and_wrong_ones_have_results_too() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services(toolsets=[LocalTools()]))
-        assert outcome(await one.session.request("local.sum", '{"x":2}'))["data"] == {
-            "ran": "local.sum",
-            "x": 2,
-        }
-        wrong = outcome(await one.session.request("local.sum", '{"x":"no"}'))
-        assert wrong["error_type"] == "validation_failed"
-        assert outcome(await one.session.request("no.such", "{}"))["error_type"] == "not_found"
-        assert outcome(await one.session.request("local.sum", "{"))["error_type"] == "parse_error"
-
-    run(scenario())
+async def test_calls_of_the_server_and_wrong_ones_have_results_too() -> None:
+    one = await stage(make_services(toolsets=[LocalTools()]))
+    assert outcome(await one.session.request("local.sum", '{"x":2}'))["data"] == {
+        "ran": "local.sum",
+        "x": 2,
+    }
+    wrong = outcome(await one.session.request("local.sum", '{"x":"no"}'))
+    assert wrong["error_type"] == "validation_failed"
+    assert outcome(await one.session.request("no.such", "{}"))["error_type"] == "not_found"
+    assert outcome(await one.session.request("local.sum", "{"))["error_type"] == "parse_error"
 
 
-def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
-        one = await stage(services)
-        one.app.say("hello")
-        await later(1)
-        asked = asyncio.create_task(one.session.request("local.write", "{}"))
-        await later(1)
-        assert not local.begun.is_set()
-        await local.begun.wait()
-        one.app.say("are you there")
-        result = outcome(await asked)
-        assert result["error_type"] == "unknown"
-        await one.quiet()
-        assert one.app.finals() == ["Hello.", "Yes?"]
-        assert faults(one.session.messages) == []
-
-    run(scenario())
+async def test_a_call_waits_for_the_running_turn_and_words_stop_it() -> None:
+    local = LocalTools()
+    services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
+    one = await stage(services)
+    one.app.say("hello")
+    await later(1)
+    asked = asyncio.create_task(one.session.request("local.write", "{}"))
+    await later(1)
+    assert not local.begun.is_set()
+    await local.begun.wait()
+    one.app.say("are you there")
+    result = outcome(await asked)
+    assert result["error_type"] == "unknown"
+    await one.quiet()
+    assert one.app.finals() == ["Hello.", "Yes?"]
+    assert faults(one.session.messages) == []
 
 
-def test_a_call_that_is_cancelled_ends() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        one = await stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
-        asked = asyncio.create_task(one.session.request("local.wait", "{}"))
-        waiting = asyncio.create_task(one.session.request("local.sum", "{}"))
-        await local.begun.wait()
-        waiting.cancel()
-        asked.cancel()
-        await one.quiet()
-        assert not one.session.busy and local.ran == []
-        one.app.say("well")
-        await one.quiet()
-        assert one.app.finals() == ["Fine."]
-
-    run(scenario())
+async def test_a_call_that_is_cancelled_ends() -> None:
+    local = LocalTools()
+    one = await stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
+    asked = asyncio.create_task(one.session.request("local.wait", "{}"))
+    waiting = asyncio.create_task(one.session.request("local.sum", "{}"))
+    await local.begun.wait()
+    waiting.cancel()
+    asked.cancel()
+    await one.quiet()
+    assert not one.session.busy and local.ran == []
+    one.app.say("well")
+    await one.quiet()
+    assert one.app.finals() == ["Fine."]
 
 
 @pytest.mark.parametrize(("said", "success"), [("yes please", True), ("no", False)])
-def test_a_gated_call_is_asked_of_the_person(said: str, success: bool) -> None:
-    async def scenario() -> None:
-        services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
-        one = await stage(services, lambda name, arguments: "moved")
-        asked = asyncio.create_task(one.session.request("device.move", '{"x":1}'))
-        await one.app.until("tts.speak")
-        one.app.say(said)
-        assert outcome(await asked)["success"] is success
-        await one.quiet()
-        assert one.provider.requests == []
-
-    run(scenario())
+async def test_a_gated_call_is_asked_of_the_person(said: str, success: bool) -> None:
+    services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
+    one = await stage(services, lambda name, arguments: "moved")
+    asked = asyncio.create_task(one.session.request("device.move", '{"x":1}'))
+    await one.app.until("tts.speak")
+    one.app.say(said)
+    assert outcome(await asked)["success"] is success
+    await one.quiet()
+    assert one.provider.requests == []
 
 
-def test_too_many_are_refused_at_once() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        one = await stage(make_services(toolsets=[local]))
-        first = asyncio.create_task(one.session.request("local.wait", "{}"))
-        await local.begun.wait()
-        rest = [asyncio.create_task(one.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
-        await steps(3)
-        assert outcome(await one.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
-        local.go.set()
-        assert all(outcome(result)["success"] for result in await asyncio.gather(first, *rest))
-
-    run(scenario())
+async def test_too_many_are_refused_at_once() -> None:
+    local = LocalTools()
+    one = await stage(make_services(toolsets=[local]))
+    first = asyncio.create_task(one.session.request("local.wait", "{}"))
+    await local.begun.wait()
+    rest = [asyncio.create_task(one.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
+    await steps(3)
+    assert outcome(await one.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
+    local.go.set()
+    assert all(outcome(result)["success"] for result in await asyncio.gather(first, *rest))
 
 
-def test_the_next_process_ends_the_call_without_asking_the_model() -> None:
-    async def scenario() -> None:
-        store, local = Disk(), LocalTools()
-        services = make_services(store=store, toolsets=[local])
-        one = await stage(services)
-        asked = asyncio.create_task(one.session.request("local.write", "{}"))
-        await local.begun.wait()
-        other = await stage(services)  # claims the session
-        await other.quiet()
-        assert other.provider.requests == [] and other.app.spoken() == []
-        assert "unknown" in str(other.session.messages[-1])
-        asked.cancel()
-        await one.app.close()
-
-    run(scenario())
+async def test_the_next_process_ends_the_call_without_asking_the_model() -> None:
+    store, local = Disk(), LocalTools()
+    services = make_services(store=store, toolsets=[local])
+    one = await stage(services)
+    asked = asyncio.create_task(one.session.request("local.write", "{}"))
+    await local.begun.wait()
+    other = await stage(services)  # claims the session
+    await other.quiet()
+    assert other.provider.requests == [] and other.app.spoken() == []
+    assert "unknown" in str(other.session.messages[-1])
+    asked.cancel()
+    await one.app.close()

@@ -10,7 +10,7 @@ import uvloop
 
 from conductor.conversation.serial_calls import _UNREAD_S, SerialCallQueue, UnackedEvent
 from conductor.rate_limit import STILL_S
-from tests.conversation.helpers import VirtualLoop, later, run
+from tests.conversation.helpers import VirtualLoop, later
 from tests.conversation.test_outbox import make_record
 
 LIMIT = 30.0
@@ -39,16 +39,13 @@ class Watch:
         self.call_queue.leave(entry)
 
 
-def test_each_entry_has_its_time_from_when_it_is_the_first() -> None:
-    async def scenario() -> None:
-        watch = Watch(3)
-        await later(10)
-        watch.call_queue.leave(watch.entries[1])
-        await watch.call_queue.quiet()
-        assert watch.expired == ["e0", "e2"] and watch.after == pytest.approx([30, 60])
-        assert not watch.call_queue.ticking
-
-    run(scenario())
+async def test_each_entry_has_its_time_from_when_it_is_the_first() -> None:
+    watch = Watch(3)
+    await later(10)
+    watch.call_queue.leave(watch.entries[1])
+    await watch.call_queue.quiet()
+    assert watch.expired == ["e0", "e2"] and watch.after == pytest.approx([30, 60])
+    assert not watch.call_queue.ticking
 
 
 @pytest.mark.parametrize(
@@ -59,58 +56,46 @@ def test_each_entry_has_its_time_from_when_it_is_the_first() -> None:
         (20 + 90.0, 30 + 90.0 + LIMIT),
     ],
 )
-def test_a_clock_that_goes_off_far_too_late_goes_on(still: float, expires: float) -> None:
-    async def scenario() -> None:
-        watch = Watch(1)
-        await later(10)
-        stand_still(still)
-        await watch.call_queue.quiet()
-        assert watch.expired == ["e0"] and watch.after == pytest.approx([expires])
-
-    run(scenario())
+async def test_a_clock_that_goes_off_far_too_late_goes_on(still: float, expires: float) -> None:
+    watch = Watch(1)
+    await later(10)
+    stand_still(still)
+    await watch.call_queue.quiet()
+    assert watch.expired == ["e0"] and watch.after == pytest.approx([expires])
 
 
-def test_what_came_in_the_meantime_is_waited_for() -> None:
-    async def scenario() -> None:
-        watch = Watch(1)
-        await later(29.5)
-        stand_still(0.6)
-        watch.call_queue.postpone(0.1)
-        await watch.call_queue.quiet()
-        assert watch.after == pytest.approx([30.1 + _UNREAD_S])
-
-    run(scenario())
+async def test_what_came_in_the_meantime_is_waited_for() -> None:
+    watch = Watch(1)
+    await later(29.5)
+    stand_still(0.6)
+    watch.call_queue.postpone(0.1)
+    await watch.call_queue.quiet()
+    assert watch.after == pytest.approx([30.1 + _UNREAD_S])
 
 
-def test_a_process_that_stands_still_again_and_again_lets_calls_expire() -> None:
-    async def scenario() -> None:
-        watch = Watch(1)
-        active = 0.0
-        while not watch.expired:
-            stand_still(2.0)
-            watch.call_queue.postpone(2.0)
-            await later(1.0)
-            active += 1.0
-        assert active == pytest.approx(LIMIT, abs=2.0)
-
-    run(scenario())
+async def test_a_process_that_stands_still_again_and_again_lets_calls_expire() -> None:
+    watch = Watch(1)
+    active = 0.0
+    while not watch.expired:
+        stand_still(2.0)
+        watch.call_queue.postpone(2.0)
+        await later(1.0)
+        active += 1.0
+    assert active == pytest.approx(LIMIT, abs=2.0)
 
 
-def test_only_the_first_has_more_time() -> None:
-    async def scenario() -> None:
-        watch = Watch(2)
-        await later(10)
-        watch.call_queue.restart(watch.entries[1])
-        await later(10)
-        watch.call_queue.restart(watch.entries[0])
-        await later(10)
-        watch.call_queue.postpone(5)
-        await watch.call_queue.quiet()
-        watch.call_queue.postpone(5)
-        assert watch.expired == ["e0", "e1"] and watch.after == pytest.approx([55, 85])
-        assert not watch.call_queue.ticking
-
-    run(scenario())
+async def test_only_the_first_has_more_time() -> None:
+    watch = Watch(2)
+    await later(10)
+    watch.call_queue.restart(watch.entries[1])
+    await later(10)
+    watch.call_queue.restart(watch.entries[0])
+    await later(10)
+    watch.call_queue.postpone(5)
+    await watch.call_queue.quiet()
+    watch.call_queue.postpone(5)
+    assert watch.expired == ["e0", "e1"] and watch.after == pytest.approx([55, 85])
+    assert not watch.call_queue.ticking
 
 
 def test_an_entry_without_time_expires_and_may_be_given_some_in_uvloop_too() -> None:

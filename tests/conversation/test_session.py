@@ -250,45 +250,39 @@ def check_one_idle(one: Stage, since: int = 0) -> None:
 # -- two connections
 
 
-def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
-    async def scenario() -> None:
-        one = await stage(make_services([[TextDelta("Hello.")]]))
-        replaced = one.app.line
-        assert replaced is not None
-        one.app.connect(one.session)
-        replaced.hang_up()
-        one.app.say("hi")
-        await one.quiet()
-        assert one.app.finals() == ["Hello."]
-        await one.close()
-
-    run(scenario())
+async def test_the_end_of_a_connection_that_was_replaced_leaves_the_new_one_served() -> None:
+    one = await stage(make_services([[TextDelta("Hello.")]]))
+    replaced = one.app.line
+    assert replaced is not None
+    one.app.connect(one.session)
+    replaced.hang_up()
+    one.app.say("hi")
+    await one.quiet()
+    assert one.app.finals() == ["Hello."]
+    await one.close()
 
 
 # -- how turns end
 
 
 @pytest.mark.parametrize("seed", [None, *SEEDS])
-def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
-    async def scenario() -> None:
-        store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
-        one = await stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
-        since = len(one.app.log)
-        one.app.say("hi")
-        await one.quiet()
-        assert one.app.shapes(since) == PLAIN_TURN
-        assert one.session.messages == [
-            UserMessage("hi"),
-            AssistantMessage("Hello there.", provider="scripted"),
-        ]
-        check_rest(one)
-        since = len(one.app.log)
-        one.app.connect(one.session)
-        await one.quiet()
-        assert one.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
-        await one.close()
-
-    run(scenario())
+async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
+    store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
+    one = await stage(make_services([[TextDelta("Hello "), TextDelta("there.")]], store=store))
+    since = len(one.app.log)
+    one.app.say("hi")
+    await one.quiet()
+    assert one.app.shapes(since) == PLAIN_TURN
+    assert one.session.messages == [
+        UserMessage("hi"),
+        AssistantMessage("Hello there.", provider="scripted"),
+    ]
+    check_rest(one)
+    since = len(one.app.log)
+    one.app.connect(one.session)
+    await one.quiet()
+    assert one.app.shapes(since) == ["session.started", "state idle"], "nothing is replayed"
+    await one.close()
 
 
 @pytest.mark.parametrize("seed", [None, *SEEDS])
@@ -301,23 +295,20 @@ def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> None:
     ],
 )
 @pytest.mark.parametrize("speaks", [True, False])
-def test_a_turn_that_fails_says_so_once_and_ends_idle(
+async def test_a_turn_that_fails_says_so_once_and_ends_idle(
     script: Script, code: str, speaks: bool, seed: int | None
 ) -> None:
-    async def scenario() -> None:
-        store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
-        one = await stage(make_services([script], store=store, failures=FAILURES if speaks else {}))
-        since = len(one.app.log)
-        one.app.say("hi")
-        await one.app.until("state idle", since=since)
-        await one.quiet()
-        assert one.app.errors() == [code]
-        assert len(one.app.spoken()) == int(speaks)
-        check_one_idle(one, since)
-        check_rest(one)
-        await one.close()
-
-    run(scenario())
+    store = randomly_slow(random.Random(seed)) if seed is not None else SlowStore()
+    one = await stage(make_services([script], store=store, failures=FAILURES if speaks else {}))
+    since = len(one.app.log)
+    one.app.say("hi")
+    await one.app.until("state idle", since=since)
+    await one.quiet()
+    assert one.app.errors() == [code]
+    assert len(one.app.spoken()) == int(speaks)
+    check_one_idle(one, since)
+    check_rest(one)
+    await one.close()
 
 
 LONG: list[Script] = [

@@ -31,7 +31,6 @@ from tests.conversation.helpers import (
     later,
     make_services,
     open_session,
-    run,
     steps,
     tool,
 )
@@ -116,45 +115,39 @@ def one_call(name: str) -> Callable[[ModelRequest], Script]:
 # -- calls
 
 
-def test_a_call_that_was_answered_is_not_sent_again() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        scripts: list[Script] = [[call("device.look"), call("local.wait")], [TextDelta("Well.")]]
-        one = await Life.begins(
-            make_services(scripts, store=SlowStore(), toolsets=[local]), lambda name, call_id: SPOKEN
-        )
-        one.app.say("go")
-        await one.app.until("device.look")
-        await later(1)
-        await one.goes_on(relaunched=True)
-        local.go.set()
-        await at_rest(one.session)
-        assert one.app.shapes().count("device.look") == 1
-        assert one.app.finals() == ["Well."]
-        await one.ends()
-
-    run(scenario())
+async def test_a_call_that_was_answered_is_not_sent_again() -> None:
+    local = LocalTools()
+    scripts: list[Script] = [[call("device.look"), call("local.wait")], [TextDelta("Well.")]]
+    one = await Life.begins(
+        make_services(scripts, store=SlowStore(), toolsets=[local]), lambda name, call_id: SPOKEN
+    )
+    one.app.say("go")
+    await one.app.until("device.look")
+    await later(1)
+    await one.goes_on(relaunched=True)
+    local.go.set()
+    await at_rest(one.session)
+    assert one.app.shapes().count("device.look") == 1
+    assert one.app.finals() == ["Well."]
+    await one.ends()
 
 
-def test_a_read_that_a_person_allowed_is_not_run_again() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        services = make_services([[call("local.ask")], [TextDelta("Well.")]], store=SlowStore())
-        services = replace(services, toolsets=[Asking(local)])
-        one = await Life.begins(services, capabilities=["approval"])
-        one.app.say("go")
-        card = await one.card()
-        one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "allow"))
-        await local.begun.wait()
-        await later(1)
-        await one.goes_on()
-        local.go.set()
-        await at_rest(one.session)
-        assert local.ran == []
-        assert one.app.finals() == ["Well."]
-        await one.ends()
-
-    run(scenario())
+async def test_a_read_that_a_person_allowed_is_not_run_again() -> None:
+    local = LocalTools()
+    services = make_services([[call("local.ask")], [TextDelta("Well.")]], store=SlowStore())
+    services = replace(services, toolsets=[Asking(local)])
+    one = await Life.begins(services, capabilities=["approval"])
+    one.app.say("go")
+    card = await one.card()
+    one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "allow"))
+    await local.begun.wait()
+    await later(1)
+    await one.goes_on()
+    local.go.set()
+    await at_rest(one.session)
+    assert local.ran == []
+    assert one.app.finals() == ["Well."]
+    await one.ends()
 
 
 class Asking(LocalTools):
@@ -167,22 +160,19 @@ class Asking(LocalTools):
         return (tool("local.ask", source="builtin", effect="read", risk="high"),)
 
 
-def test_a_call_whose_tool_is_gone_may_have_happened() -> None:
-    async def scenario() -> None:
-        local = LocalTools()
-        services = make_services(
-            [[call("local.write")], [TextDelta("Well.")]], store=SlowStore(), toolsets=[local]
-        )
-        one = await Life.begins(services)
-        one.app.say("go")
-        await local.begun.wait()
-        await later(1)
-        await one.goes_on(replace(services, toolsets=()))
-        await at_rest(one.session)
-        assert one.outcomes() == ["unknown"]
-        await one.ends()
-
-    run(scenario())
+async def test_a_call_whose_tool_is_gone_may_have_happened() -> None:
+    local = LocalTools()
+    services = make_services(
+        [[call("local.write")], [TextDelta("Well.")]], store=SlowStore(), toolsets=[local]
+    )
+    one = await Life.begins(services)
+    one.app.say("go")
+    await local.begun.wait()
+    await later(1)
+    await one.goes_on(replace(services, toolsets=()))
+    await at_rest(one.session)
+    assert one.outcomes() == ["unknown"]
+    await one.ends()
 
 
 class Away(Disk):
@@ -198,210 +188,184 @@ class Away(Disk):
         return claim
 
 
-def test_the_time_that_a_call_had_before_counts() -> None:
-    async def scenario() -> None:
-        store = Away()
-        one = await Life.begins(make_services(one_call("device.look"), store=store, tool_timeout=30.0))
-        one.app.say("go")
-        await one.app.until("device.look")
-        await steps(30)
-        store.away = 25.0
-        before = asyncio.get_running_loop().time()
-        await one.goes_on()
-        await one.app.until("assistant.speech.final")
-        assert asyncio.get_running_loop().time() - before == pytest.approx(5.0, abs=0.5)
-        await one.ends()
-
-    run(scenario())
+async def test_the_time_that_a_call_had_before_counts() -> None:
+    store = Away()
+    one = await Life.begins(make_services(one_call("device.look"), store=store, tool_timeout=30.0))
+    one.app.say("go")
+    await one.app.until("device.look")
+    await steps(30)
+    store.away = 25.0
+    before = asyncio.get_running_loop().time()
+    await one.goes_on()
+    await one.app.until("assistant.speech.final")
+    assert asyncio.get_running_loop().time() - before == pytest.approx(5.0, abs=0.5)
+    await one.ends()
 
 
 # -- what comes late
 
 
 @pytest.mark.parametrize("how", ["result", "cancelled"])
-def test_what_came_late_during_another_turn_is_told_by_the_next_process(how: str) -> None:
-    async def scenario() -> None:
-        hold = asyncio.Event()
+async def test_what_came_late_during_another_turn_is_told_by_the_next_process(how: str) -> None:
+    hold = asyncio.Event()
 
-        def reply(request: ModelRequest) -> Script:
-            last = request.messages[-1]
-            if isinstance(last, UserMessage) and last.text == "go":
-                return [call("device.do")]
-            return [hold, TextDelta("Well.")] if isinstance(last, UserMessage) else [TextDelta("No answer.")]
+    def reply(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage) and last.text == "go":
+            return [call("device.do")]
+        return [hold, TextDelta("Well.")] if isinstance(last, UserMessage) else [TextDelta("No answer.")]
 
-        one = await Life.begins(
-            make_services(reply, store=SlowStore(), tool_timeout=5.0), capabilities=["cancel"]
-        )
-        one.app.say("go")
-        call_id = (await one.app.until("device.do"))["payload"]["callId"]
-        await one.app.until("assistant.speech.final")
-        await at_rest(one.session)
-        one.app.say("another thing")
-        await later(1)
-        if how == "result":
-            one.app.result(call_id, "heron")
-        else:
-            one.say(client.ToolCancelled(call_id, "partial", "heron"))
-        await steps(50)
-        await one.goes_on()
-        hold.set()
-        await at_rest(one.session)
-        one.app.say("and?")
-        await later(1)
-        (note,) = one.notes()
-        assert "heron" in note
-        await one.ends()
-
-    run(scenario())
-
-
-def test_what_a_turn_tells_is_not_told_again() -> None:
-    async def scenario() -> None:
-        hold = asyncio.Event()
-
-        def reply(request: ModelRequest) -> Script:
-            if isinstance(request.messages[-1], UserMessage):
-                return [call("device.do")]
-            told = isinstance(request.messages[-1], Note)
-            return [hold, TextDelta("A heron.")] if told else [TextDelta("No answer.")]
-
-        one = await Life.begins(make_services(reply, store=SlowStore(), tool_timeout=5.0))
-        one.app.say("go")
-        call_id = (await one.app.until("device.do"))["payload"]["callId"]
-        await one.app.until("assistant.speech.final")
-        await at_rest(one.session)
+    one = await Life.begins(
+        make_services(reply, store=SlowStore(), tool_timeout=5.0), capabilities=["cancel"]
+    )
+    one.app.say("go")
+    call_id = (await one.app.until("device.do"))["payload"]["callId"]
+    await one.app.until("assistant.speech.final")
+    await at_rest(one.session)
+    one.app.say("another thing")
+    await later(1)
+    if how == "result":
         one.app.result(call_id, "heron")
-        await later(5)
-        await one.goes_on()
-        hold.set()
-        await at_rest(one.session)
-        assert len(one.notes()) == 1
-        assert one.app.finals() == ["No answer.", "A heron."]
-        await one.ends()
+    else:
+        one.say(client.ToolCancelled(call_id, "partial", "heron"))
+    await steps(50)
+    await one.goes_on()
+    hold.set()
+    await at_rest(one.session)
+    one.app.say("and?")
+    await later(1)
+    (note,) = one.notes()
+    assert "heron" in note
+    await one.ends()
 
-    run(scenario())
+
+async def test_what_a_turn_tells_is_not_told_again() -> None:
+    hold = asyncio.Event()
+
+    def reply(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], UserMessage):
+            return [call("device.do")]
+        told = isinstance(request.messages[-1], Note)
+        return [hold, TextDelta("A heron.")] if told else [TextDelta("No answer.")]
+
+    one = await Life.begins(make_services(reply, store=SlowStore(), tool_timeout=5.0))
+    one.app.say("go")
+    call_id = (await one.app.until("device.do"))["payload"]["callId"]
+    await one.app.until("assistant.speech.final")
+    await at_rest(one.session)
+    one.app.result(call_id, "heron")
+    await later(5)
+    await one.goes_on()
+    hold.set()
+    await at_rest(one.session)
+    assert len(one.notes()) == 1
+    assert one.app.finals() == ["No answer.", "A heron."]
+    await one.ends()
 
 
-def test_news_that_waited_for_a_speech_to_end_is_told_unasked() -> None:
-    async def scenario() -> None:
-        def deaf(name: str, call_id: str) -> str | None:
-            return SPOKEN if name.startswith("convo.") else None
+async def test_news_that_waited_for_a_speech_to_end_is_told_unasked() -> None:
+    def deaf(name: str, call_id: str) -> str | None:
+        return SPOKEN if name.startswith("convo.") else None
 
-        one = await Life.begins(
-            make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), deaf
-        )
-        one.app.say("go")
-        call_id = (await one.app.until("device.do"))["payload"]["callId"]
-        speech = (await one.app.until("tts.speak"))["payload"]["callId"]
-        await later(1)
-        one.app.result(call_id, "heron")
-        await later(1)
-        assert one.app.finals() == ["Well."]
-        await one.goes_on()
-        await later(1)
-        one.app.result(speech, SPOKEN)
-        await later(5)
-        assert one.app.finals() == ["Well.", "There is news."]
-        await one.ends()
-
-    run(scenario())
+    one = await Life.begins(make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), deaf)
+    one.app.say("go")
+    call_id = (await one.app.until("device.do"))["payload"]["callId"]
+    speech = (await one.app.until("tts.speak"))["payload"]["callId"]
+    await later(1)
+    one.app.result(call_id, "heron")
+    await later(1)
+    assert one.app.finals() == ["Well."]
+    await one.goes_on()
+    await later(1)
+    one.app.result(speech, SPOKEN)
+    await later(5)
+    assert one.app.finals() == ["Well.", "There is news."]
+    await one.ends()
 
 
 JOB = ["async", "late"]
 
 
-def test_a_call_that_became_a_job_after_its_turn_is_one_for_the_next_process() -> None:
-    async def scenario() -> None:
-        one = await Life.begins(
-            make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), capabilities=JOB
-        )
-        one.app.say("go")
-        call_id = (await one.app.until("device.do"))["payload"]["callId"]
-        await one.app.until("assistant.speech.final")
-        await at_rest(one.session)
-        one.say(client.ToolAccepted(call_id, "job-7"))
-        await steps(20)
-        await one.goes_on()
-        await later(3600)
-        one.app.result(call_id, "heron")
-        await later(5)
-        assert one.app.finals() == ["Well.", "There is news."]
-        await one.ends()
-
-    run(scenario())
+async def test_a_call_that_became_a_job_after_its_turn_is_one_for_the_next_process() -> None:
+    one = await Life.begins(
+        make_services(one_call("device.do"), store=SlowStore(), tool_timeout=5.0), capabilities=JOB
+    )
+    one.app.say("go")
+    call_id = (await one.app.until("device.do"))["payload"]["callId"]
+    await one.app.until("assistant.speech.final")
+    await at_rest(one.session)
+    one.say(client.ToolAccepted(call_id, "job-7"))
+    await steps(20)
+    await one.goes_on()
+    await later(3600)
+    one.app.result(call_id, "heron")
+    await later(5)
+    assert one.app.finals() == ["Well.", "There is news."]
+    await one.ends()
 
 
-def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_during_another() -> None:
-    async def scenario() -> None:
-        hold = asyncio.Event()
+async def test_the_result_of_a_job_has_a_turn_of_its_own_although_it_comes_during_another() -> None:
+    hold = asyncio.Event()
 
-        def reply(request: ModelRequest) -> Script:
-            last = request.messages[-1]
-            if isinstance(last, UserMessage) and last.text == "wait":
-                return [hold, TextDelta("Waited.")]
-            return one_call("device.do")(request)
+    def reply(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage) and last.text == "wait":
+            return [hold, TextDelta("Waited.")]
+        return one_call("device.do")(request)
 
-        one = await Life.begins(make_services(reply, store=SlowStore()), capabilities=JOB)
-        one.app.say("go")
-        call_id = (await one.app.until("device.do"))["payload"]["callId"]
-        one.say(client.ToolAccepted(call_id, "job-7"))
-        await at_rest(one.session)
-        await one.goes_on()
-        await later(1)
-        one.app.say("wait")
-        await later(1)
-        one.app.result(call_id, "heron")
-        await later(1)
-        hold.set()
-        await at_rest(one.session)
-        assert one.app.finals() == ["Well.", "Waited.", "There is news."]
-        await one.ends()
-
-    run(scenario())
+    one = await Life.begins(make_services(reply, store=SlowStore()), capabilities=JOB)
+    one.app.say("go")
+    call_id = (await one.app.until("device.do"))["payload"]["callId"]
+    one.say(client.ToolAccepted(call_id, "job-7"))
+    await at_rest(one.session)
+    await one.goes_on()
+    await later(1)
+    one.app.say("wait")
+    await later(1)
+    one.app.result(call_id, "heron")
+    await later(1)
+    hold.set()
+    await at_rest(one.session)
+    assert one.app.finals() == ["Well.", "Waited.", "There is news."]
+    await one.ends()
 
 
 # -- a process that stops in good order
 
 
-def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers_what_waits() -> None:
-    async def scenario() -> None:
-        hold = asyncio.Event()
+async def test_a_server_that_stops_begins_no_more_turns_and_the_next_one_answers_what_waits() -> None:
+    hold = asyncio.Event()
 
-        def reply(request: ModelRequest) -> Script:
-            text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
-            return [hold, TextDelta("One.")] if text == "one" else [TextDelta("Two.")]
+    def reply(request: ModelRequest) -> Script:
+        text = [one.text for one in request.messages if isinstance(one, UserMessage)][-1]
+        return [hold, TextDelta("One.")] if text == "one" else [TextDelta("Two.")]
 
-        one = await Life.begins(make_services(reply, store=Disk(), mode="queue"))
-        one.app.say("one")
-        await later(1)
-        one.app.say("two")
-        await later(1)
-        one.session.drain()
-        hold.set()
-        await one.session.settled()
-        assert one.app.finals() == ["One."]
-        await one.session.close()
-        await one.is_taken_over()
-        await at_rest(one.session)
-        assert one.app.finals() == ["One.", "Two."]
-        await one.ends()
-
-    run(scenario())
+    one = await Life.begins(make_services(reply, store=Disk(), mode="queue"))
+    one.app.say("one")
+    await later(1)
+    one.app.say("two")
+    await later(1)
+    one.session.drain()
+    hold.set()
+    await one.session.settled()
+    assert one.app.finals() == ["One."]
+    await one.session.close()
+    await one.is_taken_over()
+    await at_rest(one.session)
+    assert one.app.finals() == ["One.", "Two."]
+    await one.ends()
 
 
-def test_what_was_acknowledged_just_before_a_server_stops_is_not_sent_again() -> None:
-    async def scenario() -> None:
-        one = await Life.begins(make_services([[TextDelta("Hello.")]], store=Disk()))
-        one.app.say("hi")
-        await one.app.until("state idle", since=3)
-        await steps(50)
-        await one.session.close()
-        since = await one.is_taken_over(relaunched=True)
-        await at_rest(one.session)
-        assert one.app.shapes(since) == ["session.started", "state idle"]
-        await one.ends()
-
-    run(scenario())
+async def test_what_was_acknowledged_just_before_a_server_stops_is_not_sent_again() -> None:
+    one = await Life.begins(make_services([[TextDelta("Hello.")]], store=Disk()))
+    one.app.say("hi")
+    await one.app.until("state idle", since=3)
+    await steps(50)
+    await one.session.close()
+    since = await one.is_taken_over(relaunched=True)
+    await at_rest(one.session)
+    assert one.app.shapes(since) == ["session.started", "state idle"]
+    await one.ends()
 
 
 # -- questions
@@ -419,48 +383,39 @@ async def asked(store: SlowStore, capabilities: Sequence[str] = CARDS, **limits:
     return one
 
 
-def test_a_card_comes_again_under_its_own_id() -> None:
-    async def scenario() -> None:
-        one = await asked(SlowStore())
-        await one.goes_on()
-        await later(1)
-        cards = [e["id"] for e in one.app.raw if e["type"] == "approval.request"]
-        assert len(cards) == 2 and len(set(cards)) == 1
-        await one.ends()
-
-    run(scenario())
+async def test_a_card_comes_again_under_its_own_id() -> None:
+    one = await asked(SlowStore())
+    await one.goes_on()
+    await later(1)
+    cards = [e["id"] for e in one.app.raw if e["type"] == "approval.request"]
+    assert len(cards) == 2 and len(set(cards)) == 1
+    await one.ends()
 
 
-def test_a_question_expires_when_it_was_to_whatever_the_next_process_has_for_a_limit() -> None:
-    async def scenario() -> None:
-        one = await asked(SlowStore(), approval_timeout=600.0)
-        limits = replace(one.services.limits, approval_timeout=5.0)
-        await one.goes_on(replace(one.services, limits=limits))
-        await later(500)
-        assert one.resolved() == []
-        await later(120)
-        assert [outcome for _, outcome in one.resolved()] == ["expired"]
-        await one.ends()
-
-    run(scenario())
+async def test_a_question_expires_when_it_was_to_whatever_the_next_process_has_for_a_limit() -> None:
+    one = await asked(SlowStore(), approval_timeout=600.0)
+    limits = replace(one.services.limits, approval_timeout=5.0)
+    await one.goes_on(replace(one.services, limits=limits))
+    await later(500)
+    assert one.resolved() == []
+    await later(120)
+    assert [outcome for _, outcome in one.resolved()] == ["expired"]
+    await one.ends()
 
 
-def test_a_decision_is_told_if_its_process_died_before_it_could_be() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        one = await asked(store)
-        card = await one.card()
-        store.hold_answer = asyncio.Event()  # it is recorded, and the process dies before it knows so
-        one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
-        await later(1)
-        store.hold_answer = None
-        assert one.resolved() == []
-        await one.goes_on()
-        await at_rest(one.session)
-        assert one.resolved() == [(card["approvalId"], "denied")]
-        await one.ends()
-
-    run(scenario())
+async def test_a_decision_is_told_if_its_process_died_before_it_could_be() -> None:
+    store = SlowStore()
+    one = await asked(store)
+    card = await one.card()
+    store.hold_answer = asyncio.Event()  # it is recorded, and the process dies before it knows so
+    one.say(client.ApprovalResponse(card["approvalId"], card["argumentsDigest"], "deny"))
+    await later(1)
+    store.hold_answer = None
+    assert one.resolved() == []
+    await one.goes_on()
+    await at_rest(one.session)
+    assert one.resolved() == [(card["approvalId"], "denied")]
+    await one.ends()
 
 
 def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_its_process_dies() -> None:
@@ -480,13 +435,10 @@ def test_a_question_that_other_words_closed_is_told_to_be_so_at_whatever_step_it
     at_every_step(scenario)
 
 
-def test_a_decision_about_a_question_that_nobody_knows_is_told_that_it_is_over() -> None:
-    async def scenario() -> None:
-        one = await Life.begins(make_services(store=SlowStore()), capabilities=CARDS)
-        await one.goes_on()
-        one.say(client.ApprovalResponse("appr_before", "digest", "allow"))
-        await later(1)
-        assert one.resolved() == [("appr_before", "superseded")]
-        await one.ends()
-
-    run(scenario())
+async def test_a_decision_about_a_question_that_nobody_knows_is_told_that_it_is_over() -> None:
+    one = await Life.begins(make_services(store=SlowStore()), capabilities=CARDS)
+    await one.goes_on()
+    one.say(client.ApprovalResponse("appr_before", "digest", "allow"))
+    await later(1)
+    assert one.resolved() == [("appr_before", "superseded")]
+    await one.ends()

@@ -14,7 +14,7 @@ from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
 from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
 from conductor.stores.memory import MemoryStore
 from conductor.tools.rules import Rule, encode_rules
-from tests.conversation.helpers import SlowStore, run, steps
+from tests.conversation.helpers import SlowStore, steps
 
 
 def rule(name: str) -> Rule:
@@ -40,105 +40,84 @@ async def write(store: SessionStore, subject: str, text: str) -> None:
     await store.commit(claim, "other", [SetField(FIELD, text)])
 
 
-def test_what_one_process_keeps_another_one_loads() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        one, other = SubjectRecords(store), SubjectRecords(store)
-        await add(one, "ann", rule("lamp.dim"))
-        assert rules(other, "ann") == []  # it has not looked yet
-        await other.load("ann")
-        assert rules(one, "ann") == rules(other, "ann") == [rule("lamp.dim")]
-
-    run(scenario())
+async def test_what_one_process_keeps_another_one_loads() -> None:
+    store = MemoryStore()
+    one, other = SubjectRecords(store), SubjectRecords(store)
+    await add(one, "ann", rule("lamp.dim"))
+    assert rules(other, "ann") == []  # it has not looked yet
+    await other.load("ann")
+    assert rules(one, "ann") == rules(other, "ann") == [rule("lamp.dim")]
 
 
-def test_a_grant_is_its_persons_alone() -> None:
-    async def scenario() -> None:
-        records = SubjectRecords(MemoryStore())
-        await add(records, "ann", rule("lamp.dim"))
-        await records.load("bob")
-        assert rules(records, "bob") == []
-        assert rules(records, "nobody") == []
-
-    run(scenario())
+async def test_a_grant_is_its_persons_alone() -> None:
+    records = SubjectRecords(MemoryStore())
+    await add(records, "ann", rule("lamp.dim"))
+    await records.load("bob")
+    assert rules(records, "bob") == []
+    assert rules(records, "nobody") == []
 
 
-def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        one, other = SubjectRecords(store), SubjectRecords(store)
-        for number in range(6):
-            await add(one if number % 2 else other, "ann", rule(f"t{number}"))
-        await one.load("ann")
-        assert [granted.tool for granted in rules(one, "ann")] == [f"t{number}" for number in range(6)]
-
-    run(scenario())
+async def test_two_processes_that_add_in_turn_keep_each_others_grants() -> None:
+    store = MemoryStore()
+    one, other = SubjectRecords(store), SubjectRecords(store)
+    for number in range(6):
+        await add(one if number % 2 else other, "ann", rule(f"t{number}"))
+    await one.load("ann")
+    assert [granted.tool for granted in rules(one, "ann")] == [f"t{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 8, 13])
-def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> None:
-    async def scenario() -> None:
-        rng = random.Random(seed)
-        store = MemoryStore()
-        stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
-        for slow in stores:
-            slow.inner = store
-        one, other = (SubjectRecords(slow) for slow in stores)
-        await asyncio.gather(add(one, "ann", rule("one")), add(other, "ann", rule("other")))
-        reader = SubjectRecords(store)
-        await reader.load("ann")
-        assert {granted.tool for granted in rules(reader, "ann")} == {"one", "other"}, f"seed {seed}"
-
-    run(scenario())
+async def test_two_processes_that_add_at_the_same_time_keep_both(seed: int) -> None:
+    rng = random.Random(seed)
+    store = MemoryStore()
+    stores = [SlowStore(lambda: rng.randint(0, 4), lambda: rng.randint(0, 4)) for _ in range(2)]
+    for slow in stores:
+        slow.inner = store
+    one, other = (SubjectRecords(slow) for slow in stores)
+    await asyncio.gather(add(one, "ann", rule("one")), add(other, "ann", rule("other")))
+    reader = SubjectRecords(store)
+    await reader.load("ann")
+    assert {granted.tool for granted in rules(reader, "ann")} == {"one", "other"}, f"seed {seed}"
 
 
 @pytest.mark.parametrize("error", [Fenced("taken over"), Conflict("behind")])
-def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(error: StoreError) -> None:
-    async def scenario() -> None:
-        inner = MemoryStore()
-        failures = iter([error])
-        store = SlowStore(fail=lambda operations: next(failures, None))
-        store.inner = inner
-        await write(inner, "ann", encode_rules([rule("there.before")]))
-        records = SubjectRecords(store)
-        await add(records, "ann", rule("lamp.dim"))
-        assert [granted.tool for granted in rules(records, "ann")] == ["there.before", "lamp.dim"]
-
-    run(scenario())
+async def test_a_writer_that_was_overtaken_tries_again_with_what_is_there_now(error: StoreError) -> None:
+    inner = MemoryStore()
+    failures = iter([error])
+    store = SlowStore(fail=lambda operations: next(failures, None))
+    store.inner = inner
+    await write(inner, "ann", encode_rules([rule("there.before")]))
+    records = SubjectRecords(store)
+    await add(records, "ann", rule("lamp.dim"))
+    assert [granted.tool for granted in rules(records, "ann")] == ["there.before", "lamp.dim"]
 
 
 @pytest.mark.parametrize(("error", "tries"), [(Fenced("taken over"), 5), (StoreUnavailable("away"), 1)])
-def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tries: int) -> None:
-    async def scenario() -> None:
-        tried = 0
+async def test_a_grant_that_cannot_be_kept_allows_nothing(error: StoreError, tries: int) -> None:
+    tried = 0
 
-        def fail(operations: Sequence[Operation]) -> StoreError:
-            nonlocal tried
-            tried += 1
-            return error
+    def fail(operations: Sequence[Operation]) -> StoreError:
+        nonlocal tried
+        tried += 1
+        return error
 
-        records = SubjectRecords(SlowStore(fail=fail))
-        with pytest.raises(StoreUnavailable):
-            await add(records, "ann", rule("lamp.dim"))
-        assert (tried, rules(records, "ann")) == (tries, [])
-
-    run(scenario())
+    records = SubjectRecords(SlowStore(fail=fail))
+    with pytest.raises(StoreUnavailable):
+        await add(records, "ann", rule("lamp.dim"))
+    assert (tried, rules(records, "ann")) == (tries, [])
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"tool":"*"}', '[{"effect":"allow"}]', "[" * 100_000, "null", "\x00"]
 )
-def test_what_cannot_be_read_allows_nothing(text: str) -> None:
-    async def scenario() -> None:
-        store = MemoryStore()
-        await write(store, "ann", text)
-        records = SubjectRecords(store)
-        await records.load("ann")
-        assert rules(records, "ann") == []
-        await add(records, "ann", rule("lamp.dim"))  # and it can be written over
-        assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
-
-    run(scenario())
+async def test_what_cannot_be_read_allows_nothing(text: str) -> None:
+    store = MemoryStore()
+    await write(store, "ann", text)
+    records = SubjectRecords(store)
+    await records.load("ann")
+    assert rules(records, "ann") == []
+    await add(records, "ann", rule("lamp.dim"))  # and it can be written over
+    assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
 
 
 def test_one_bad_rule_among_good_ones_costs_all_of_them() -> None:
@@ -157,17 +136,14 @@ def test_a_grant_is_kept_once_and_the_oldest_give_way() -> None:
     assert kept[-1] == rule("t100")
 
 
-def test_loading_while_another_grant_is_kept_loses_neither() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        records = SubjectRecords(store)
-        store.hold = asyncio.Event()
-        adding = asyncio.ensure_future(add(records, "ann", rule("lamp.dim")))
-        await steps(5)
-        loading = asyncio.ensure_future(records.load("ann"))  # as a second session of the person does
-        await steps(5)
-        store.hold.set()
-        await asyncio.gather(adding, loading)
-        assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]
-
-    run(scenario())
+async def test_loading_while_another_grant_is_kept_loses_neither() -> None:
+    store = SlowStore()
+    records = SubjectRecords(store)
+    store.hold = asyncio.Event()
+    adding = asyncio.ensure_future(add(records, "ann", rule("lamp.dim")))
+    await steps(5)
+    loading = asyncio.ensure_future(records.load("ann"))  # as a second session of the person does
+    await steps(5)
+    store.hold.set()
+    await asyncio.gather(adding, loading)
+    assert [granted.tool for granted in rules(records, "ann")] == ["lamp.dim"]

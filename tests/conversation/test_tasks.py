@@ -5,73 +5,61 @@ from __future__ import annotations
 import asyncio
 
 from conductor.conversation.tasks import Tasks
-from tests.conversation.helpers import later, run, steps
+from tests.conversation.helpers import later, steps
 
 
-def test_a_task_is_let_go_of_when_it_is_done() -> None:
-    async def scenario() -> None:
-        tasks = Tasks()
-        done = tasks.spawn(steps(3))
-        assert len(tasks) == 1
-        await done
-        await steps(1)
-        assert len(tasks) == 0
-        await tasks.close(5.0)
-
-    run(scenario())
+async def test_a_task_is_let_go_of_when_it_is_done() -> None:
+    tasks = Tasks()
+    done = tasks.spawn(steps(3))
+    assert len(tasks) == 1
+    await done
+    await steps(1)
+    assert len(tasks) == 0
+    await tasks.close(5.0)
 
 
-def test_closing_cancels_what_runs_and_waits_for_its_end() -> None:
-    async def scenario() -> None:
-        tasks, ended = Tasks(), []
+async def test_closing_cancels_what_runs_and_waits_for_its_end() -> None:
+    tasks, ended = Tasks(), []
 
-        async def slow_to_end() -> None:
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await later(2)
+            ended.append(True)
+
+    tasks.spawn(slow_to_end())
+    await steps(1)
+    await tasks.close(5.0)
+    assert ended == [True]
+    await steps(1)
+    assert len(tasks) == 0
+
+
+async def test_closing_waits_no_longer_than_it_may() -> None:
+    tasks, go = Tasks(), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not go.is_set():
             try:
-                await asyncio.Event().wait()
-            finally:
-                await later(2)
-                ended.append(True)
+                await go.wait()
+            except asyncio.CancelledError:
+                continue
 
-        tasks.spawn(slow_to_end())
-        await steps(1)
+    task = tasks.spawn(stubborn())
+    await steps(1)
+    begun = asyncio.get_running_loop().time()
+    await tasks.close(5.0)
+    assert asyncio.get_running_loop().time() - begun <= 5.0
+    assert not task.done()
+    go.set()
+    await task
+
+
+async def test_a_task_may_close_its_own_session() -> None:
+    tasks = Tasks()
+
+    async def closes() -> None:
         await tasks.close(5.0)
-        assert ended == [True]
-        await steps(1)
-        assert len(tasks) == 0
 
-    run(scenario())
-
-
-def test_closing_waits_no_longer_than_it_may() -> None:
-    async def scenario() -> None:
-        tasks, go = Tasks(), asyncio.Event()
-
-        async def stubborn() -> None:
-            while not go.is_set():
-                try:
-                    await go.wait()
-                except asyncio.CancelledError:
-                    continue
-
-        task = tasks.spawn(stubborn())
-        await steps(1)
-        begun = asyncio.get_running_loop().time()
-        await tasks.close(5.0)
-        assert asyncio.get_running_loop().time() - begun <= 5.0
-        assert not task.done()
-        go.set()
-        await task
-
-    run(scenario())
-
-
-def test_a_task_may_close_its_own_session() -> None:
-    async def scenario() -> None:
-        tasks = Tasks()
-
-        async def closes() -> None:
-            await tasks.close(5.0)
-
-        await tasks.spawn(closes())
-
-    run(scenario())
+    await tasks.spawn(closes())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from conductor.conversation.turn_state import TurnClock
-from tests.conversation.helpers import later, run
+from tests.conversation.helpers import later
 
 
 class Expired:
@@ -20,78 +20,63 @@ class Expired:
         self.times.append(asyncio.get_running_loop().time())
 
 
-def test_time_is_over_once_and_on_time() -> None:
-    async def scenario() -> None:
-        expired = Expired()
-        clock = TurnClock(120.0, expired)
-        assert clock.left == 120.0
-        clock.start()
-        begun = asyncio.get_running_loop().time()
-        await later(50)
-        assert clock.left == pytest.approx(70)
-        await later(500)
-        assert expired.times == [begun + 120.0]
-        assert clock.left == 0.0
-
-    run(scenario())
+async def test_time_is_over_once_and_on_time() -> None:
+    expired = Expired()
+    clock = TurnClock(120.0, expired)
+    assert clock.left == 120.0
+    clock.start()
+    begun = asyncio.get_running_loop().time()
+    await later(50)
+    assert clock.left == pytest.approx(70)
+    await later(500)
+    assert expired.times == [begun + 120.0]
+    assert clock.left == 0.0
 
 
-def test_a_clock_that_was_stopped_does_not_expire() -> None:
-    async def scenario() -> None:
-        expired = Expired()
-        clock = TurnClock(10.0, expired)
-        clock.start()
-        await later(4)
-        clock.stop()
-        clock.stop()
-        await later(100)
-        assert expired.times == []
+async def test_a_clock_that_was_stopped_does_not_expire() -> None:
+    expired = Expired()
+    clock = TurnClock(10.0, expired)
+    clock.start()
+    await later(4)
+    clock.stop()
+    clock.stop()
+    await later(100)
+    assert expired.times == []
+    assert clock.left == pytest.approx(6)
+
+
+async def test_a_pause_does_not_count_and_pauses_nest() -> None:
+    expired = Expired()
+    clock = TurnClock(10.0, expired)
+    clock.start()
+    await later(4)
+    with clock.paused():
+        await later(1000)
+        with clock.paused():
+            await later(1000)
+        await later(1000)
         assert clock.left == pytest.approx(6)
-
-    run(scenario())
-
-
-def test_a_pause_does_not_count_and_pauses_nest() -> None:
-    async def scenario() -> None:
-        expired = Expired()
-        clock = TurnClock(10.0, expired)
-        clock.start()
-        await later(4)
-        with clock.paused():
-            await later(1000)
-            with clock.paused():
-                await later(1000)
-            await later(1000)
-            assert clock.left == pytest.approx(6)
-        begun = asyncio.get_running_loop().time()
-        await later(100)
-        assert expired.times == [pytest.approx(begun + 6.0)]
-
-    run(scenario())
+    begun = asyncio.get_running_loop().time()
+    await later(100)
+    assert expired.times == [pytest.approx(begun + 6.0)]
 
 
-def test_a_pause_ends_with_an_error_too() -> None:
-    async def scenario() -> None:
-        expired = Expired()
-        clock = TurnClock(10.0, expired)
-        clock.start()
-        with pytest.raises(ValueError, match="x"), clock.paused():
-            raise ValueError("x")
-        await later(11)
-        assert len(expired.times) == 1
-
-    run(scenario())
+async def test_a_pause_ends_with_an_error_too() -> None:
+    expired = Expired()
+    clock = TurnClock(10.0, expired)
+    clock.start()
+    with pytest.raises(ValueError, match="x"), clock.paused():
+        raise ValueError("x")
+    await later(11)
+    assert len(expired.times) == 1
 
 
-def test_a_pause_after_the_end_does_not_end_it_again() -> None:
-    async def scenario() -> None:
-        expired = Expired()
-        clock = TurnClock(10.0, expired)
-        clock.start()
-        await later(11)
-        with clock.paused():
-            await later(1)
+async def test_a_pause_after_the_end_does_not_end_it_again() -> None:
+    expired = Expired()
+    clock = TurnClock(10.0, expired)
+    clock.start()
+    await later(11)
+    with clock.paused():
         await later(1)
-        assert len(expired.times) == 1
-
-    run(scenario())
+    await later(1)
+    assert len(expired.times) == 1
