@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,6 @@ from tests.conversation.helpers import (
     faults,
     later,
     make_services,
-    run,
     stage,
     tool,
 )
@@ -52,10 +52,10 @@ MOVE: list[Script] = [[call("device.move", '{"x":1}')], [TextDelta("Well.")], [T
 class Scene:
     """A stage with tools that ask, and what one wants to know of it."""
 
-    def __init__(self, one: Stage) -> None:
+    def __init__(self, one: Stage, ran: list[str]) -> None:
         self.one = one
         self.app = one.app
-        self.ran: list[str] = []
+        self.ran = ran
 
     async def card(self, number: int = 1) -> dict[str, Any]:
         """Wait for a number of cards; give the last one's payload."""
@@ -108,8 +108,8 @@ class Scene:
         assert self.one.session.state.fields.get("approvals") is None, "nothing stands any more"
 
 
-def scene(
-    play: Callable[[Scene], Coroutine[Any, Any, None]],
+@asynccontextmanager
+async def scene(
     replies: Sequence[Script] = MOVE,
     *,
     capabilities: Sequence[str] = (),
@@ -119,38 +119,32 @@ def scene(
     services: Services | None = None,
     locale: str | None = None,
     **limits: Any,
-) -> None:
-    """Say "go" to a session with tools that ask, and play the rest."""
+) -> AsyncIterator[Scene]:
+    """Say "go" to a session with tools that ask."""
+    services = replace(services or make_services(replies, **limits), catalog=catalog, rules=rules)
+    ran: list[str] = []
 
-    async def scenario() -> None:
-        made = services or make_services(replies, **limits)
-        made = replace(made, catalog=catalog, rules=rules)
-        here: list[Scene] = []
+    def handle(name: str, call_id: str) -> str | None:
+        if name.startswith("device."):
+            ran.append(name)
+        return SPOKEN if answer is None else answer(name, call_id)
 
-        def handle(name: str, call_id: str) -> str | None:
-            if name.startswith("device."):
-                here[0].ran.append(name)
-            return SPOKEN if answer is None else answer(name, call_id)
-
-        one = await stage(made, handle)
-        here.append(Scene(one))
-        assert one.app.line is not None
-        start = client.SessionStart(capabilities=list(capabilities), locale=locale)
-        one.session.start(start, one.app.line, resumed=False)
-        one.app.say("go")
-        try:
-            await play(here[0])
-        finally:
-            await one.close()
-
-    run(scenario())
+    one = await stage(services, handle)
+    assert one.app.line is not None
+    start = client.SessionStart(capabilities=list(capabilities), locale=locale)
+    one.session.start(start, one.app.line, resumed=False)
+    one.app.say("go")
+    try:
+        yield Scene(one, ran)
+    finally:
+        await one.close()
 
 
 # -- cards
 
 
-def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None:
-    async def play(on: Scene) -> None:
+async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None:
+    async with scene(capabilities=ALL, turn_timeout=120.0) as on:
         card = await on.card()
         await later(540)
         assert on.ran == []
@@ -159,11 +153,9 @@ def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -> None
         assert on.ran == ["device.move"] and on.app.errors() == []
         assert on.app.finals() == ["Well."]
 
-    scene(play, capabilities=ALL, turn_timeout=120.0)
 
-
-def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         asked = len(on.app.log)
         await later(601)
@@ -176,11 +168,9 @@ def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so()
         await later(1)
         assert on.resolved() == ["expired", "expired"] and on.ran == []
 
-    scene(play, capabilities=ALL)
 
-
-def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
-    async def play(on: Scene) -> None:
+async def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments={"x": 2})
         await on.over()
@@ -193,12 +183,12 @@ def test_edited_arguments_are_run_and_the_model_is_told_what_was_changed() -> No
         (note,) = on.results()[0]["metadata"]["notes"][:1]
         assert '"before":1' in note and '"after":2' in note
 
-    scene(play, capabilities=ALL)
-
 
 @pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
-def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
-    async def play(on: Scene) -> None:
+async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
+
+    forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
+    async with scene(capabilities=ALL, rules=[forbidden]) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments=edited)
         await later(1)
@@ -207,12 +197,9 @@ def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands
         await on.over()
         assert on.resolved() == ["refused", "allowed"] and on.ran == ["device.move"]
 
-    forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
-    scene(play, capabilities=ALL, rules=[forbidden])
 
-
-def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -> None:
-    async def play(on: Scene) -> None:
+async def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -> None:
+    async with scene(TWO, capabilities=ALL) as on:
         cards = [await on.card(number) for number in (1, 2)]
         assert on.app.line is not None
         edits = [
@@ -230,11 +217,9 @@ def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -
         await on.over()
         assert on.resolved()[6:] == ["edited", "edited"]
 
-    scene(play, TWO, capabilities=ALL)
 
-
-def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
-    async def play(on: Scene) -> None:
+async def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
+    async with scene(capabilities=ALL, turns_per_minute=3.0) as on:
         card = await on.card()
         for _ in range(4):
             on.decide(card, "edit", edited_arguments={"x": "many"})
@@ -246,11 +231,13 @@ def test_changes_count_as_turns_and_other_decisions_do_not() -> None:
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL, turns_per_minute=3.0)
 
+async def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> (
+    None
+):
 
-def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end_without_tools() -> None:
-    async def play(on: Scene) -> None:
+    again: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
+    async with scene(again, capabilities=ALL) as on:
         on.decide(await on.card(), "deny", message="leave it")
         await on.over()
         assert len([e for e in on.app.log if e["type"] == "approval.request"]) == 1
@@ -258,19 +245,10 @@ def test_what_was_denied_is_not_asked_again_in_that_turn_and_two_such_rounds_end
         choices = [request.tool_choice for request in on.one.provider.requests]
         assert choices == ["auto", "auto", "none"]
 
-    again: list[Script] = [MOVE[0], MOVE[0], [TextDelta("I leave it.")]]
-    scene(play, again, capabilities=ALL)
 
-
-def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_only_for_the_same() -> None:
-    async def play(on: Scene) -> None:
-        on.decide(await on.card(1), "allow", scope="session")
-        on.decide(await on.card(2), "allow", scope="session")
-        third = await on.card(3)
-        assert third["arguments"] == {"x": 8}, "other arguments at high risk"
-        on.decide(third, "deny")
-        await on.over()
-        assert on.ran == ["device.move", "device.wipe", "device.move", "device.wipe"]
+async def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_only_for_the_same() -> (
+    None
+):
 
     replies: list[Script] = [
         [call("device.move", '{"x":1}')],
@@ -280,42 +258,39 @@ def test_allowed_for_the_session_is_not_asked_again_at_medium_risk_and_at_high_o
         [call("device.wipe", '{"x":8}')],
         [TextDelta("Done.")],
     ]
-    scene(play, replies, capabilities=ALL)
+    async with scene(replies, capabilities=ALL) as on:
+        on.decide(await on.card(1), "allow", scope="session")
+        on.decide(await on.card(2), "allow", scope="session")
+        third = await on.card(3)
+        assert third["arguments"] == {"x": 8}, "other arguments at high risk"
+        on.decide(third, "deny")
+        await on.over()
+        assert on.ran == ["device.move", "device.wipe", "device.move", "device.wipe"]
 
 
-def test_allowed_always_holds_in_another_session_of_the_same_person_until_the_tool_is_defined_anew() -> None:
-    asked: list[int] = []
-    base = make_services(())
-    lasting = SubjectRecords(base.store)
+async def test_allowed_always_holds_in_other_sessions_of_the_person_until_the_tool_changes() -> None:
+    lasting = SubjectRecords(make_services(()).store)
 
-    def again(catalog: Sequence[ToolSpec], play: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-        made = make_services(MOVE)
-        scene(play, services=replace(made, subject_records=lasting), capabilities=ALL, catalog=catalog)
+    def services() -> Services:
+        return replace(make_services(MOVE), subject_records=lasting)
 
-    async def first(on: Scene) -> None:
+    async with scene(services=services(), capabilities=ALL) as on:
         card = await on.card()
         assert card["scopes"] == ["once", "session", "always"]
         on.decide(card, "allow", scope="always")
         await on.over()
-
-    async def second(on: Scene) -> None:
+    async with scene(services=services(), capabilities=ALL) as on:
         await on.over()
-        asked.append(sum(e["type"] == "approval.request" for e in on.app.log))
+        assert "approval.request" not in on.app.shapes()
         assert on.ran == ["device.move"]
-
-    async def third(on: Scene) -> None:
+    changed = tuple(replace(spec, description="Moves it, and more.") for spec in CATALOG)
+    async with scene(services=services(), capabilities=ALL, catalog=changed) as on:
         on.decide(await on.card(), "deny")
         await on.over()
 
-    again(CATALOG, first)
-    again(CATALOG, second)
-    changed = tuple(replace(spec, description="Moves it, and more.") for spec in CATALOG)
-    again(changed, third)
-    assert asked == [0]
 
-
-def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         spec = replace(CATALOG[1], description="Something else.")
         on.one.session.reload(replace(on.one.services, catalog=(spec,)))
@@ -324,11 +299,9 @@ def test_a_tool_that_is_defined_anew_while_it_is_asked_about_does_not_run() -> N
         assert on.ran == [] and on.resolved() == ["superseded"]
         assert "changed" in on.results()[0]["error_message"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
-    async def play(on: Scene) -> None:
+async def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         assert on.app.line is not None
         on.app.line.hang_up()
@@ -342,17 +315,14 @@ def test_an_open_question_is_shown_again_after_a_reconnect_and_its_answer_counts
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
-    async def allowed(on: Scene) -> None:
+async def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supersede_it() -> None:
+    async with scene(capabilities=ALL) as on:
         await on.seen()
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"] and on.resolved() == ["allowed"]
-
-    async def superseded(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.app.say("what time is it in Paris")
         await on.over()
@@ -362,9 +332,6 @@ def test_a_card_that_was_shown_may_be_answered_by_voice_and_any_other_words_supe
         on.decide(card, "allow")
         await later(1)
         assert on.resolved()[-1] == "superseded" and on.ran == []
-
-    scene(allowed, capabilities=ALL)
-    scene(superseded, capabilities=ALL)
 
 
 async def is_left_alone(on: Scene, words: str) -> None:
@@ -376,8 +343,8 @@ async def is_left_alone(on: Scene, words: str) -> None:
     assert on.resolved() == decided and on.ran == []
 
 
-def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
-    async def play(on: Scene) -> None:
+async def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         await later(60)
         await is_left_alone(on, "yes please")
@@ -385,12 +352,10 @@ def test_without_word_that_a_card_was_shown_only_the_card_decides() -> None:
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL)
-
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seconds: float) -> None:
-    async def before(on: Scene) -> None:
+async def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seconds: float) -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.app.say("yes please")
         await later(seconds)
@@ -400,8 +365,7 @@ def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seco
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
-
-    async def just_after(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows(card)
         await later(seconds)
@@ -410,16 +374,13 @@ def test_a_yes_that_was_on_its_way_before_its_card_was_shown_does_not_count(seco
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(before, capabilities=ALL)
-    scene(just_after, capabilities=ALL)
 
-
-def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
+async def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late_they_end() -> None:
     def partial(on: Scene, text: str) -> None:
         assert on.app.line is not None
         on.app.line.say(client.TranscriptPartial(text))
 
-    async def begun(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         partial(on, "yes")
         await later(0.5)
@@ -433,8 +394,7 @@ def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
-
-    async def given_up(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         partial(on, "hm")
         on.shows(card)
@@ -442,8 +402,7 @@ def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late
         on.app.say("yes please")
         await on.over()
         assert on.ran == ["device.move"]
-
-    async def of_other_words(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         assert on.app.line is not None
         card = await on.card()
         partial(on, "okay")
@@ -454,13 +413,9 @@ def test_words_that_were_begun_before_a_card_was_shown_do_not_count_however_late
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(begun, capabilities=ALL)
-    scene(given_up, capabilities=ALL)
-    scene(of_other_words, capabilities=ALL)
 
-
-def test_a_card_must_be_shown_again_on_each_connection() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_card_must_be_shown_again_on_each_connection() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.seen()
         on.app.capabilities = ALL
         on.app.connect(on.one.session)
@@ -472,17 +427,14 @@ def test_a_card_must_be_shown_again_on_each_connection() -> None:
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
-    async def another(on: Scene) -> None:
+async def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         on.shows({"approvalId": f"{card['approvalId']}-2"})
         await later(1)
         await is_left_alone(on, "yes please")
-
-    async def unsent(on: Scene) -> None:
+    async with scene(capabilities=ALL) as on:
         assert on.app.line is not None
         on.app.line.slow = True
         while not (asked := decode_approvals(on.one.session.state.fields.get(FIELD, ""))):
@@ -494,23 +446,18 @@ def test_what_is_said_to_be_shown_must_be_a_card_that_was_sent() -> None:
         await later(1)
         await is_left_alone(on, "yes please")
 
-    scene(another, capabilities=ALL)
-    scene(unsent, capabilities=ALL)
 
-
-def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_spoken_yes_to_two_cards_is_for_neither_and_a_no_is_for_both() -> None:
+    async with scene(TWO, capabilities=ALL) as on:
         await on.seen(2)
         await is_left_alone(on, "yes")
         on.app.say("no, none of them")
         await on.over()
         assert on.ran == [] and on.resolved() == ["denied", "denied"]
 
-    scene(play, TWO, capabilities=ALL)
 
-
-def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that_is_left() -> None:
+    async with scene(TWO, capabilities=ALL) as on:
         first, _ = await on.card(1), await on.seen(2)
         on.decide(first, "deny")
         await later(0.1)
@@ -518,8 +465,6 @@ def test_a_yes_that_was_on_its_way_while_two_cards_stood_is_not_for_the_one_that
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.copy"] and on.resolved() == ["denied", "allowed"]
-
-    scene(play, TWO, capabilities=ALL)
 
 
 WIPE: list[Script] = [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")], [TextDelta("Next.")]]
@@ -531,8 +476,8 @@ def phrase_of(prompt: str) -> str:
     return phrase
 
 
-def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and_no_others() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and_no_others() -> None:
+    async with scene(WIPE, capabilities=ALL) as on:
         card = await on.card()
         await is_left_alone(on, phrase_of(card["prompt"]))
         on.shows(card)
@@ -543,26 +488,20 @@ def test_a_high_risk_card_takes_the_words_that_it_asks_for_once_it_was_shown_and
         assert on.ran == ["device.wipe"] and on.resolved() == ["allowed"]
         assert on.one.session.state.fields.get("grants") is None
 
-    scene(play, WIPE, capabilities=ALL)
 
-
-def test_a_card_says_what_the_voice_says() -> None:
+async def test_a_card_says_what_the_voice_says() -> None:
     prompts: list[str] = []
 
-    async def card(on: Scene) -> None:
-        prompts.append((await on.card())["prompt"])
-
-    async def voice(on: Scene) -> None:
-        prompts.append(await on.prompt())
-
     for replies in (MOVE, WIPE):
-        scene(card, replies, capabilities=ALL)
-        scene(voice, replies)
+        async with scene(replies, capabilities=ALL) as on:
+            prompts.append((await on.card())["prompt"])
+        async with scene(replies) as on:
+            prompts.append(await on.prompt())
     assert prompts[0] == prompts[1] and prompts[2] == prompts[3]
 
 
-def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_last_is_decided() -> None:
-    async def play(on: Scene) -> None:
+async def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_last_is_decided() -> None:
+    async with scene(TWO, capabilities=ALL) as on:
         first, second = await on.card(1), await on.card(2)
         await later(1)
         assert on.app.shapes()[-3:] == ["approval.request", "approval.request", "state idle"]
@@ -574,11 +513,9 @@ def test_the_microphone_is_open_as_long_as_a_card_stands_and_closed_when_the_las
         await on.over()
         assert on.app.shapes(since)[1:3] == ["approval.resolved", "state thinking"]
 
-    scene(play, TWO, capabilities=ALL)
 
-
-def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open() -> None:
+    async with scene(capabilities=ALL) as on:
         await on.card()
         await later(1)
         assert on.app.line is not None
@@ -590,11 +527,9 @@ def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_open()
         await later(1)
         assert on.app.states(since) == ["idle"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
-    async def play(on: Scene) -> None:
+async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
         decided_at = time.time()
@@ -603,14 +538,12 @@ def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
         took_ms = on.results()[0]["metadata"]["execution_time_ms"]
         assert took_ms <= (time.time() - decided_at) * 1000 + 1
 
-    scene(play, capabilities=ALL)
-
 
 # -- voice
 
 
-def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
+    async with scene() as on:
         prompts = []
         for number in range(1, 4):
             prompts.append(await on.prompt(number))
@@ -620,10 +553,8 @@ def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
         assert on.results()[0]["error_type"] == "approval_timeout"
         assert on.app.spoken()[3:] == ["Well."]
 
-    scene(play)
 
-
-def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
+async def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None:
     held: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -632,7 +563,7 @@ def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None
             return None
         return SPOKEN
 
-    async def yes(on: Scene) -> None:
+    async with scene(answer=deaf) as on:
         while not held:
             await later(0.01)
         on.app.interrupt()
@@ -647,8 +578,7 @@ def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None
         assert on.ran == ["device.move"]
         on.app.result(held.pop(), SPOKEN)
         await on.over()
-
-    async def no(on: Scene) -> None:
+    async with scene(answer=deaf) as on:
         held.clear()
         while not held:
             await later(0.01)
@@ -657,44 +587,28 @@ def test_a_yes_that_interrupts_the_prompt_does_not_count_and_a_no_does() -> None
         await later(1)
         assert on.results()[0]["error_type"] == "permission_denied"
 
-    scene(yes, answer=deaf)
-    scene(no, answer=deaf)
 
-
-def test_a_prompt_that_was_interrupted_in_silence_is_said_again_and_five_times_at_most() -> None:
-    async def play(on: Scene) -> None:
-        await later(200)
-        spoken = len(on.app.spoken())
-        assert spoken == 6, "five presentations and the answer"
-        assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
-
-    interrupting: list[Stage] = []
-
-    async def run_it() -> None:
-        one = await stage(
-            replace(make_services(MOVE), catalog=CATALOG),
-            lambda name, call_id: None if name == "tts.speak" else SPOKEN,
-        )
-        interrupting.append(one)
-        one.app.say("go")
-        on = Scene(one)
-        seen = 0
+async def test_a_prompt_that_is_interrupted_in_silence_is_spoken_five_times_at_most() -> None:
+    async with scene(answer=lambda name, call_id: None if name == "tts.speak" else SPOKEN) as on:
+        prompts = 0
         for _ in range(300):
             await later(1)
-            if len(one.app.spoken()) > seen and one.app.spoken()[-1] != "Well.":
-                seen = len(one.app.spoken())
-                one.app.interrupt()
-        await play(on)
-        await one.close()
+            if len(on.app.spoken()) > prompts and on.app.spoken()[-1] != "Well.":
+                prompts = len(on.app.spoken())
+                on.app.interrupt()
+        await later(200)
+        assert len(on.app.spoken()) == 6, "five presentations and the answer"
+        assert on.results()[0]["error_type"] == "approval_timeout" and on.ran == []
 
-    run(run_it())
 
-
-def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
+async def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> None:
     def broken(name: str, call_id: str) -> str | None:
         return SPOKEN
 
-    async def play(on: Scene) -> None:
+    def no_voice(name: str, call_id: str) -> str | None:
+        return None if name == "tts.speak" else SPOKEN
+
+    async with scene(answer=no_voice) as on:
         call_id = (await on.app.until("tts.speak"))["payload"]["callId"]
         assert on.app.line is not None
         on.app.line.say(client.ToolResultEvent(call_id, None, "no voice"))
@@ -702,16 +616,11 @@ def test_a_speech_that_fails_counts_as_presented_since_its_text_is_shown() -> No
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
-
-    def no_voice(name: str, call_id: str) -> str | None:
-        return None if name == "tts.speak" else SPOKEN
-
-    scene(play, answer=no_voice)
     assert broken("", "") == SPOKEN
 
 
-def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
-    async def play(on: Scene) -> None:
+async def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -> None:
+    async with scene([[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]]) as on:
         phrase = phrase_of(await on.prompt(1))
         on.app.say("yes")
         await on.prompt(2)
@@ -726,19 +635,15 @@ def test_high_risk_needs_its_words_repeated_and_is_never_remembered_by_voice() -
         assert on.ran == ["device.wipe"]
         assert on.one.session.state.fields.get("grants") is None
 
-    scene(play, [[call("device.wipe", '{"x":3}')], [TextDelta("Gone.")]])
 
-
-def test_another_request_closes_the_question_and_is_answered() -> None:
-    async def play(on: Scene) -> None:
+@pytest.mark.parametrize("mode", ["cancel", "queue"])
+async def test_another_request_closes_the_question_and_is_answered(mode: str) -> None:
+    async with scene(services=make_services(MOVE, mode=mode)) as on:
         await on.prompt(1)
         on.app.say("what is the weather like in Oslo tomorrow")
         await on.over()
         assert on.ran == [] and on.results()[0]["error_type"] == "approval_timeout"
         assert on.app.spoken()[1:] == ["Well."]
-
-    scene(play)
-    scene(play, services=replace(make_services(MOVE), interruption_mode="queue"))
 
 
 # -- another connection, which may be another process of the app
@@ -767,10 +672,10 @@ async def relaunches(on: Scene, away: float = 30.0) -> int:
     return since
 
 
-def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
+async def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() -> None:
     held: list[str] = []
 
-    async def play(on: Scene) -> None:
+    async with scene(answer=speaks_when_told(held)) as on:
         while not held:
             await later(0.01)
         on.app.result(held.pop(), SPOKEN)
@@ -790,11 +695,9 @@ def test_a_spoken_question_is_said_again_after_a_relaunch_before_a_yes_counts() 
         await later(1)
         assert on.ran == ["device.move"]
 
-    scene(play, answer=speaks_when_told(held))
 
-
-def test_a_card_is_shown_again_after_a_relaunch() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_card_is_shown_again_after_a_relaunch() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.seen()
         on.app.capabilities = ALL
         since = await relaunches(on)
@@ -805,11 +708,11 @@ def test_a_card_is_shown_again_after_a_relaunch() -> None:
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_words_that_come_first_on_a_new_connection_have_heard_no_question() -> None:
-    async def play(on: Scene) -> None:
+@pytest.mark.parametrize("delay", [0, 3])
+async def test_words_that_come_first_on_a_new_connection_have_heard_no_question(delay: int) -> None:
+    services = make_services(MOVE, store=SlowStore(lambda: delay, lambda: delay))
+    async with scene(services=services) as on:
         await on.prompt()
         assert on.app.line is not None
         on.app.line.hang_up()
@@ -824,12 +727,9 @@ def test_words_that_come_first_on_a_new_connection_have_heard_no_question() -> N
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play)
-    scene(play, services=make_services(MOVE, store=SlowStore(lambda: 3, lambda: 3)))
 
-
-def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_session_start_that_follows_other_events_has_the_question_said_again_once() -> None:
+    async with scene() as on:
         await on.prompt()
         assert on.app.line is not None
         on.app.line.hang_up()
@@ -841,12 +741,10 @@ def test_a_session_start_that_follows_other_events_has_the_question_said_again_o
         await later(1)
         assert len(on.app.spoken()) == 2
 
-    scene(play)
-
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
-    async def play(on: Scene) -> None:
+async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) -> None:
+    async with scene(capabilities=["resume"]) as on:
         await on.prompt()
         assert on.app.line is not None
         on.app.line.hang_up()
@@ -863,11 +761,9 @@ def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bool) ->
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=["resume"])
 
-
-def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -> None:
+    async with scene() as on:
         await on.prompt()
         line = on.app.line
         assert line is not None
@@ -879,13 +775,11 @@ def test_a_connection_that_is_bound_again_by_this_server_is_the_same_process() -
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play)
 
-
-def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
+async def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
     held: list[str] = []
 
-    async def play(on: Scene) -> None:
+    async with scene(answer=speaks_when_told(held)) as on:
         while not held:
             await later(0.01)
         await relaunches(on, away=1.0)
@@ -897,13 +791,11 @@ def test_a_prompt_that_is_replayed_is_not_said_twice() -> None:
         await later(1)
         assert on.ran == ["device.move"]
 
-    scene(play, answer=speaks_when_told(held))
 
-
-def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
+async def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> None:
     store = SlowStore()
 
-    async def play(on: Scene) -> None:
+    async with scene(services=make_services(MOVE, store=store)) as on:
         await on.prompt()
         on.app.say("okay")
         store.hold = asyncio.Event()
@@ -918,11 +810,9 @@ def test_a_prompt_that_is_being_recorded_when_a_client_comes_is_said_once() -> N
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, services=make_services(MOVE, store=store))
 
-
-def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
-    async def play(on: Scene) -> None:
+async def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() -> None:
+    async with scene() as on:
         await on.prompt()
         for number in range(2, 12):
             await relaunches(on, away=1.0)
@@ -935,44 +825,41 @@ def test_reconnects_use_up_none_of_the_times_that_a_question_is_asked_again() ->
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play)
+
+TWICE: list[Script] = [MOVE[0], [call("device.move", '{"x":2}')], [TextDelta("Well.")]]
 
 
 @pytest.mark.parametrize("capabilities", [ALL, []])
-def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
-    capabilities: list[str],
+@pytest.mark.parametrize(
+    ("words", "replies", "granted"),
+    [
+        ("yes, always allow that", MOVE, None),
+        ("yes, for this session", TWICE, True),
+        ("{phrase}, for this session", WIPE, False),
+    ],
+)
+async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_risk(
+    words: str, replies: list[Script], granted: bool | None, capabilities: list[str]
 ) -> None:
-    async def says(on: Scene, words: str) -> None:
-        await (on.seen() if capabilities else on.prompt())
-        on.app.say(words)
+    services = make_services(replies)
+    services = replace(services, subject_records=SubjectRecords(services.store))
+    async with scene(services=services, capabilities=capabilities) as on:
+        prompt = (await on.seen())["prompt"] if capabilities else await on.prompt()
+        on.app.say(words.format(phrase=phrase_of(prompt) if replies is WIPE else ""))
         await later(1)
         assert "always" not in str(on.one.session.state.fields.get("grants"))
-        claim = await on.one.services.store.claim(SessionKey("ann", "$grants"))
+        claim = await services.store.claim(SessionKey("ann", "$grants"))
         assert not claim.state.fields.get("grants")
-
-    async def always(on: Scene) -> None:
-        await says(on, "yes, always allow that")
-
-    async def for_the_session(on: Scene) -> None:
-        await says(on, "yes, for this session")
-        await on.over()
-        assert on.ran == ["device.move", "device.move"], "the second is not asked about"
-
-    async def high(on: Scene) -> None:
-        prompt = (await on.card())["prompt"] if capabilities else await on.prompt()
-        await says(on, f"{phrase_of(prompt)}, for this session")
-        assert on.one.session.state.fields.get("grants") is None
-
-    twice: list[Script] = [MOVE[0], [call("device.move", '{"x":2}')], [TextDelta("Well.")]]
-    for play, replies in ((always, MOVE), (for_the_session, twice), (high, WIPE)):
-        made = make_services(replies)
-        lasting = replace(made, subject_records=SubjectRecords(made.store))
-        scene(play, services=lasting, capabilities=capabilities)
+        if granted:
+            await on.over()
+            assert on.ran == ["device.move", "device.move"], "the second is not asked about"
+        if granted is False:
+            assert on.one.session.state.fields.get("grants") is None
 
 
 @pytest.mark.parametrize("locale", ["de-DE", "xx"])
-def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str) -> None:
-    async def play(on: Scene) -> None:
+async def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str) -> None:
+    async with scene(locale=locale) as on:
         assert "needs your screen" in await on.prompt()
         on.app.say("yes")
         await on.over()
@@ -980,31 +867,27 @@ def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str)
         (result,) = on.results()
         assert result["error_type"] == "approval_timeout" and "by voice" in result["error_message"]
 
-    scene(play, locale=locale)
 
-
-def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:
+    async with scene(locale="en-GB") as on:
         await on.prompt()
         on.app.say("yes")
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, locale="en-GB")
-
 
 # -- what may have happened
 
 
-def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
+async def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happened() -> None:
     free = (tool("device.move", effect="write", approval="never"),)
     silent = True
 
     def answer(name: str, call_id: str) -> str | None:
         return None if name == "device.move" and silent else SPOKEN
 
-    async def play(on: Scene) -> None:
-        nonlocal silent
+    twice: list[Script] = [MOVE[0], MOVE[0], [TextDelta("Well.")]]
+    async with scene(twice, capabilities=ALL, catalog=free, answer=answer, tool_timeout=5.0) as on:
         await on.card()
         assert [r["error_type"] for r in on.results()] == ["unknown"]
         assert "may have happened" in " ".join((await on.card())["reasons"])
@@ -1013,29 +896,24 @@ def test_an_identical_write_asks_while_nobody_knows_whether_the_first_one_happen
         await on.over()
         assert on.ran == ["device.move", "device.move"]
 
-    twice: list[Script] = [MOVE[0], MOVE[0], [TextDelta("Well.")]]
-    scene(play, twice, capabilities=ALL, catalog=free, answer=answer, tool_timeout=5.0)
 
-
-def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
+async def test_time_stands_still_for_the_turn_but_the_question_has_its_own_end() -> None:
     before = time.monotonic()
 
-    async def play(on: Scene) -> None:
+    async with scene(capabilities=ALL, turn_timeout=10.0) as on:
         await on.card()
         await later(599)
         assert on.one.session.busy
         await later(2)
         await on.over()
         assert isinstance(on.one.session.messages[-1], AssistantMessage)
-
-    scene(play, capabilities=ALL, turn_timeout=10.0)
     assert time.monotonic() - before < 30
 
 
 # -- what a reviewer would try
 
 
-def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
+async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
     held: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -1044,7 +922,7 @@ def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
             return None
         return SPOKEN
 
-    async def interrupted(on: Scene) -> None:
+    async with scene(answer=deaf) as on:
         while not held:
             await later(0.01)
         on.app.result(held.pop(), SPOKEN)
@@ -1059,8 +937,7 @@ def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
         on.app.say("yes")
         await later(1)
         assert on.ran == ["device.move"]
-
-    async def quick(on: Scene) -> None:
+    async with scene(answer=deaf) as on:
         held.clear()
         while not held:
             await later(0.01)
@@ -1070,12 +947,9 @@ def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> None:
         await later(1)
         assert on.ran == ["device.move"], "quick, but not too early"
 
-    scene(interrupted, answer=deaf)
-    scene(quick, answer=deaf)
 
-
-def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
-    async def play(on: Scene) -> None:
+async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
         on.one.session.reload(replace(on.one.services, rules=rules))
@@ -1083,11 +957,9 @@ def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
         await on.over()
         assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
 
-    scene(play, capabilities=ALL)
 
-
-def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_again() -> None:
-    async def play(on: Scene) -> None:
+async def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_again() -> None:
+    async with scene(capabilities=ALL) as on:
         card = await on.card()
         before = len(on.app.log)
         on.app.say("   ")
@@ -1097,11 +969,9 @@ def test_an_empty_transcript_while_a_card_stands_opens_the_microphone_again() ->
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
-    async def play(on: Scene) -> None:
+async def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
+    async with scene(capabilities=ALL, turns_per_minute=1.0) as on:
         card = await on.card()
         on.app.say("what time is it in Paris")
         await later(1)
@@ -1110,10 +980,8 @@ def test_another_request_beyond_the_rate_leaves_the_question_alone() -> None:
         await on.over()
         assert on.ran == ["device.move"]
 
-    scene(play, capabilities=ALL, turns_per_minute=1.0)
 
-
-def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
+async def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
     held: list[str] = []
 
     def deaf(name: str, call_id: str) -> str | None:
@@ -1122,7 +990,7 @@ def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
             return None
         return SPOKEN
 
-    async def play(on: Scene) -> None:
+    async with scene(answer=deaf) as on:
         while not held:
             await later(0.01)
         on.app.interrupt()
@@ -1135,31 +1003,26 @@ def test_two_interruptions_of_one_prompt_leave_the_question_standing() -> None:
         await later(1)
         assert on.ran == ["device.move"]
 
-    scene(play, answer=deaf)
 
-
-def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
-    async def denied(on: Scene) -> None:
-        on.decide(await on.card(2), "deny")
-        await on.over()
-        assert on.ran == [] and on.resolved() == ["denied", "denied"]
-
-    async def granted(on: Scene) -> None:
-        on.decide(await on.card(2), "allow", scope="session")
-        await on.over()
-        assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
+async def test_a_no_is_for_the_same_call_twice_in_one_reply_and_a_grant_for_all_that_it_covers() -> None:
 
     same: list[Script] = [[call("device.move", '{"x":1}')] * 2, [TextDelta("Well.")]]
     others: list[Script] = [
         [call("device.move", '{"x":1}'), call("device.move", '{"x":2}')],
         [TextDelta("Well.")],
     ]
-    scene(denied, same, capabilities=ALL)
-    scene(granted, others, capabilities=ALL)
+    async with scene(same, capabilities=ALL) as on:
+        on.decide(await on.card(2), "deny")
+        await on.over()
+        assert on.ran == [] and on.resolved() == ["denied", "denied"]
+    async with scene(others, capabilities=ALL) as on:
+        on.decide(await on.card(2), "allow", scope="session")
+        await on.over()
+        assert on.ran == ["device.move", "device.move"] and on.resolved() == ["allowed", "allowed"]
 
 
-def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
-    async def play(on: Scene) -> None:
+async def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back() -> None:
+    async with scene(capabilities=ALL) as on:
         await on.card()
         assert on.app.line is not None
         on.app.line.hang_up()
@@ -1170,11 +1033,9 @@ def test_what_became_of_a_card_while_the_client_was_away_is_told_when_it_is_back
         await later(1)
         assert on.resolved() == ["expired"]
 
-    scene(play, capabilities=ALL)
 
-
-def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
-    async def play(on: Scene) -> None:
+async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
+    async with scene(capabilities=ALL, rules=[Rule("ask", "device.move")]) as on:
         card = await on.card()
         assert card["scopes"] == ["once"]
         on.decide(card, "allow", scope="session")
@@ -1182,13 +1043,10 @@ def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() ->
         assert on.ran == ["device.move"]
         assert on.one.session.state.fields.get("grants") is None
 
-    scene(play, capabilities=ALL, rules=[Rule("ask", "device.move")])
 
-
-def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
-    async def play(on: Scene) -> None:
-        await on.seen(2)
-        await is_left_alone(on, "yes")
+async def test_two_cards_of_which_one_is_high_stand_whatever_their_order_after_a_spoken_yes() -> None:
 
     for calls in ([call("device.wipe"), call("device.move")], [call("device.move"), call("device.wipe")]):
-        scene(play, [calls, [TextDelta("Well.")]], capabilities=ALL)
+        async with scene([calls, [TextDelta("Well.")]], capabilities=ALL) as on:
+            await on.seen(2)
+            await is_left_alone(on, "yes")
