@@ -25,7 +25,7 @@ from conductor.stores.base import (
 )
 from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
-from tests.conversation.test_commit_ledger import FailingOver, make_ledger
+from tests.conversation.test_commit import FailingOver, make_ledger
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until

@@ -1,19 +1,30 @@
-"""Commit, then send: in that order, whatever the store does."""
+"""Events are recorded, then sent; whatever the store does."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import random
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from conductor.conversation.commit import CallLimits, Committer, EventEncoder
+from conductor.conversation.commit import CallLimits, Committer, EncodedEvent, EventEncoder
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.tasks import Tasks
 from conductor.errors import Duplicate, Fenced, StoreError, StoreUnavailable
-from conductor.events.server import ErrorEvent, SpeechFinal, append_message, set_state
+from conductor.events.server import (
+    ApprovalRequest,
+    ErrorEvent,
+    ServerEvent,
+    SpeechFinal,
+    SpeechPartial,
+    ToolCallEvent,
+    append_message,
+    set_state,
+    speak,
+)
 from conductor.messages import UserMessage
 from conductor.settings import Limits
 from conductor.stores.base import (
@@ -27,7 +38,7 @@ from conductor.stores.base import (
     SetField,
 )
 from conductor.stores.memory import MemoryStore
-from tests.conversation.helpers import KEY, SlowStore, randomly_slow, steps
+from tests.conversation.helpers import KEY, SlowStore, steps
 from tests.conversation.test_outbox import Wire
 
 Operations = Sequence[Operation]
@@ -48,7 +59,7 @@ class FailingOver(SlowStore):
         self.inner = copy.deepcopy(self._earlier)
 
 
-async def make_ledger(store: SlowStore, lost: list[bool] | None = None) -> tuple[Committer, Outbox, Wire]:
+async def make_committer(store: SlowStore, lost: list[bool] | None = None) -> tuple[Committer, Outbox, Wire]:
     outbox = Outbox(Limits(), lambda record: None)
     encoder = EventEncoder("s-1", outbox, Limits(), lambda name: CallLimits(30.0, "write"))
     wire = Wire()
@@ -57,9 +68,9 @@ async def make_ledger(store: SlowStore, lost: list[bool] | None = None) -> tuple
     return Committer(store, await store.claim(KEY), encoder, Tasks(), on_lost), outbox, wire
 
 
-async def test_nothing_leaves_before_its_commit_is_acknowledged() -> None:
+async def test_no_event_is_sent_before_its_commit_is_acknowledged() -> None:
     store = SlowStore()
-    committer, _, wire = await make_ledger(store)
+    committer, _, wire = await make_committer(store)
     store.hold_answer = asyncio.Event()
     commit = asyncio.ensure_future(
         committer.commit([AppendLog(UserMessage("hi"))], [set_state("c1", "thinking"), SpeechFinal("x")])
@@ -73,31 +84,23 @@ async def test_nothing_leaves_before_its_commit_is_acknowledged() -> None:
     assert committer.state.log == [UserMessage("hi")]
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_events_leave_in_the_order_of_their_commits(seed: int) -> None:
-    committer, _, wire = await make_ledger(randomly_slow(random.Random(seed)))
-    await asyncio.gather(
-        *(committer.commit([], [append_message(f"c{n}", "user", str(n))]) for n in range(20))
-    )
-    assert wire.call_ids() == [f"c{n}" for n in range(20)]
-
-
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), Duplicate("seen")])
-async def test_a_commit_that_fails_sends_and_changes_nothing(error: StoreError) -> None:
+async def test_a_failed_commit_sends_and_changes_nothing(error: StoreError) -> None:
     store = SlowStore(fail=lambda operations: error)
-    committer, outbox, wire = await make_ledger(store)
+    committer, outbox, wire = await make_committer(store)
+    events: list[ServerEvent] = [set_state("c1", "idle"), ErrorEvent("internal_error", "x")]
+    recorded: list[bool] = []
     with pytest.raises(type(error)):
-        await committer.commit(
-            [AppendLog(UserMessage("hi"))], [set_state("c1", "idle"), ErrorEvent("internal_error", "x")]
-        )
+        await committer.commit([AppendLog(UserMessage("hi"))], events, then=lambda: recorded.append(True))
+    assert not recorded
     assert wire.frames == []
     assert len(outbox) == 0
     assert committer.state.log == []
 
 
-async def test_what_was_acknowledged_is_dropped_by_the_next_commit_that_succeeds() -> None:
+async def test_acknowledgements_are_recorded_by_the_next_successful_commit() -> None:
     store = SlowStore()
-    committer, outbox, _ = await make_ledger(store)
+    committer, outbox, _ = await make_committer(store)
     await committer.commit([], [set_state("c1", "idle")])
     (put,) = [o.event.event_id for o in store.commits[0] if isinstance(o, PutOutbound)]
     outbox.acknowledge("c1")
@@ -111,40 +114,28 @@ async def test_what_was_acknowledged_is_dropped_by_the_next_commit_that_succeeds
     assert len(store.commits) == 2
 
 
-async def test_a_commit_whose_caller_gives_up_leaves_the_mirror_like_the_store() -> None:
+async def test_a_commit_whose_caller_is_cancelled_is_recorded_in_the_mirror_too() -> None:
     store = SlowStore()
-    committer, _, _ = await make_ledger(store)
-    store.hold_answer = asyncio.Event()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5.0):  # as a turn's end does
-            await committer.commit([AppendLog(UserMessage("hi"))])
-    store.hold_answer.set()
-    await committer.commit([AppendLog(UserMessage("ho"))])
-    assert (await store.claim(KEY)).state.log == committer.state.log
-
-
-async def test_a_commit_whose_caller_gives_up_forgets_no_acknowledgement() -> None:
-    store = SlowStore()
-    committer, outbox, _ = await make_ledger(store)
+    committer, outbox, _ = await make_committer(store)
     await committer.commit([], [set_state("c1", "idle")])
     outbox.acknowledge("c1")
     store.hold = asyncio.Event()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(5.0):  # as a turn's end does
             await committer.commit([AppendLog(UserMessage("hi"))])
     store.hold.set()
     await committer.commit([AppendLog(UserMessage("ho"))])
-    await steps(20)
-    await committer.commit([])
-    assert not (await store.claim(KEY)).state.outbound
+    state = (await store.claim(KEY)).state
+    assert state.log == committer.state.log
+    assert not state.outbound, "the acknowledgement was recorded, too"
 
 
 # -- snapshots
 
 
-async def test_a_memo_is_recorded_with_the_commit_that_changes_it_and_read_when_its_turn_has_come() -> None:
+async def test_a_snapshot_is_read_when_its_commit_holds_the_lock() -> None:
     store = SlowStore()
-    committer, _, _ = await make_ledger(store)
+    committer, _, _ = await make_committer(store)
     store.hold = asyncio.Event()
     text = "early"
     first = asyncio.ensure_future(committer.commit([AppendLog(UserMessage("one"))]))
@@ -162,9 +153,9 @@ async def test_a_memo_is_recorded_with_the_commit_that_changes_it_and_read_when_
     assert committer.state.fields == {"turn": "late"}
 
 
-async def test_what_follows_a_commit_is_done_before_the_next_one_is_made_ready() -> None:
+async def test_a_commits_callback_runs_before_its_events_leave_and_the_next_commit_starts() -> None:
     store = SlowStore(after=lambda: 3)
-    committer, _, wire = await make_ledger(store)
+    committer, _, wire = await make_committer(store)
     turn, sent = "running", list[int]()
 
     def end() -> None:
@@ -181,17 +172,9 @@ async def test_what_follows_a_commit_is_done_before_the_next_one_is_made_ready()
     assert sent == [0], "it is done before the events leave"
 
 
-async def test_what_follows_a_commit_is_not_done_where_the_commit_failed() -> None:
-    committer, _, _ = await make_ledger(SlowStore(fail=lambda operations: StoreUnavailable("away")))
-    done: list[bool] = []
-    with pytest.raises(StoreUnavailable):
-        await committer.commit([RememberInbound("e1")], then=lambda: done.append(True))
-    assert not done
-
-
-async def test_a_memo_that_has_changed_waits_for_the_next_commit_that_succeeds() -> None:
+async def test_a_dirty_snapshot_is_recorded_by_the_next_successful_commit() -> None:
     store = SlowStore()
-    committer, _, _ = await make_ledger(store)
+    committer, _, _ = await make_committer(store)
     text = "one"
     committer.register("profile", lambda: text)
     committer.register("other", lambda: "never")
@@ -209,9 +192,9 @@ async def test_a_memo_that_has_changed_waits_for_the_next_commit_that_succeeds()
     assert committer.state.fields == {"profile": "two"}
 
 
-async def test_a_memo_that_changes_while_it_is_recorded_is_recorded_again() -> None:
+async def test_a_snapshot_that_changes_during_its_commit_is_recorded_again() -> None:
     store = SlowStore()
-    committer, _, _ = await make_ledger(store)
+    committer, _, _ = await make_committer(store)
     text = "one"
     committer.register("profile", lambda: text)
     committer.mark_dirty("profile")
@@ -226,12 +209,12 @@ async def test_a_memo_that_changes_while_it_is_recorded_is_recorded_again() -> N
     assert store.commits == [[SetField("profile", "one")], [SetField("profile", "two")]]
 
 
-# -- a session that is another's, or other in the store
+# -- lost claims and lost commits
 
 
-async def test_a_session_that_another_has_claimed_is_lost_and_silent_ever_after() -> None:
+async def test_a_session_with_another_claim_is_lost_and_stays_silent() -> None:
     store, lost = SlowStore(), list[bool]()
-    committer, outbox, wire = await make_ledger(store, lost)
+    committer, outbox, wire = await make_committer(store, lost)
     other = await store.claim(KEY)
     for _ in range(3):
         with pytest.raises(Fenced):
@@ -243,9 +226,9 @@ async def test_a_session_that_another_has_claimed_is_lost_and_silent_ever_after(
     await store.commit(other, "commit-1", [SetField("a", "b")])
 
 
-async def test_a_commit_that_was_recorded_although_it_seemed_to_fail_makes_what_is_here_old() -> None:
+async def test_a_recorded_commit_that_seemed_to_fail_makes_the_mirror_stale() -> None:
     store, lost = SlowStore(), list[bool]()
-    committer, _, wire = await make_ledger(store, lost)
+    committer, _, wire = await make_committer(store, lost)
     await store.inner.commit(copy.deepcopy(committer._claim), "lost", [AppendLog(UserMessage("hi"))])
     for _ in range(3):
         with pytest.raises(Fenced):
@@ -256,9 +239,9 @@ async def test_a_commit_that_was_recorded_although_it_seemed_to_fail_makes_what_
     assert (await store.claim(KEY)).state.log == [UserMessage("hi")]
 
 
-async def test_what_the_store_has_lost_is_written_again_and_the_events_leave() -> None:
+async def test_commits_that_the_store_lost_are_written_again() -> None:
     store, lost = FailingOver(), list[bool]()
-    committer, outbox, wire = await make_ledger(store, lost)
+    committer, outbox, wire = await make_committer(store, lost)
     await committer.commit([AppendLog(UserMessage("one"))], [set_state("c1", "thinking")])
     store.remember()
     await committer.commit([AppendLog(UserMessage("two")), SetField("a", "b")], [set_state("c2", "idle")])
@@ -285,9 +268,9 @@ async def test_what_the_store_has_lost_is_written_again_and_the_events_leave() -
     assert [r.event_id for r in kept.outbound.values()] == [r.event_id for r in outbox.records()]
 
 
-async def test_asking_whether_a_session_is_still_here_brings_back_what_the_store_has_lost() -> None:
+async def test_verifying_a_session_writes_lost_commits_again() -> None:
     store = FailingOver()
-    committer, _, _ = await make_ledger(store)
+    committer, _, _ = await make_committer(store)
     store.remember()
     await committer.commit([AppendLog(UserMessage("one"))])
     store.fail_over()
@@ -295,9 +278,9 @@ async def test_asking_whether_a_session_is_still_here_brings_back_what_the_store
     assert (await store.claim(KEY)).state.log == [UserMessage("one")]
 
 
-async def test_what_is_written_again_counts_only_once_the_store_has_it() -> None:
+async def test_lost_commits_are_written_again_until_the_store_has_them() -> None:
     store, lost = FailingOver(), list[bool]()
-    committer, _, wire = await make_ledger(store, lost)
+    committer, _, wire = await make_committer(store, lost)
     store.remember()
     await committer.commit([AppendLog(UserMessage("one"))])
     store.fail_over()
@@ -317,22 +300,9 @@ async def test_what_is_written_again_counts_only_once_the_store_has_it() -> None
     assert (await store.claim(KEY)).state.log == [UserMessage("one"), UserMessage("three")]
 
 
-async def test_a_repeated_event_is_told_as_that_also_where_the_store_has_lost_commits() -> None:
+async def test_lost_commits_are_not_written_over_those_of_another_claim() -> None:
     store, lost = FailingOver(), list[bool]()
-    committer, _, _ = await make_ledger(store, lost)
-    store.remember()
-    await committer.commit([RememberInbound("e1")])
-    store.fail_over()
-    with pytest.raises(Duplicate):
-        await committer.commit([RememberInbound("e1")])
-    await committer.commit([RememberInbound("e2")])
-    assert lost == []
-    assert list((await store.claim(KEY)).state.seen) == ["e1", "e2"]
-
-
-async def test_what_another_has_recorded_meanwhile_is_not_undone_by_bringing_back_what_was_lost() -> None:
-    store, lost = FailingOver(), list[bool]()
-    committer, _, _ = await make_ledger(store, lost)
+    committer, _, _ = await make_committer(store, lost)
     store.remember()
     await committer.commit([AppendLog(UserMessage("one")), SetField("mine", "x")])
     store.fail_over()
@@ -347,3 +317,60 @@ async def test_what_another_has_recorded_meanwhile_is_not_undone_by_bringing_bac
     with pytest.raises(Fenced):
         await committer.commit([AppendLog(UserMessage("two"))])
     assert lost and (await claim(KEY)).state.log == [UserMessage("theirs")]
+
+
+# -- encoding
+
+
+def encode(event: ServerEvent) -> EncodedEvent:
+    terms = {"device.look": CallLimits(7.0, "read"), "device.do": CallLimits(30.0, "write")}
+    encoder = EventEncoder("s-1", Outbox(Limits(), lambda record: None), Limits(), terms.__getitem__)
+    (encoded,) = encoder.make_ready([event], "t1")
+    return encoded
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "limit", "effect"),
+    [
+        (set_state("c1", "idle"), "state", Limits().ui_timeout, ""),
+        (append_message("c1", "user", "hi"), "message", Limits().ui_timeout, ""),
+        (SpeechFinal("hi"), "final", Limits().ui_timeout, ""),
+        (ToolCallEvent("c1", "device.look", "{}"), "call", 7.0, "read"),
+        (ToolCallEvent("c1", "device.do", "{}"), "call", 30.0, "write"),
+    ],
+)
+def test_a_durable_event_has_a_record_with_the_id_of_its_frame(
+    event: ServerEvent, kind: str, limit: float, effect: str
+) -> None:
+    encoded = encode(event)
+    record = encoded.record
+    assert record is not None
+    assert encoded.frame is None
+    assert (record.kind, record.turn_id, encoded.limit, record.effect) == (kind, "t1", limit, effect)
+    frame: dict[str, Any] = json.loads(bytes(record.frame))
+    assert frame["id"] == record.event_id
+    assert frame["payload"].get("callId", "") == record.call_id
+    assert set(frame) == {"id", "type", "timestamp", "sessionId", "protocolVersion", "payload"}
+
+
+def test_a_card_is_durable_and_has_its_approval_id_for_a_call_id() -> None:
+    request = ApprovalRequest(
+        "appr1", "b1", "c1", "device.do", {}, "0" * 64, "medium", (), "Do it?", ("once",), "2027-01-15"
+    )
+    record = encode(request).record
+    assert record is not None
+    assert (record.kind, record.call_id, record.effect) == ("approval", "appr1", "")
+
+
+@pytest.mark.parametrize("event", [SpeechPartial("hi"), ErrorEvent("internal_error", "Sorry.")])
+def test_an_event_that_may_be_lost_has_only_a_frame(event: ServerEvent) -> None:
+    encoded = encode(event)
+    assert encoded.record is None
+    assert encoded.frame is not None
+    assert encoded.frame.partial == isinstance(event, SpeechPartial)
+
+
+def test_a_longer_speech_has_a_longer_limit() -> None:
+    short, long = encode(speak("c1", "x" * 10)), encode(speak("c2", "x" * 1_000))
+    assert long.limit - short.limit == pytest.approx(990 * Limits().speech_seconds_per_char)
+    assert short.limit > Limits().speech_timeout
