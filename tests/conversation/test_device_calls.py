@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import pytest
 
+from conductor.conversation.device_calls import LateCalls, Unknowns
 from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script
-from conductor.stores.base import OpenCall, Operation
+from conductor.stores.base import CallRecord, OpenCall, Operation
 from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
     PLAIN_TURN,
@@ -865,3 +866,23 @@ async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(sa
         one.app.result(call_id, "done")
     await one.quiet()
     assert [r["error_type"] for r in results(one)] == ["none" if same else "unknown"]
+
+
+# -- bounds
+
+
+def test_only_a_bounded_number_of_late_calls_is_remembered() -> None:
+    late = LateCalls(3, 600.0)
+    for number in range(5):
+        late.add(CallRecord(f"c{number}", "device.do", "t1", "device", "write", 0), now=0.0, wanted=True)
+    assert [late.holds(f"c{n}", now=1.0) for n in range(5)] == [False, False, True, True, True]
+
+
+def test_two_identical_calls_that_may_have_run_must_both_be_settled() -> None:
+    unknowns = Unknowns(2, 600.0)
+    for call_id in ("c0", "c1", "c2"):
+        unknowns.add(call_id, "digest", now=0.0)
+    unknowns.settle("c1")
+    assert unknowns.holds("digest", now=1.0) and not unknowns.holds("digest", now=600.0)
+    unknowns.settle("c2")
+    assert not unknowns.holds("digest", now=1.0)

@@ -15,7 +15,7 @@ from conductor.conversation.grants import FIELD as GRANTS
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import SetField
 from tests.conversation.helpers import KEY, SlowStore, randomly_slow, steps
-from tests.conversation.test_commit_ledger import make_ledger
+from tests.conversation.test_commit import make_committer
 
 SEEDS = [1, 2, 3, 5, 8]
 
@@ -25,7 +25,7 @@ def adding(word: str) -> Callable[[str | None], str]:
 
 
 async def make_fields(store: SlowStore) -> tuple[Fields, Committer]:
-    committer, _, _ = await make_ledger(store)
+    committer, _, _ = await make_committer(store)
     return Fields(committer), committer
 
 

@@ -18,14 +18,14 @@ from conductor.tools.approvals import Scope
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate
 from tests.conversation.helpers import KEY, SlowStore, tool
-from tests.conversation.test_commit_ledger import make_ledger
+from tests.conversation.test_commit import make_committer
 
 MOVE = tool("device.move", risk="medium")
 WIPE = tool("device.wipe", risk="high", effect="irreversible")
 
 
 async def make_grants(lasting: SubjectRecords | None = None) -> tuple[Grants, Committer]:
-    committer, _, _ = await make_ledger(SlowStore())
+    committer, _, _ = await make_committer(SlowStore())
     return Grants(committer, lasting), committer
 
 

@@ -25,7 +25,7 @@ from conductor.stores.base import (
 )
 from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
-from tests.conversation.test_commit import FailingOver, make_ledger
+from tests.conversation.test_commit import FailingOver, make_committer
 from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
@@ -212,7 +212,7 @@ class UnansweredClaim(FailingOver):
 def test_a_claim_that_failed_while_lost_commits_are_brought_back_loses_nothing(applied: bool) -> None:
     async def scenario() -> None:
         store, lost = UnansweredClaim(applied=applied), list[bool]()
-        committer, _, _ = await make_ledger(store, lost)
+        committer, _, _ = await make_committer(store, lost)
         store.remember()
         await committer.commit([AppendLog(UserMessage("one"))])
         store.fail_over()
