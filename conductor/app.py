@@ -18,10 +18,10 @@ from typing import TypeVar
 
 import structlog
 
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
 from conductor.conversation.session_metrics import SessionMetrics
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.conversation.tracing import make_tracer
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError

@@ -16,7 +16,7 @@ from typing import Literal, TextIO
 from msgspec.structs import asdict
 
 from conductor.commands.output import as_json, write_table
-from conductor.conversation.subject_record import RECORD_ID
+from conductor.conversation.fields import RECORD_ID
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings

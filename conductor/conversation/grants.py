@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from conductor.conversation.commit import Committer
-from conductor.conversation.subject_record import SubjectRecords
+from conductor.conversation.fields import SubjectRecords
 from conductor.stores.base import Operation, SetField
 from conductor.tools.approvals import Scope
 from conductor.tools.base import ToolSpec

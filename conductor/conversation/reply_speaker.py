@@ -1,17 +1,47 @@
-"""Speaks a reply in segments while the model is still writing it."""
+"""Replies of the model: their citations, and their speech in segments while the model is still writing."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import partial
 
-from conductor.conversation.citations import without_invented
 from conductor.conversation.context import TurnContext
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import Speech
 from conductor.conversation.turn_state import TurnState
 from conductor.events.envelope import new_call_id, new_speech_id
+from conductor.messages import Message, ToolResult
 from conductor.segments import SegmentSplitter
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
+
+_CITATION = re.compile(r"[ \t]?\[(\d{1,3}(?:, ?\d{1,3})*)\](?!\()")
+_CODE = re.compile(r"(```.*?(?:```|\Z)|`[^`\n]*`)", re.DOTALL)
+# Of a result as JSON; what a document says has its quotes escaped.
+_RESULTS = '"results":['
+_NUMBER = re.compile(r'(?<=[{,])"number":(\d{1,3})(?=[,}])')
+
+
+def without_invented(text: str, messages: Iterable[Message]) -> str:
+    """Drop the citations of a reply that no search in the history has returned.
+
+    Without a search, numbers in brackets are no citations, and stay.
+    """
+    if not _CITATION.search(text):
+        return text
+    found = [one.content for one in messages if isinstance(one, ToolResult) and _RESULTS in one.content]
+    returned = {number for content in found for number in _NUMBER.findall(content)}
+    if not found:
+        return text
+
+    def kept(citation: re.Match[str]) -> str:
+        numbers = [number for number in re.findall(r"\d+", citation[1]) if number in returned]
+        begin = citation[0][: citation[0].index("[")]
+        return f"{begin}[{', '.join(numbers)}]" if numbers else ""
+
+    prose_and_code = _CODE.split(text)
+    prose_and_code[::2] = [_CITATION.sub(kept, prose) for prose in prose_and_code[::2]]
+    return "".join(prose_and_code)
 
 
 class ReplySpeaker:

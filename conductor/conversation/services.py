@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.session_metrics import SessionMetrics
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.conversation.tracing import TurnTracer
 from conductor.models.base import ModelProvider
 from conductor.models.budget import BudgetedProvider

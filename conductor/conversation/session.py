@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import structlog
 
 from conductor.conversation.approvals import Approvals, SpokenPrompts
+from conductor.conversation.background_requests import CacheWarming
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import CallLimits, Committer, EventEncoder
 from conductor.conversation.context import TurnContext
 from conductor.conversation.device_calls import DeviceCalls
-from conductor.conversation.diagnostics import of_start
 from conductor.conversation.fields import Fields, PersonFields
 from conductor.conversation.grants import Grants
-from conductor.conversation.inbound import InboundHandler, InboundResult
+from conductor.conversation.inbound import InboundHandler, InboundResult, of_start
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.recovery import FIELD as CLAIMS
 from conductor.conversation.recovery import with_claim_of_now
@@ -32,7 +32,6 @@ from conductor.conversation.tasks import Tasks
 from conductor.conversation.tool_round import CallResults
 from conductor.conversation.transport import Transport
 from conductor.conversation.turn_queue import TurnQueue
-from conductor.conversation.warming import CacheWarming
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED

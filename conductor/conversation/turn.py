@@ -16,11 +16,10 @@ from functools import partial
 import msgspec
 import structlog
 
-from conductor.conversation.citations import without_invented
 from conductor.conversation.context import ENDED, TurnContext
 from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.recovery import Recovered
-from conductor.conversation.reply_speaker import ReplySpeaker
+from conductor.conversation.reply_speaker import ReplySpeaker, without_invented
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, ReplyBuffer, marked
 from conductor.conversation.tool_calls import ToolCallRunner

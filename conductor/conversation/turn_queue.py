@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from conductor.conversation.approvals import FIELD as APPROVALS
+from conductor.conversation.background_requests import HistorySummarizer
 from conductor.conversation.context import ENDED, TurnContext
 from conductor.conversation.history import cut_point, lost_result
 from conductor.conversation.pending_inputs import (
@@ -32,7 +33,6 @@ from conductor.conversation.snapshot import (
     decode,
 )
 from conductor.conversation.speech import FloorControl, Speech
-from conductor.conversation.summary import HistorySummarizer
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.tracing import TurnTrace, TurnTracer
 from conductor.conversation.turn import Turn

@@ -19,8 +19,8 @@ import pytest
 
 from conductor.commands import sessions
 from conductor.commands.sessions import NoSuchSession, private_file, row
+from conductor.conversation.fields import RECORD_ID, SubjectRecords
 from conductor.conversation.grants import FIELD as GRANTS
-from conductor.conversation.subject_record import RECORD_ID, SubjectRecords
 from conductor.errors import Fenced, SettingsError
 from conductor.messages import UserMessage
 from conductor.settings import load_settings

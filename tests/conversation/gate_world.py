@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from conductor.conversation.approvals import FIELD
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from conductor.conversation.approvals import FIELD
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.services import Services
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta

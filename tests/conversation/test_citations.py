@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.citations import without_invented
+from conductor.conversation.reply_speaker import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
 from conductor.models.scripted import Script

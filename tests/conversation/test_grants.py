@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from conductor.conversation.commit import Committer
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.grants import FIELD, Grants, decode_grants
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import SetField
 from conductor.stores.memory import MemoryStore

@@ -9,12 +9,11 @@ from collections import Counter
 import pytest
 
 from conductor.conversation.commit import CallLimits, Committer, EventEncoder
-from conductor.conversation.fields import PREFIX, PersonFields
+from conductor.conversation.fields import PREFIX, RECORD_ID, PersonFields, SubjectRecords
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.pending_inputs import PendingInputs
 from conductor.conversation.reminders import Reminders
 from conductor.conversation.snapshot import WAITING
-from conductor.conversation.subject_record import RECORD_ID, SubjectRecords
 from conductor.conversation.tasks import Tasks
 from conductor.errors import Duplicate, Fenced, StoreError, StoreUnavailable
 from conductor.messages import Note

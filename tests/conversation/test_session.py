@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.services import Services
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage

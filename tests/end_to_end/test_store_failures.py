@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation.subject_record import SubjectRecords
+from conductor.conversation.fields import SubjectRecords
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.models.scripted import Script, ScriptedProvider

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from conductor.app import make_services
+from conductor.conversation.fields import SubjectRecords
 from conductor.conversation.session import Session
-from conductor.conversation.subject_record import SubjectRecords
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta

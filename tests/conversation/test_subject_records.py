@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from conductor.conversation.fields import RECORD_ID, SubjectRecords
 from conductor.conversation.grants import FIELD, MAX_GRANTS, decode_grants, with_grant
-from conductor.conversation.subject_record import RECORD_ID, SubjectRecords
 from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
 from conductor.stores.base import Operation, SessionKey, SessionStore, SetField
 from conductor.stores.memory import MemoryStore
