@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import structlog
+
 from conductor.conversation.approvals import Approvals
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import Committer, EventEncoder
@@ -17,10 +19,18 @@ from conductor.conversation.services import Services
 from conductor.conversation.snapshot import SPEECH, SUMMARY, TURN, SummarySnapshot, decode
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
 from conductor.conversation.tool_round import CallResults
-from conductor.conversation.tracing import Step
-from conductor.conversation.turn_state import TurnState
+from conductor.conversation.tracing import Step, TurnTrace, TurnTracer
+from conductor.conversation.turn_state import EndReason, TurnState
+from conductor.errors import ErrorCode
 from conductor.events.envelope import new_call_id
-from conductor.events.server import ServerEvent, SpeechPartial, ToolActivity, set_state
+from conductor.events.server import (
+    ServerEvent,
+    SpeechPartial,
+    ToolActivity,
+    TurnEnded,
+    TurnMetrics,
+    set_state,
+)
 from conductor.messages import Message, Note, ToolResult
 from conductor.models.base import Finished, ModelRequest
 from conductor.speech import for_the_ear
@@ -31,6 +41,8 @@ from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest
+
+log = structlog.get_logger(__name__)
 
 _CANCEL_REASONS: Mapping[str, CancelReason] = {"timed_out": "timeout", "session_end": "session_end"}
 
@@ -73,6 +85,8 @@ class TurnContext:
         key = f"{committer.key.subject} {committer.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(key).hexdigest()[:32]
         self._metrics = services.metrics
+        self._session_metrics = services.session_metrics
+        self._log_content = services.log_content
         self._audit = audit
         self._model_metrics = services.model_metrics
         # By the loop's clock: until then the service's prompt cache holds this session's prompt.
@@ -240,6 +254,62 @@ class TurnContext:
         """Send an event without recording it."""
         self.outbox.send(self.encoder.frame(event))
 
+    def report(self, turn: TurnState, reason: EndReason, error: ErrorCode | None, seconds: float) -> None:
+        """Report a turn that has ended: in the metrics, its trace and the log, and to the client."""
+        stats = turn.stats
+        self._session_metrics.ended(turn.cause, reason, stats)
+        if self.tracer is not None:
+            self._trace(self.tracer, turn, reason, error)
+        content = {"said": stats.said, "answered": stats.answered} if self._log_content else {}
+        log.info(
+            "turn",
+            session=self.committer.key.session_id,
+            turn=turn.id,
+            end=reason,
+            error=error,
+            ms=round(seconds * 1000),
+            first_token_ms=_ms(stats.first_token_s),
+            rounds=stats.rounds,
+            subject=self.committer.key.subject,
+            models=",".join(stats.models) or None,
+            cost=round(stats.cost, 6),
+            input_tokens=stats.usage.read_tokens,
+            output_tokens=stats.usage.output_tokens,
+            trace=" -> ".join(stats.trace),
+            **content,
+        )
+        if "metrics" not in self.profile.capabilities:
+            return
+        self.show_at_once(TurnEnded(turn.id, reason))
+        self.show_at_once(
+            TurnMetrics(
+                turn.id,
+                round(stats.tool_s * 1000),
+                stats.usage.read_tokens,
+                stats.usage.output_tokens,
+                reason == "interrupted",
+                _ms(stats.first_token_s),
+                _ms(stats.first_speech_s),
+            )
+        )
+
+    def _trace(self, tracer: TurnTracer, turn: TurnState, reason: EndReason, error: ErrorCode | None) -> None:
+        stats = turn.stats
+        end_ns = time.time_ns()
+        start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
+        trace = TurnTrace(
+            turn.id,
+            turn.cause,
+            reason,
+            error or "",
+            start_ns,
+            end_ns,
+            tuple(stats.steps),
+            stats.said,
+            stats.answered,
+        )
+        tracer.ended(trace, self.committer.key, self.profile.traceparent)
+
     def _dump_turn(self) -> str:
         return "" if self.turn is None else self.turn.dump()
 
@@ -265,3 +335,7 @@ def _finished(ready: PreparedCall, outcome: ToolOutcome) -> ToolActivity:
         size,
         f"{name}: {status}, {size} bytes, {took} ms",
     )
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from conductor.conversation.history import lost_result
 from conductor.conversation.snapshot import (
     NoticeSnapshot,
     PendingInputsSnapshot,
@@ -16,7 +17,7 @@ from conductor.conversation.snapshot import (
     epoch_ms,
     loop_time,
 )
-from conductor.messages import ToolCall, ToolResult
+from conductor.messages import Message, ToolCall, ToolResult
 
 # Protocol, "How the shipped client behaves".
 MAX_TRANSCRIPTS = 3
@@ -47,6 +48,13 @@ class ToolRequest:
 
     call: ToolCall
     result: asyncio.Future[ToolResult]
+
+    def answer(self, log: Sequence[Message]) -> None:
+        """Set the result from the log, unless the program has stopped waiting."""
+        call_id = self.call.call_id
+        results = (m for m in reversed(log) if isinstance(m, ToolResult) and m.call_id == call_id)
+        if not self.result.done():
+            self.result.set_result(next(results, None) or lost_result(call_id))
 
 
 class PendingInputs:

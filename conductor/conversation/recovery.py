@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
+from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.conversation.approvals import ApprovalBatch
+from conductor.conversation.context import TurnContext
 from conductor.conversation.snapshot import ClaimsSnapshot, TurnSnapshot, decode, encode
 from conductor.conversation.tool_round import ToolRound
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
@@ -81,6 +83,21 @@ class Unfinished:
     standing: list[tuple[ApprovalNeeded, Approval]] = field(default_factory=list)
     unknown: list[tuple[PreparedCall, ToolOutcome]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+
+
+def recover(context: TurnContext, snapshot: TurnSnapshot) -> Recovered:
+    """Restore the tool round and the approvals of another process's turn."""
+    state = context.committer.state
+    approvals = state.fields.get(APPROVALS, "")
+    tool_round = unfinished(state, context.executor, context.outbox.is_outstanding, approvals)
+    if tool_round is None:
+        return Recovered(snapshot, None)
+    for ready in tool_round.round.device_calls:
+        context.pending.expect(ready.call.call_id)
+    for ready, outcome in tool_round.unknown:
+        context.ends(ready, outcome)
+    snapshot = msgspec.structs.replace(snapshot, actions=(*snapshot.actions, *tool_round.changes))
+    return Recovered(snapshot, tool_round.round, context.approvals.restore(tool_round.standing))
 
 
 def unfinished(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
-from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.conversation.background_requests import HistorySummarizer
 from conductor.conversation.context import ENDED, TurnContext
-from conductor.conversation.history import cut_point, lost_result
+from conductor.conversation.history import cut_point
 from conductor.conversation.pending_inputs import (
     MAX_NOTICES,
     MAX_REQUESTS,
@@ -22,7 +19,7 @@ from conductor.conversation.pending_inputs import (
     Transcript,
 )
 from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
-from conductor.conversation.recovery import Recovered, unfinished
+from conductor.conversation.recovery import recover
 from conductor.conversation.reminders import Reminders
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import (
@@ -34,17 +31,13 @@ from conductor.conversation.snapshot import (
 )
 from conductor.conversation.speech import FloorControl, Speech
 from conductor.conversation.tasks import Tasks
-from conductor.conversation.tracing import TurnTrace, TurnTracer
 from conductor.conversation.turn import Turn
-from conductor.conversation.turn_state import EndReason
 from conductor.errors import Duplicate, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import IdGenerator, new_call_id
 from conductor.events.server import (
     ErrorEvent,
     ServerEvent,
     SpeechFinal,
-    TurnEnded,
-    TurnMetrics,
     set_state,
 )
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
@@ -80,9 +73,6 @@ class TurnQueue:
         self.speeches = context.speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
-        self._log_content = services.log_content
-        self._metrics = services.session_metrics
-        self._pending = context.pending
         self._committer = context.committer
         self._outbox = context.outbox
         self._device = context.device
@@ -118,17 +108,7 @@ class TurnQueue:
             if self.waiting.transcripts:
                 self._runner = self._tasks.spawn(self._run_turns(None))
             return
-        was_sent = self._outbox.is_outstanding
-        approvals = state.fields.get(APPROVALS, "")
-        found = unfinished(state, self._context.executor, was_sent, approvals)
-        recovered = Recovered(snapshot, None)
-        if found is not None:
-            for ready in found.round.device_calls:
-                self._pending.expect(ready.call.call_id)
-            for ready, outcome in found.unknown:
-                self._context.ends(ready, outcome)
-            snapshot = msgspec.structs.replace(snapshot, actions=(*snapshot.actions, *found.changes))
-            recovered = Recovered(snapshot, found.round, self._approvals.restore(found.standing))
+        recovered = recover(self._context, snapshot)
         turn = Turn(self._context, snapshot.turn_id, snapshot.cause, self.follow, recovered)
         self._set_turn(turn)
         self._runner = self._tasks.spawn(self._run_turns(turn))
@@ -402,12 +382,8 @@ class TurnQueue:
 
     def _answer_request(self) -> None:
         request, self._requested = self._requested, None
-        if request is None or request.result.done():
-            return
-        log = reversed(self._committer.state.log)
-        call_id = request.call.call_id
-        found = (one for one in log if isinstance(one, ToolResult) and one.call_id == call_id)
-        request.result.set_result(next(found, None) or lost_result(call_id))
+        if request is not None:
+            request.answer(self._committer.state.log)
 
     async def _run(self, turn: Turn) -> None:
         if self._cancels and self.waiting.transcripts:
@@ -426,12 +402,7 @@ class TurnQueue:
         self._answer_request()
         if self._summarizer is not None:
             self._summarizer.start()
-        self._metrics.ended(turn.state.cause, reason, turn.state.stats)
-        if self._context.tracer is not None:
-            self._trace(self._context.tracer, turn, reason)
-        self._log(turn, reason, asyncio.get_running_loop().time() - started)
-        if "metrics" in self._context.profile.capabilities:
-            self._show_metrics(turn, reason)
+        self._context.report(turn.state, reason, turn.error, asyncio.get_running_loop().time() - started)
 
     def follow(self) -> bool:
         """Whether another turn starts at once: then no ``idle`` is sent between them."""
@@ -497,60 +468,3 @@ class TurnQueue:
         for error in errors:
             self._context.show_at_once(error)
         self._context.show_at_once(set_state(new_call_id(), "idle"))
-
-    def _show_metrics(self, turn: Turn, reason: EndReason) -> None:
-        stats, turn_id = turn.state.stats, turn.state.id
-        self._context.show_at_once(TurnEnded(turn_id, reason))
-        self._context.show_at_once(
-            TurnMetrics(
-                turn_id,
-                round(stats.tool_s * 1000),
-                stats.usage.read_tokens,
-                stats.usage.output_tokens,
-                reason == "interrupted",
-                _ms(stats.first_token_s),
-                _ms(stats.first_speech_s),
-            )
-        )
-
-    def _trace(self, tracer: TurnTracer, turn: Turn, reason: EndReason) -> None:
-        stats = turn.state.stats
-        end_ns = time.time_ns()
-        start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
-        trace = TurnTrace(
-            turn.state.id,
-            turn.state.cause,
-            reason,
-            turn.error or "",
-            start_ns,
-            end_ns,
-            tuple(stats.steps),
-            stats.said,
-            stats.answered,
-        )
-        tracer.ended(trace, self._committer.key, self._context.profile.traceparent)
-
-    def _log(self, turn: Turn, reason: EndReason, seconds: float) -> None:
-        figures = turn.state.stats
-        content = {"said": figures.said, "answered": figures.answered} if self._log_content else {}
-        log.info(
-            "turn",
-            session=self._committer.key.session_id,
-            turn=turn.state.id,
-            end=reason,
-            error=turn.error,
-            ms=round(seconds * 1000),
-            first_token_ms=_ms(figures.first_token_s),
-            rounds=figures.rounds,
-            subject=self._committer.key.subject,
-            models=",".join(figures.models) or None,
-            cost=round(figures.cost, 6),
-            input_tokens=figures.usage.read_tokens,
-            output_tokens=figures.usage.output_tokens,
-            trace=" -> ".join(figures.trace),
-            **content,
-        )
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
