@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from conductor.errors import ErrorCode
 from conductor.events.client import AgentCompleted
-from conductor.tools.redaction import truncate
+from conductor.tools.base import truncate
 
 # Failures that have a spoken sentence.
 Failure: TypeAlias = ErrorCode | Literal["budget_spent"]

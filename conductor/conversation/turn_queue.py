@@ -43,8 +43,7 @@ from conductor.events.server import (
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.rate_limit import SharedRate
 from conductor.stores.base import AppendLog, Operation, RememberInbound, TrimLog
-from conductor.tools.base import SessionFields, failed
-from conductor.tools.redaction import truncate
+from conductor.tools.base import SessionFields, failed, truncate
 
 log = structlog.get_logger(__name__)
 

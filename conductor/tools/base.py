@@ -131,6 +131,29 @@ def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> To
     return ToolMetadata(round(took_s * 1000), size, time.time_ns() // 1_000_000, reason, tuple(notes))
 
 
+def truncate(text: str, limit_bytes: int, total_bytes: int | None = None) -> str:
+    """Cut a text to ``limit_bytes`` of UTF-8, marker included; the marker says how much is missing.
+
+    ``total_bytes`` is the size of the complete text if ``text`` is only its beginning. Cuts between
+    characters. A text within the limit is returned unchanged. Below some 50 bytes only the marker remains,
+    which may then exceed the limit.
+    """
+    if total_bytes is None and len(text) * 4 <= limit_bytes:  # no character takes more than four bytes
+        return text
+    encoded = text.encode(errors="replace")
+    if total_bytes is None and len(encoded) <= limit_bytes:
+        return text
+    size = len(encoded) if total_bytes is None else max(total_bytes, len(encoded))
+    # The marker is as long as possible when everything is missing; it is reserved before the cut.
+    reserved = len(_shortened(size, size))
+    head = encoded[: max(0, limit_bytes - reserved)].decode(errors="ignore")
+    return head + _shortened(size - len(head.encode()), size)
+
+
+def _shortened(missing: int, total: int) -> str:
+    return f"\n[shortened: {missing:,} of {total:,} bytes are missing]"
+
+
 class SessionFields(Protocol):
     """Small texts that are stored with the session or the person, by name."""
 

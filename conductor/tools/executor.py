@@ -25,9 +25,10 @@ from conductor.tools.base import (
     ToolSpec,
     failed,
     succeeded,
+    truncate,
 )
 from conductor.tools.permissions import Gate, Verdict
-from conductor.tools.redaction import Redactor, truncate
+from conductor.tools.redaction import Redactor
 from conductor.tools.schema_checker import CheckBudget
 from conductor.tools.validation import Valid, nearest, validate
 

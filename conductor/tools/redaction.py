@@ -1,13 +1,12 @@
-"""Redaction of secrets in tools' results, before a model, a log or a person reads them.
+"""Redaction of secrets in tool results, before a model, a log or a person reads them.
 
-Pure functions, in this order: known secrets in any encoding, patterns of known formats, values by the name of
-their field, and paths if asked for (tools, "Redaction"). Redaction is idempotent and takes linear time.
+Pure functions, in this order: known secrets in any encoding, tokens and keys of known formats, values by the
+name of their field, and paths if configured. Redaction is idempotent and takes linear time.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import json
 import operator
@@ -18,124 +17,94 @@ from urllib.parse import quote
 
 from conductor.tools.redaction_patterns import (
     ASSIGNED,
-    BACKWARDS,
     BEARER,
-    KINDS,
-    MARKER,
+    CONTEXTS,
     MIN_SECRET,
-    MIN_TOKEN,
-    PLACES,
+    PATHS,
     RUNS,
-    SIGNS,
     TOKENS,
+    UNQUOTED,
     USER_INFO,
-    VALUE_REST,
-    mark,
-    path_patterns,
+    Pattern,
 )
 
-# Bytes of a result that the model gets: longer ones are truncated.
-MAX_OBSERVATION_BYTES = 16 * 1024
-
-
-def truncate(text: str, limit_bytes: int = MAX_OBSERVATION_BYTES, whole: int | None = None) -> str:
-    """Cut a text to ``limit_bytes`` of UTF-8, marker included; the marker says how much is missing.
-
-    ``whole`` is the size in bytes of the complete text, if ``text`` is only its beginning.
-
-    Cuts between characters. A text within the limit is returned unchanged. Below some 50 bytes only the
-    marker remains, which may then exceed the limit.
-    """
-    if whole is None and len(text) * 4 <= limit_bytes:  # no character takes more than four bytes
-        return text
-    encoded = text.encode(errors="replace")
-    if whole is None and len(encoded) <= limit_bytes:
-        return text
-    size = len(encoded) if whole is None else max(whole, len(encoded))
-    # The marker is as long as possible when everything is missing; room for it is kept before the cut.
-    room = max(0, limit_bytes - len(_marker(size, size)))
-    kept = encoded[:room].decode(errors="ignore")
-    return kept + _marker(size - len(kept.encode()), size)
-
-
-def _marker(missing: int, whole: int) -> str:
-    return f"\n[shortened: {missing:,} of {whole:,} bytes are missing]"
-
-
-# Secrets in a text: more would take too long, and the rest is withheld.
-MOST = 2_000
+# Secrets in a text. With more, the remainder of the text is withheld.
+MAX_SECRETS = 2_000
 # Levels of a nested value; deeper values are withheld.
 MAX_DEPTH = 128
 
+MARKER = re.compile(r"\[REDACTED:[a-z_]{1,16}\]")
+KINDS = tuple("api_key bearer jwt nested password path private_key rest secret token".split())
+
 _Span: TypeAlias = tuple[int, int, str]  # from, to (exclusive), kind
-_Pattern: TypeAlias = tuple[str, re.Pattern[str]]  # what a text must hold for it, and the pattern
+
+
+def mark(kind: str) -> str:
+    """Return the marker that replaces a redacted text."""
+    return f"[REDACTED:{kind}]"
 
 
 class Redactor:
     """Replaces secrets by ``[REDACTED:kind]``.
 
-    `KINDS` lists the kinds; after `MOST` secrets the rest of a text is withheld. ``secrets`` are known
-    values; those with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes are ignored. With
-    ``paths`` absolute paths of this machine are redacted too, ``home`` included.
+    `KINDS` lists the kinds. After `MAX_SECRETS` secrets the remainder of a text is withheld. ``secrets`` are
+    known values; a value with fewer than `MIN_SECRET` characters besides blanks, quotes and escapes is
+    ignored. With ``paths`` absolute paths of this machine are redacted too.
     """
 
-    def __init__(self, secrets: Iterable[str], *, paths: bool = False, home: str | None = None) -> None:
-        known = [secret.strip() for secret in secrets if len(_plain(_encoded(secret))) >= MIN_SECRET]
-        spelled = {form for secret in known for form in _spellings(secret) if not _is_in_marker(form)}
-        self._spelled = sorted(spelled, key=len, reverse=True)
-        self._plain = {form for secret in known for form in _plain_forms(secret)}
-        self._paths = _compiled(path_patterns(home)) if paths else ()
+    def __init__(self, secrets: Iterable[str], *, paths: bool = False) -> None:
+        values = [secret.strip() for secret in secrets if len(_plain(_encoded(secret))) >= MIN_SECRET]
+        spellings = {form for value in values for form in _spellings(value) if not _is_in_marker(form)}
+        self._spellings = sorted(spellings, key=len, reverse=True)
+        self._plain_forms = {form for value in values for form in _plain_forms(value)}
+        self._paths = paths
 
     def text(self, text: str) -> str:
         """Redact a text; returns the same object if there is nothing to redact."""
         if len(text) < MIN_SECRET:
             return text
-        if self._plain:
+        if self._plain_forms:
             text = self._without_known(text)
-        signs = SIGNS.search(text) is not None
-        if signs:
-            text = _in_places(_PLACES, text, _folded)
-        if len(text) >= MIN_TOKEN:
-            text = _substituted(BEARER, "bearer", _replaced(text, _tokens(text)))
-        if signs:
-            text = _replaced(text, _assigned(text))
-            text = _substituted(USER_INFO, "password", text)  # late, since a text grows most by these
-        return _in_places(self._paths, text) if self._paths else text
-
-    def _without_known(self, text: str) -> str:
-        # The spellings as they stand come first, by plain replacement; the longest first, since one may hold
-        # another.
-        for form in self._spelled:
-            text = text.replace(form, mark("secret"))
-        data = searched = _encoded(text)
-        if b"[REDACTED:" in data:  # a marker is no place to look, or "secret" would be found in it
-            searched = _MARKER.sub(lambda found: b"\0" * len(found[0]), data)
-        plain = _plain(searched)
-        places = [place for form in self._plain if form in plain for place in _occurrences(form, plain)]
-        if not places:
-            return text
-        starts, ends = _origins(searched)
-        pieces: list[bytes] = []
-        done = 0
-        for start, end in sorted((starts[start], ends[end - 1]) for start, end in places):
-            if start >= done:
-                pieces += (data[done:start], mark("secret").encode())
-            done = max(done, end)
-        return b"".join((*pieces, data[done:])).decode("utf-8", "surrogatepass")
+        text = _in_context(CONTEXTS, text, _folded)
+        text = _substituted(BEARER, "bearer", _replaced(text, _tokens(text)))
+        text = _replaced(text, _assigned(text))
+        text = _substituted(USER_INFO, "password", text)  # late: these markers make the text longest
+        return _in_context(PATHS, text) if self._paths else text
 
     def value(self, value: Any) -> Any:
         """Redact a JSON value and its field names; returns the same object if there is nothing to redact."""
         # As one text, since a value may consist of thousands.
         texts: list[str] = []
         _gather(value, 0, texts)
-        joined = "".join(f"{text}\n{_APART}" for text in texts)
-        return _with_texts(value, 0, iter(self.text(joined).split(_APART)))
+        joined = "".join(f"{text}\n{_BOUNDARY}" for text in texts)
+        return _with_texts(value, 0, iter(self.text(joined).split(_BOUNDARY)))
+
+    def _without_known(self, text: str) -> str:
+        # The literal spellings come first, by plain replacement; the longest first, since one may contain
+        # another.
+        for form in self._spellings:
+            text = text.replace(form, mark("secret"))
+        data = searched = _encoded(text)
+        if b"[REDACTED:" in data:  # a marker is not searched: it contains the word "secret"
+            searched = _BYTE_MARKER.sub(lambda match: b"\0" * len(match[0]), data)
+        plain = _plain(searched)
+        matches = [span for form in self._plain_forms if form in plain for span in _occurrences(form, plain)]
+        if not matches:
+            return text
+        starts, ends = _origins(searched)
+        pieces: list[bytes] = []
+        position = 0
+        for start, end in sorted((starts[start], ends[end - 1]) for start, end in matches):
+            if start >= position:
+                pieces += (data[position:start], mark("secret").encode())
+            position = max(position, end)
+        return b"".join((*pieces, data[position:])).decode("utf-8", "surrogatepass")
 
 
 # -- values
 
-_APART = "\0\n"
-"""After each of a value's texts, which are lines then: no pattern and no known secret goes beyond it."""
+_BOUNDARY = "\0\n"
+"""After each text of a value, which becomes a line: no pattern and no known secret crosses it."""
 
 
 def _gather(value: Any, depth: int, texts: list[str]) -> None:
@@ -150,11 +119,11 @@ def _gather(value: Any, depth: int, texts: list[str]) -> None:
 
 def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
     if isinstance(value, str):
-        after = next(texts, mark("rest"))
-        for _ in range(f"{value}\n".count(_APART)):
-            after += _APART + next(texts, mark("rest"))
-        after = after.removesuffix("\n")
-        return value if after == value else after
+        redacted = next(texts, mark("rest"))
+        for _ in range(f"{value}\n".count(_BOUNDARY)):
+            redacted += _BOUNDARY + next(texts, mark("rest"))
+        redacted = redacted.removesuffix("\n")
+        return value if redacted == value else redacted
     if not value or not isinstance(value, dict | list):
         return value
     if depth >= MAX_DEPTH:
@@ -163,10 +132,10 @@ def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
         return _unless_same(value, [_with_texts(item, depth + 1, texts) for item in value])
     fields: dict[Any, Any] = {}
     for key, item in value.items():
-        name = shown = _with_texts(key, depth + 1, texts)
-        while shown in fields:  # two secrets look alike
-            shown = f"{name} ({len(fields)})"
-        fields[shown] = _field(key, _with_texts(item, depth + 1, texts))
+        name = unique = _with_texts(key, depth + 1, texts)
+        while unique in fields:  # two secrets have the same marker
+            unique = f"{name} ({len(fields)})"
+        fields[unique] = _field(key, _with_texts(item, depth + 1, texts))
     same = all(map(operator.is_, [*fields, *fields.values()], [*value, *value.values()]))
     return value if same else fields
 
@@ -180,25 +149,33 @@ def _field(name: Any, value: Any) -> Any:
     return _marked(kind, value)
 
 
+def _marked(kind: str, value: Any) -> Any:
+    return (
+        mark("token" if kind == "cookie" else kind)
+        if isinstance(value, str) and _is_secret(kind, value)
+        else value
+    )
+
+
 def _unless_same(before: list[Any], after: list[Any]) -> list[Any]:
     return before if all(map(operator.is_, before, after)) else after
 
 
 def _replaced(text: str, spans: Iterable[_Span]) -> str:
     pieces: list[str] = []
-    done = 0
+    position = 0
     for start, end, kind in spans:
-        pieces += (text[done:start], mark(kind))
-        done = end
-        # Withheld, not left as it is: what was not looked at may hold a secret.
-        if len(pieces) > 2 * MOST:
+        pieces += (text[position:start], mark(kind))
+        position = end
+        # Withheld: the part that was not searched may hold a secret.
+        if len(pieces) > 2 * MAX_SECRETS:
             return "".join((*pieces, mark("rest")))
-    return "".join((*pieces, text[done:])) if pieces else text
+    return "".join((*pieces, text[position:])) if pieces else text
 
 
-# -- known secrets: a text and they are brought into one way of writing
+# -- known secrets: a text and the secrets are reduced to one spelling
 
-_MARKER = re.compile(MARKER.pattern.encode())
+_BYTE_MARKER = re.compile(MARKER.pattern.encode())
 _ESCAPES = re.compile(
     # Runs of one kind, since a text may consist of them.
     rb"((?:\\(?<!\\\\)\\*+u[0-9a-f]{4})++)|((?:\\(?<!\\\\)\\*+x[0-9a-f]{2}|%(?:25)*+[0-9a-f]{2})++)"
@@ -206,15 +183,15 @@ _ESCAPES = re.compile(
     re.IGNORECASE,
 )
 _ESCAPE = re.compile(rb"\\++[ux]|%(?:25)*+", re.IGNORECASE)
-_BETWEEN = b" \t\r\n\\\"'+"
-"""What may be added where a text is broken into lines, quoted or escaped."""
+_IGNORED = b" \t\r\n\\\"'+"
+"""Characters that are added where a text is wrapped, quoted or escaped."""
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    if found.lastindex is None:
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    if match.lastindex is None:
         return b""
-    code = bytes.fromhex(_ESCAPE.sub(b"", found[0]).decode())
-    return code if found[2] else _encoded(code.decode("utf-16-be", "surrogatepass"))
+    code = bytes.fromhex(_ESCAPE.sub(b"", match[0]).decode())
+    return code if match[2] else _encoded(code.decode("utf-16-be", "surrogatepass"))
 
 
 def _encoded(text: str) -> bytes:
@@ -224,7 +201,7 @@ def _encoded(text: str) -> bytes:
 def _plain(data: bytes) -> bytes:
     if b"\\" in data or b"%" in data:
         data = _ESCAPES.sub(_unescaped, data)
-    return data.translate(None, _BETWEEN)
+    return data.translate(None, _IGNORED)
 
 
 def _spellings(secret: str) -> tuple[str, ...]:
@@ -242,59 +219,52 @@ def _plain_forms(secret: str) -> Iterator[bytes]:
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        yield encode(raw).rstrip(b"=").translate(None, _BETWEEN)
-        for before in range(3):
+        yield encode(raw).rstrip(b"=").translate(None, _IGNORED)
+        for offset in range(3):
             # Where the secret does not start or end with a group of three bytes, the characters that it
             # shares with its neighbours are left out.
-            form = encode(b"\0" * before + raw)[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
-            yield form.translate(None, _BETWEEN)
+            form = encode(b"\0" * offset + raw)[(0, 2, 3)[offset] : (offset + len(raw)) * 8 // 6]
+            yield form.translate(None, _IGNORED)
 
 
 def _occurrences(form: bytes, data: bytes) -> Iterator[tuple[int, int]]:
-    at = data.find(form)
-    while at >= 0:
-        yield at, at + len(form)
-        at = data.find(form, at + len(form))
+    start = data.find(form)
+    while start >= 0:
+        yield start, start + len(form)
+        start = data.find(form, start + len(form))
 
 
 def _origins(data: bytes) -> tuple[list[int], list[int]]:
     starts: list[int] = []
     ends: list[int] = []
     plain = bytearray()
-    at = 0
-    for found in (*_ESCAPES.finditer(data), None):
-        start, end = found.span() if found else (len(data), len(data))
-        plain += data[at:start]
-        starts += range(at, start)
-        ends += range(at + 1, start + 1)
-        if found and (code := _unescaped(found)):
+    position = 0
+    for match in (*_ESCAPES.finditer(data), None):
+        start, end = match.span() if match else (len(data), len(data))
+        plain += data[position:start]
+        starts += range(position, start)
+        ends += range(position + 1, start + 1)
+        if match and (code := _unescaped(match)):
             plain += code
             size = end - start
             step = size // len(code) if size % len(code) == 0 else 0
             starts += range(start, end, step) if step else [start] * len(code)
             ends += range(start + step, end + 1, step) if step else [end] * len(code)
-        at = end
-    kept = [n for n, byte in enumerate(plain) if byte not in _BETWEEN]
-    return [starts[n] for n in kept], [ends[n] for n in kept]
+        position = end
+    indexes = [index for index, byte in enumerate(plain) if byte not in _IGNORED]
+    return [starts[index] for index in indexes], [ends[index] for index in indexes]
 
 
-# -- secrets by what they look like
-
-
-def _compiled(patterns: Iterable[tuple[str, str]]) -> tuple[_Pattern, ...]:
-    return tuple((needle, re.compile(pattern, re.ASCII | re.MULTILINE)) for needle, pattern in patterns)
-
-
-_PLACES = _compiled(PLACES)
+# -- secrets by their form
 
 
 def _tokens(text: str) -> Iterator[_Span]:
-    at = 0
-    while (run := RUNS.match(text, at)) and run["run"]:
-        found = TOKENS.match(text, run.start("run"))
-        at = run.end() if found is None else found.end()
-        if found is not None:
-            yield found.start(), at, str(found.lastgroup)
+    position = 0
+    while (run := RUNS.match(text, position)) and run["run"]:
+        match = TOKENS.match(text, run.start("run"))
+        position = run.end() if match is None else match.end()
+        if match is not None:
+            yield match.start(), position, str(match.lastgroup)
 
 
 def _substituted(pattern: re.Pattern[str], kind: str, text: str) -> str:
@@ -306,38 +276,53 @@ def _folded(text: str) -> str:
     return text.encode("ascii", "replace").lower().decode("ascii")
 
 
-def _in_places(patterns: Iterable[_Pattern], text: str, fold: Callable[[str], str] = str) -> str:
-    searched = fold(text)
-    for needle, pattern in patterns:
-        if needle in searched:
-            after = _replaced(text, _places(pattern, text, searched))
-            if after is not text:
-                text, searched = after, fold(after)
+def _in_context(patterns: Iterable[Pattern], text: str, fold: Callable[[str], str] = str) -> str:
+    for literal, pattern in patterns:
+        searched = fold(text)
+        if literal in searched:
+            text = _replaced(text, _matches(pattern, text, searched))
     return text
 
 
-def _places(pattern: re.Pattern[str], text: str, searched: str) -> Iterator[_Span]:
-    named, marked = "name" in pattern.groupindex, "[REDACTED:" in text
-    for found in pattern.finditer(searched):
-        kind = found.lastgroup
+def _matches(pattern: re.Pattern[str], text: str, searched: str) -> Iterator[_Span]:
+    marked = "[REDACTED:" in text
+    for match in pattern.finditer(searched):
+        kind = match.lastgroup
         if kind is None:
             continue
-        start, end = found.span(kind)
-        if named:
-            kind = secret_kind(text[slice(*found.span("name"))])
-            if kind is not None and _is_worth(kind, text[start:end]):
-                yield start, end, _shown(kind)
-        elif not marked or not MARKER.search(text, start, end) or _is_long(text[start:end]):
+        start, end = match.span(kind)
+        if not marked or not MARKER.search(text, start, end) or _is_long(text[start:end]):
             yield start, end, kind
 
 
-# -- secrets by their names
+# -- values of JSON fields and assignments, by their names
 
-_DIRECTORY = re.compile(r"[/~]|[A-Za-z]:[\\/]|\[REDACTED:path\]")
-_NUMBER_OR_NESTED = re.compile(r"[\[{]|-?[0-9][0-9.eE+-]*+[}\]]*+\Z")
 # Characters of a name that are compared, from its end.
-_NAME_LENGTH = 32
-_SHOWN = {"cookie": "token", "pwd": "password", "auth": "password"}
+_NAME_CHARS = 32
+# Names with a value that are examined in a text; with more, the remainder of the text is withheld.
+_MAX_NAMES = 4_000
+# Characters of a value that decide whether it is secret.
+_DECISIVE = 256
+_ENDINGS = {
+    # The last words of a name, however they are joined.
+    "password": "password passwords passwd passphrase passcode",
+    "token": "token accesstokens authtokens apitokens refreshtokens jwt",
+    "api_key": "apikey apikeys accesskey secretkey accountkey sharedkey authkey signingkey encryptionkey "
+    "masterkey subscriptionkey",
+    "private_key": "privatekey",
+    "secret": "secret secrets credential credentials",
+    "bearer": "authorization",
+    "cookie": "cookie cookies",
+}
+_KINDS_OF_NAMES = tuple((kind, tuple(endings.split())) for kind, endings in _ENDINGS.items())
+# Words before "token" that make it a position in a list, or a word of a model's vocabulary.
+_HARMLESS = frozenset(
+    "page next continuation sync cursor prev previous resume resumption scroll start end stop eos bos pad "
+    "unk mask sep cls per special image delta".split()
+)
+_NAME_WORD = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_AFTER = ".!?:)}*"  # of a sentence around the value
+_IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
 
 
 def secret_kind(name: str) -> str | None:
@@ -346,99 +331,56 @@ def secret_kind(name: str) -> str | None:
     The end of the name decides, in any style: ``db_password``, ``X-Api-Key``, ``accessToken``,
     but neither ``token_count`` nor ``nextPageToken``.
     """
-    return _secret_kind(name[-_NAME_LENGTH:])
+    return _secret_kind(name[-_NAME_CHARS:])
 
 
 @functools.lru_cache(maxsize=1024)
 def _secret_kind(name: str) -> str | None:
-    found = BACKWARDS.match(name[::-1])
-    return None if found is None else found.lastgroup
+    if name.lower().endswith(("_pass", "-pass")):
+        return "password"
+    words = [word.lower() for word in _NAME_WORD.findall(name)]
+    joined = "".join(words)
+    kind = next((kind for kind, endings in _KINDS_OF_NAMES if joined.endswith(endings)), None)
+    return None if kind == "token" and not _HARMLESS.isdisjoint(words[-2:-1]) else kind
 
 
-def _shown(kind: str) -> str:
-    return _SHOWN.get(kind, kind)
+def _is_secret(kind: str, value: str) -> bool:
+    return _is_long(value) and (kind != "cookie" or "=" in value)
 
 
 def _is_long(value: str) -> bool:
     return len(value if "[REDACTED:" not in value else MARKER.sub("", value)) >= MIN_SECRET
 
 
-def _is_worth(kind: str, value: str) -> bool:
-    if not _is_long(value):
-        return False
-    match kind:
-        case "cookie":
-            return "=" in value
-        case "pwd":
-            return _DIRECTORY.match(value) is None
-        case "auth":
-            return _is_user_and_password(value)
-    return True
-
-
-def _marked(kind: str, value: Any) -> Any:
-    return mark(_shown(kind)) if isinstance(value, str) and _is_worth(kind, value) else value
-
-
-def _is_user_and_password(value: str) -> bool:
-    try:
-        return b":" in base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-
-
 def _assigned(text: str) -> Iterator[_Span]:
-    low, marked = _folded(text), "[REDACTED:" in text
-    at = matches = run_end = stripped_end = 0
-    while found := ASSIGNED.search(low, at):
-        at = max(found.start("quote"), found.start("value"))
-        matches += 1
-        if matches > _MATCHES:
-            yield at, len(text), "rest"
+    searched, marked = _folded(text), "[REDACTED:" in text
+    end = 0
+    for count, match in enumerate(ASSIGNED.finditer(searched)):
+        if count == _MAX_NAMES:
+            yield max(match.end(), end), len(text), "rest"
             return
-        before = max(0, found.start() - _NAME_LENGTH)
-        kind = _secret_kind(found["name"])
-        if kind is None or kind == "token":  # the words before it decide
-            kind = _secret_kind(text[before : found.end("name")])
-        if kind is None or (marked and _IN_MARKER.search(low, before, found.start())):
+        start, before = match.end(), max(0, match.start() - _NAME_CHARS)
+        kind = _secret_kind(text[before : match.end("name")])
+        if kind is None or start < end or (marked and _IN_MARKER.search(searched, before, match.start())):
             continue
-        quote, closed, colon, more = found.group("quote", "closed", "colon", "more")
-        start, end = at, found.end()
-        if quote:
-            start, end = end, _end(_quoted(len(quote) - 1, quote[-1]), text, end)
-        elif closed and _NUMBER_OR_NESTED.match(low, start, end):
-            continue  # as JSON has it after a name in quotes
-        elif colon and text[start:end].isalpha() and not _LINE_START.search(low, before, found.start()):
-            continue  # a word as in a sentence: the line is more than a name and a value
-        else:
-            if more is not None and start >= run_end:  # values that overlap end at the same place
-                run_end = _end(VALUE_REST, low, end)
-                stripped_end = start + len(text[start:run_end].rstrip(_AFTER))
-            end = start + len(text[start:end].rstrip(_AFTER)) if more is None else max(start, stripped_end)
-        if _is_worth(kind, text[start : min(end, start + _DECISIVE)]):
-            at = end
-            yield start, end, _shown(kind)
+        pattern, after = (_quoted(match["quote"]), "") if match["quote"] else (UNQUOTED, _AFTER)
+        value = text[start : _end(pattern, text, start, start + _DECISIVE)].rstrip(after)
+        if _is_secret(kind, value):
+            end = start + len(text[start : _end(pattern, text, start, len(text))].rstrip(after))
+            yield start, end, "token" if kind == "cookie" else kind
 
 
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    found = pattern.match(text, start)
-    return start if found is None else found.end()
-
-
-_AFTER = ".!?:)}*"
-# Characters of a value that decide whether it is secret; a multiple of four, as Base64 has it.
-_DECISIVE = 256
-# Values that are looked at in a text; the rest of a text with more is withheld.
-_MATCHES = 4_000
-_LINE_START = re.compile(r"(?:\A|[\n\\])[ -]*[\w.-]*\Z")
-_IN_MARKER = re.compile(r"\[redacted:[a-z_]*\Z")
+def _end(pattern: re.Pattern[str], text: str, start: int, limit: int) -> int:
+    match = pattern.match(text, start, limit)
+    return start if match is None else match.end()
 
 
 @functools.lru_cache(maxsize=64)
-def _quoted(slashes: int, quote: str) -> re.Pattern[str]:
+def _quoted(quote: str) -> re.Pattern[str]:
     # Each level of escaping doubles the backslashes: a quote with fewer or more belongs to the value.
+    slashes, sign = len(quote) - 1, quote[-1]
     doubled = rf"(?:\\{{{2 * slashes + 2}}})*+"
     return re.compile(
-        rf"(?:[^\\{quote}\n]++|(?!{doubled}\\{{{slashes}}}{quote})(?:\\++{quote}?+|{quote}))*+"
-        rf"(?:{doubled}(?=\\{{{slashes}}}{quote}))?+"
+        rf"(?:[^\\{sign}\n]++|(?!{doubled}\\{{{slashes}}}{sign})(?:\\++{sign}?+|{sign}))*+"
+        rf"(?:{doubled}(?=\\{{{slashes}}}{sign}))?+"
     )

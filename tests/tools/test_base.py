@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.base import ToolOutcome, ToolSpec, canonical_json, failed, succeeded
+from conductor.tools.base import ToolOutcome, ToolSpec, canonical_json, failed, succeeded, truncate
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
 SPEC = ToolSpec("agent.status", "Tell an agent's state.", SCHEMA)
@@ -137,3 +138,39 @@ def test_the_size_is_counted_in_bytes(data: Any, size: int) -> None:
 
 def test_a_size_that_is_given_is_taken() -> None:
     assert succeeded("abc", size=1_000_000).metadata.data_size_bytes == 1_000_000
+
+
+# -- truncation
+
+
+def test_a_text_within_the_limit_is_unchanged() -> None:
+    assert truncate("ä" * 8192, 16_384) == "ä" * 8192
+    assert truncate("x" * 100, 100) == "x" * 100
+
+
+def test_a_longer_text_says_how_much_is_missing() -> None:
+    marker = "\n[shortened: 9,000 of 20,000 bytes are missing]"
+    limit = 11_000 + len(marker) + 1  # the longest marker says 20,000 of 20,000
+    assert truncate("x" * 20_000, limit) == "x" * 11_000 + marker
+
+
+def test_half_a_surrogate_pair_is_replaced_in_a_shortened_text() -> None:
+    assert truncate("\ud800" * 100, 60).startswith("?")
+
+
+@given(st.text(max_size=300), st.integers(60, 400))
+def test_a_shortened_text_keeps_its_beginning_and_counts_the_missing_bytes(text: str, limit: int) -> None:
+    text *= 5
+    shortened = truncate(text, limit)
+    size = len(text.encode())
+    if size <= limit:
+        assert shortened == text
+        return
+    assert len(shortened.encode()) <= limit
+    match = re.search(r"\n\[shortened: ([\d,]+) of ([\d,]+) bytes are missing\]\Z", shortened)
+    assert match is not None
+    beginning = shortened[: match.start()]
+    assert text.startswith(beginning)
+    assert int(match[1].replace(",", "")) == size - len(beginning.encode())
+    assert int(match[2].replace(",", "")) == size
+    assert len(beginning.encode()) > limit - 70

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conductor.tools.base import Effect, PersonQuestion, Risk, ToolSpec
+from conductor.tools.base import Effect, PersonQuestion, Risk, ToolSpec, truncate
 from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
 from conductor.tools.mcp.config import McpServerConfig
-from conductor.tools.redaction import truncate
 from conductor.tools.schema import SchemaError, check_schema
 from conductor.tools.schema_checker import checkers
 
