@@ -21,6 +21,7 @@ from conductor.tools.builtin.sandbox import (
     Files,
     SandboxPath,
     check_regular,
+    open_folder,
     printable,
     secret_kind,
 )
@@ -105,54 +106,56 @@ class CreateFile:
         if path.endswith(("/", "/.")):
             raise FileError("validation_failed", "The path ends in a folder; it needs a file's name.")
         try:
-            place, made = self._files.first(path, lambda place: self._write(place, data, parents, stop))
+            location, made = self._files.first(
+                path, lambda location: self._write(location, data, parents, stop)
+            )
         except FileError as error:
             if error.error_type != "not_found":
                 raise
             message = f"The folder of {printable(path)!r} is not there. Nothing was created."
             hint = "" if parents else " Set parents to true to create it too."
             raise FileError("not_found", message + hint) from None
-        shown = self._files.roots.shown(place)
+        shown = self._files.roots.path_of(location)
         return succeeded({"path": shown, "size_bytes": len(data), "created_folders": made})
 
     def _write(
-        self, place: SandboxPath, data: bytes, parents: bool, stop: CancelFlag
+        self, location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag
     ) -> tuple[SandboxPath, int]:
-        if not place.parts:
+        if not location.parts:
             raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
-        mode = 0o600 if secret_kind(place.parts) else 0o644  # less what the umask takes
+        mode = 0o600 if secret_kind(location.parts) else 0o644  # less what the umask takes
         with ExitStack() as closing, ExitStack() as undoing:
-            folder, made = self._open(place, parents, closing, undoing)
+            folder, made = self._open(location, parents, closing, undoing)
             try:
-                write_new(folder, place.parts[-1], data, mode, stop)
+                write_new(folder, location.parts[-1], data, mode, stop)
             except FileNotFoundError:  # removed after it was opened: do not try another root
                 raise FileError(
                     "io_error", "The folder was removed during the call. Nothing was created."
                 ) from None
             undoing.pop_all()
-        return place, made
+        return location, made
 
     def _open(
-        self, place: SandboxPath, parents: bool, closing: ExitStack, undoing: ExitStack
+        self, location: SandboxPath, parents: bool, closing: ExitStack, undoing: ExitStack
     ) -> tuple[int, int]:
-        folders = place.parts[:-1]
+        folders = location.parts[:-1]
         try:
             if not parents:
-                return closing.enter_context(self._files.roots.folder(SandboxPath(place.root, folders))), 0
-            folder = closing.enter_context(self._files.roots.root(place.root))
+                return closing.enter_context(self._files.roots.folder(SandboxPath(location.root, folders))), 0
+            folder = closing.enter_context(self._files.roots.root(location.root))
         except DirectoryMissing as gone:  # the root that was meant is missing: do not take another
             raise FileError("io_error", f"The folder {str(gone)!r} is not available now.") from None
         made = 0
         for name in folders:
             try:
-                below = self._files.roots.below(folder, name)
+                below = open_folder(folder, (name,))
             except FileNotFoundError:
                 os.mkdir(name, 0o755, dir_fd=folder)
                 # Undone if the file cannot be written: a failed call leaves nothing behind.
                 undoing.callback(_quietly, os.rmdir, name, folder)
                 _sync(folder)
                 made += 1
-                below = self._files.roots.below(folder, name)
+                below = open_folder(folder, (name,))
             closing.callback(os.close, below)
             folder = below
         return folder, made

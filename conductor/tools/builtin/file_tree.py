@@ -94,7 +94,7 @@ class FileTree:
 class _Node:
     name: str
     kind: Kind
-    place: SandboxPath
+    location: SandboxPath
     children: list[_Node] = field(default_factory=list)
     rest: str = ""
 
@@ -112,12 +112,12 @@ class _TreeWalk(Walk):
         tops = [_Node(root.label, "folder", SandboxPath(root, ())) for root in self.files.roots.all]
         self.counts["folder"] = len(tops)
         self._fill(deque((top, 1, ()) for top in tops), depth)
-        return _Node(".", "folder", tops[0].place, tops)
+        return _Node(".", "folder", tops[0].location, tops)
 
     def folder(self, path: str, depth: int) -> _Node:
-        def attempt(place: SandboxPath) -> tuple[_Node, Chain]:
-            chain = self.rules_above(place)
-            top = _Node(self.files.roots.shown(place), "folder", place)
+        def attempt(location: SandboxPath) -> tuple[_Node, Chain]:
+            chain = self.rules_above(location)
+            top = _Node(self.files.roots.path_of(location), "folder", location)
             return top, self._list(top, 0, chain)
 
         top, chain = self.files.first(path, attempt)
@@ -168,8 +168,8 @@ class _TreeWalk(Walk):
         return True
 
     def _list(self, node: _Node, level: int, chain: Chain) -> Chain:
-        parts = node.place.parts
-        with self.files.roots.folder(node.place) as folder:
+        parts = node.location.parts
+        with self.files.roots.folder(node.location) as folder:
             chain = self.rules_in(folder, len(parts), chain)
             found = self.scan(folder)
         count = sum(map(len, found))
@@ -180,7 +180,7 @@ class _TreeWalk(Walk):
             if ignored(chain, (*parts, name), kind == "folder"):
                 self.counts["ignored"] += 1
                 continue
-            child = _Node(printable(name), kind, SandboxPath(node.place.root, (*parts, name)))
+            child = _Node(printable(name), kind, SandboxPath(node.location.root, (*parts, name)))
             # As JSON, since that is what an observation's limit counts.
             self._text_left -= len(msgspec.json.encode(_line(child, level))) + (4 if kind == "folder" else 0)
             self.counts[kind] += 1

@@ -230,16 +230,16 @@ class KnowledgeIndex:
         wanted = suffixes()
         walk = Walk(self.files, stop, time.monotonic, float("inf"), MAX_SCANNED)
         try:
-            for folder, place in walk.files_below(self._top):
-                name = place.parts[-1]
-                if not name.lower().endswith(wanted) or any(part.startswith(".") for part in place.parts):
+            for folder, location in walk.files_below(self._top):
+                name = location.parts[-1]
+                if not name.lower().endswith(wanted) or any(part.startswith(".") for part in location.parts):
                     continue
-                path = printable("/".join(place.parts))
+                path = printable("/".join(location.parts))
                 seen.add(path)
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 before = known.get(path)
                 if before is None or (before.size, before.changed) != (found.st_size, found.st_mtime_ns):
-                    changed.append((path, place, found.st_size, found.st_mtime_ns))
+                    changed.append((path, location, found.st_size, found.st_mtime_ns))
         except DirectoryMissing:
             raise FileError("io_error", "The folder of KNOWLEDGE_DIR is not there.") from None
         return changed, seen, walk.complete
@@ -254,9 +254,9 @@ class KnowledgeIndex:
         progress: Progress,
     ) -> None:
         committed = time.monotonic()
-        for number, (path, place, size, modified) in enumerate(changed, 1):
+        for number, (path, location, size, modified) in enumerate(changed, 1):
             stop.check()
-            data, problem = self._read(place, stop)
+            data, problem = self._read(location, stop)
             digest = hashlib.blake2b(data, digest_size=16).digest()
             before = known.get(path)
             if before is not None and (before.digest, before.problem) == (digest, problem):
@@ -272,9 +272,9 @@ class KnowledgeIndex:
                 committed = time.monotonic()
         connection.commit()
 
-    def _read(self, place: SandboxPath, stop: CancelFlag) -> tuple[bytes, str | None]:
+    def _read(self, location: SandboxPath, stop: CancelFlag) -> tuple[bytes, str | None]:
         try:
-            return read_bytes(self.files, place, stop, MAX_DOCUMENT_BYTES), None
+            return read_bytes(self.files, location, stop, MAX_DOCUMENT_BYTES), None
         except FileError as error:
             stop.check()
             return b"", str(error)
@@ -380,7 +380,9 @@ def _store(
     (file_id,) = connection.execute(_STORE, (path, size, modified, digest, problem)).fetchone()
     name = re.sub(r"[\W_]+", " ", path)
     for piece in pieces:
-        place = (file_id, piece.first_line, piece.last_line, piece.page)
-        row = connection.execute("INSERT INTO passage(file_id, first, last, page) VALUES(?, ?, ?, ?)", place)
+        location = (file_id, piece.first_line, piece.last_line, piece.page)
+        row = connection.execute(
+            "INSERT INTO passage(file_id, first, last, page) VALUES(?, ?, ?, ?)", location
+        )
         words = (row.lastrowid, f"{name} {piece.heading}", piece.text)
         connection.execute("INSERT INTO words(rowid, title, text) VALUES(?, ?, ?)", words)

@@ -71,19 +71,19 @@ class ListDirectory:
                 entries = [{"name": root.label, "kind": "folder"} for root in roots.all]
                 return _outcome(".", entries[offset - 1 :], offset, len(entries), 0, walk)
             wanted = "." if is_everything(path) else path
-            return self._files.first(wanted, lambda place: self._list(place, offset, walk))
+            return self._files.first(wanted, lambda location: self._list(location, offset, walk))
 
         return await self._files.run(work, walk=True)
 
-    def _list(self, place: SandboxPath, offset: int, walk: Walk) -> ToolOutcome:
-        chain = walk.rules_above(place)
-        with self._files.roots.folder(place) as folder:
-            chain = walk.rules_in(folder, len(place.parts), chain)
+    def _list(self, location: SandboxPath, offset: int, walk: Walk) -> ToolOutcome:
+        chain = walk.rules_above(location)
+        with self._files.roots.folder(location) as folder:
+            chain = walk.rules_in(folder, len(location.parts), chain)
             found = list(heapq.merge(*walk.scan(folder)))
             kept = [
                 (name, kind)
                 for _, name, kind in found
-                if not ignored(chain, (*place.parts, name), kind == "folder")
+                if not ignored(chain, (*location.parts, name), kind == "folder")
             ]
             entries: list[dict[str, Any]] = []
             room = MAX_TEXT_BYTES
@@ -95,7 +95,7 @@ class ListDirectory:
                 entries.append(entry)
         if walk.scanned_all:
             walk.cut(walk.scanned_note)
-        shown = self._files.roots.shown(place)
+        shown = self._files.roots.path_of(location)
         return _outcome(shown, entries, offset, len(kept), len(found) - len(kept), walk)
 
 

@@ -69,13 +69,13 @@ class NotesCreate:
         def work(stop: CancelFlag) -> ToolOutcome:
             data = encoded(f"# {title}\n\n{arguments['text'].strip()}\n")
             return self._files.first(
-                ".", lambda place: self._save(place, f"{day}-{_slug(title)}", data, stop)
+                ".", lambda location: self._save(location, f"{day}-{_slug(title)}", data, stop)
             )
 
         return await self._files.run(work)
 
-    def _save(self, place: SandboxPath, stem: str, data: bytes, stop: CancelFlag) -> ToolOutcome:
-        with self._files.roots.folder(place) as folder:
+    def _save(self, location: SandboxPath, stem: str, data: bytes, stop: CancelFlag) -> ToolOutcome:
+        with self._files.roots.folder(location) as folder:
             for number in range(1, _SAME_TITLE):
                 name = f"{stem}-{number}.md" if number > 1 else f"{stem}.md"
                 try:
@@ -136,7 +136,7 @@ class NotesSearch:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, self._clock, BUDGET_S)
-            found = self._files.first(".", lambda place: self._search(place, words, walk, stop))
+            found = self._files.first(".", lambda location: self._search(location, words, walk, stop))
             found.sort(key=lambda note: (note.words, note.modified), reverse=True)
             notes = [note.shown for note in found[: arguments.get("limit", 5)]]
             data = {"notes": notes, "found": len(found), "complete": walk.complete}
@@ -147,16 +147,16 @@ class NotesSearch:
     def _search(self, top: SandboxPath, words: set[str], walk: Walk, stop: CancelFlag) -> list[_Note]:
         found: list[_Note] = []
         read = 0
-        for folder, place in walk.files_below(top):
-            if not place.parts[-1].endswith((".md", ".txt")):
+        for folder, location in walk.files_below(top):
+            if not location.parts[-1].endswith((".md", ".txt")):
                 continue
             if read >= MAX_NOTES or walk.full():
                 walk.cut(f"Only {read:,} notes were searched.")
                 break
             read += 1
             try:
-                data = read_bytes(self._files, place, stop, MAX_NOTE_BYTES)
-                modified = os.stat(place.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
+                data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)
+                modified = os.stat(location.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
             except FileError as error:
                 if error.error_type == "cancelled":
                     raise
@@ -167,7 +167,7 @@ class NotesSearch:
             plain = text.casefold()
             hits = [at for at in map(plain.find, words) if at >= 0]
             if hits or not words:
-                path = self._files.roots.shown(place)
+                path = self._files.roots.path_of(location)
                 found.append(_Note(len(hits), modified, _shown(path, text, modified, min(hits, default=0))))
         return found
 

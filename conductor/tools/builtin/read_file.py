@@ -82,10 +82,10 @@ class ReadFile:
         """
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            place, data = self._files.first(
-                arguments["path"], lambda place: (place, read_bytes(self._files, place, stop))
+            location, data = self._files.first(
+                arguments["path"], lambda location: (location, read_bytes(self._files, location, stop))
             )
-            shown = self._files.roots.shown(place)
+            shown = self._files.roots.path_of(location)
             _check_text(data, shown)
             return self._outcome(shown, data, arguments.get("offset", 1), arguments.get("limit", MAX_LINES))
 
@@ -113,12 +113,14 @@ class ReadFile:
         )
 
 
-def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+def read_bytes(
+    files: Files, location: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES
+) -> bytes:
     """Read a whole file, without a byte order mark. Raises `FileError`, `OSError` and `DirectoryMissing`."""
-    if not place.parts:
-        raise FileError("validation_failed", f"'{files.roots.shown(place)}' is a folder, not a file.")
-    with files.roots.folder(SandboxPath(place.root, place.parts[:-1])) as folder:
-        file = open_regular(folder, place.parts[-1])
+    if not location.parts:
+        raise FileError("validation_failed", f"'{files.roots.path_of(location)}' is a folder, not a file.")
+    with files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
+        file = open_regular(folder, location.parts[-1])
     try:
         size = os.fstat(file).st_size
         data = bytearray()
@@ -129,7 +131,7 @@ def read_bytes(files: Files, place: SandboxPath, stop: CancelFlag, max_bytes: in
     finally:
         os.close(file)
     if size > max_bytes:
-        shown = files.roots.shown(place)
+        shown = files.roots.path_of(location)
         raise FileError(
             "validation_failed",
             f"'{shown}' has {size:,} bytes or more; files up to {max_bytes:,} are read.",

@@ -1,27 +1,24 @@
 """The folders that file tools may touch, and how a path in them is opened without following links.
 
 A path that is checked and then opened by name can be swapped in between. So nothing here is opened by a whole
-path: a folder is opened beneath its root in one step that refuses links (``openat2``), or name by name, each
-within the folder opened before it; a file is opened by its bare name within that folder, and checked
-afterwards. Every refusal is an `OSError`, like those of the system.
+path: a folder is opened name by name, each within the folder opened before it and never through a link; a
+file is opened by its bare name within its folder, and checked afterwards. Every refusal is an `OSError`, like
+those of the system.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
 import re
 import stat
-import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,85 +31,29 @@ MAX_PARTS = 64
 SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether this system can open names within an open folder; Windows cannot, and has no file tools."""
 
-OpenFolder: TypeAlias = Callable[[int, Sequence[str]], int]
-"""Opens the folder with these names beneath an open one, without following links. Raises `OSError`."""
-
 _FOLDER = (
     os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", os.O_RDONLY) if SUPPORTED else 0
 )
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY if SUPPORTED else 0
-# Times that an open is repeated after a rename or a signal interrupted it.
-_TRIES = 16
+# Attempts to open a file that is replaced at the same time.
+_ATTEMPTS = 16
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_OPENAT2 = 437  # the same on every architecture that Python runs on
-_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
-
-
-def open_folder_openat2(start: int, parts: Sequence[str]) -> int:
-    """Open a folder in one step; the kernel refuses links and whatever leaves ``start``."""
-    # Without O_NOFOLLOW: it would have a link at the end reported as no folder.
-    how = _OpenHow(_FOLDER & ~os.O_NOFOLLOW, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
-    name = os.fsencode("/".join(parts) or ".")
-    for _ in range(_TRIES):
-        found: int = _libc().syscall(
-            ctypes.c_long(_OPENAT2),
-            ctypes.c_int(start),
-            ctypes.c_char_p(name),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
-        if found >= 0:
-            return found
-        error = ctypes.get_errno()
-        if error not in (errno.EAGAIN, errno.EINTR):  # a rename during the call; a signal
-            break
-    raise OSError(error, os.strerror(error))
-
-
-def open_folder_walk(start: int, parts: Sequence[str]) -> int:
-    """Open a folder name by name, for systems without ``openat2``."""
-    at = os.open(".", _FOLDER, dir_fd=start)
+def open_folder(start: int, parts: Sequence[str]) -> int:
+    """Open a folder beneath an open one, name by name. Raises `OSError`; ELOOP for a link."""
+    folder = os.open(".", _FOLDER, dir_fd=start)
     for part in parts:
         try:
-            below = os.open(part, _FOLDER, dir_fd=at)
-        # O_NOFOLLOW with O_DIRECTORY reports a link as no folder; the caller must know the difference.
+            child = os.open(part, _FOLDER, dir_fd=folder)
+        # O_NOFOLLOW with O_DIRECTORY reports a link as ENOTDIR; the caller must know the difference.
         except NotADirectoryError:
-            if stat.S_ISLNK(os.stat(part, dir_fd=at, follow_symlinks=False).st_mode):
+            if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
             raise
         finally:
-            os.close(at)
-        at = below
-    return at
-
-
-@lru_cache(maxsize=1)
-def folder_opener() -> OpenFolder:
-    """Choose ``openat2`` where the kernel has it and lets it be called, else the walk."""
-    if sys.platform != "linux":
-        return open_folder_walk
-    here = os.open("/", _FOLDER)
-    try:
-        os.close(open_folder_openat2(here, ()))
-    except OSError:
-        return open_folder_walk
-    else:
-        return open_folder_openat2
-    finally:
-        os.close(here)
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    # ctypes assumes an int, which would cut a long.
-    libc.syscall.restype = ctypes.c_long
-    return libc
+            os.close(folder)
+        folder = child
+    return folder
 
 
 def open_regular(folder: int, name: str) -> int:
@@ -120,44 +61,42 @@ def open_regular(folder: int, name: str) -> int:
 
     Raises `OSError`: ELOOP for a link, EISDIR for a folder, EMLINK for a second name (a hard link may lead
     to a file outside), ENXIO for devices, pipes and sockets, EAGAIN when it keeps being replaced. The kind
-    is looked at first, since opening a device can do something; what counts is what the open file is.
+    is checked before opening, since opening a device can have an effect, and again on the open file.
     """
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         check_regular(os.stat(name, dir_fd=folder, follow_symlinks=False))
         file = os.open(name, _FILE, dir_fd=folder)
         try:
-            found = os.fstat(file)
-            if found.st_nlink:
-                check_regular(found)
+            status = os.fstat(file)
+            if status.st_nlink:
+                check_regular(status)
                 # A second name that was dropped after opening does not show in the open file's count.
-                now = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if os.path.samestat(found, now):
-                    check_regular(now)
-                    kept, file = file, -1
-                    return kept
+                current = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if os.path.samestat(status, current):
+                    check_regular(current)
+                    return os.dup(file)
         finally:
-            if file >= 0:
-                os.close(file)
+            os.close(file)
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-def check_regular(found: os.stat_result) -> None:
-    """Raise the `OSError` that `open_regular` raises for what is no regular file with one name."""
+def check_regular(status: os.stat_result) -> None:
+    """Raise the `OSError` of `open_regular` unless it is a regular file with one name."""
     error = 0
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         error = errno.ELOOP
-    elif stat.S_ISDIR(found.st_mode):
+    elif stat.S_ISDIR(status.st_mode):
         error = errno.EISDIR
-    elif not stat.S_ISREG(found.st_mode):
+    elif not stat.S_ISREG(status.st_mode):
         error = errno.ENXIO
-    elif found.st_nlink > 1:
+    elif status.st_nlink > 1:
         error = errno.EMLINK
     if error:
         raise OSError(error, os.strerror(error))
 
 
 class PathError(ValueError):
-    """A path's text cannot be one beneath a root; ``outside`` if it is well formed but elsewhere."""
+    """A text is not a path beneath a root; ``outside`` if it is well formed but leads elsewhere."""
 
     def __init__(self, message: str, *, outside: bool = False) -> None:
         super().__init__(message)
@@ -170,7 +109,7 @@ class DirectoryMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AllowedDirectory:
-    """A folder for file tools, with the name shown; ``spellings`` are its absolute paths in parts."""
+    """A root folder. ``label`` is its name for people; ``spellings`` are its absolute paths in parts."""
 
     label: str
     parts: tuple[str, ...]
@@ -191,13 +130,12 @@ class Roots:
     Links in the configured paths themselves are resolved once, here: the operator chose them.
     """
 
-    def __init__(self, folders: Sequence[Path], opener: OpenFolder | None = None) -> None:
-        self._opener = opener or folder_opener()
+    def __init__(self, folders: Sequence[Path]) -> None:
         labels: list[str] = []
         roots: list[AllowedDirectory] = []
         for folder in folders:
             resolved = folder.resolve()
-            # People and models write the path as configured; links in it are resolved for opening.
+            # People and models write the configured path; the path without links is opened.
             spellings = {resolved.parts[1:]: None, Path(os.path.abspath(folder)).parts[1:]: None}
             if any(root.parts == resolved.parts[1:] for root in roots):
                 continue
@@ -205,42 +143,42 @@ class Roots:
             roots.append(AllowedDirectory(labels[-1], resolved.parts[1:], tuple(spellings)))
         self.all = tuple(roots)
 
-    def places(self, path: str) -> tuple[SandboxPath, ...]:
-        """List the places a path may mean, likeliest first; the first that exists is taken.
+    def locations(self, path: str) -> tuple[SandboxPath, ...]:
+        """List the locations a path may mean, likeliest first; the first one that exists is used.
 
-        A path is relative to a root, or absolute within one. Its first part may be the root's label; with
-        several roots it always is in what the tools return. Raises `PathError`.
+        A path is relative to a root, or absolute within one. It may begin with the root's label; with several
+        roots, the paths in results always do. Raises `PathError`.
         """
         parts = split(path)
         if path.startswith("/"):
-            found = {
-                SandboxPath(root, parts[len(own) :]): None
+            absolute = {
+                SandboxPath(root, parts[len(prefix) :]): None
                 for root in self.all
-                for own in root.spellings
-                if parts[: len(own)] == own
+                for prefix in root.spellings
+                if parts[: len(prefix)] == prefix
             }
-            if not found:
-                raise PathError(f"It is outside the folders that may be used: {self.labels}.", outside=True)
-            return tuple(found)
-        plain = tuple(SandboxPath(root, parts) for root in self.all)
-        named = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
-        return (*named, *plain) if len(self.all) > 1 else (*plain, *named)
+            if not absolute:
+                raise PathError(f"It is outside the allowed folders: {self.labels}.", outside=True)
+            return tuple(absolute)
+        relative = tuple(SandboxPath(root, parts) for root in self.all)
+        labelled = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
+        return (*labelled, *relative) if len(self.all) > 1 else (*relative, *labelled)
 
     @property
     def labels(self) -> str:
-        """The roots' names, for people."""
+        """The roots' labels, for people."""
         return ", ".join(root.label for root in self.all)
 
-    def shown(self, place: SandboxPath) -> str:
-        """Write a place as the tools take it: with the root's label first if there are several roots."""
-        parts = (place.root.label, *place.parts) if len(self.all) > 1 else place.parts
+    def path_of(self, location: SandboxPath) -> str:
+        """Return the path of a location; with several roots it begins with the root's label."""
+        parts = (location.root.label, *location.parts) if len(self.all) > 1 else location.parts
         return printable("/".join(parts)) or "."
 
     @contextmanager
-    def folder(self, place: SandboxPath) -> Iterator[int]:
-        """Open a folder, for names to be opened in it. Raises `OSError` and `DirectoryMissing`."""
-        with self.root(place.root) as root:
-            folder = self._opener(root, place.parts)
+    def folder(self, location: SandboxPath) -> Iterator[int]:
+        """Open a folder for the block. Raises `OSError` and `DirectoryMissing`."""
+        with self.root(location.root) as root:
+            folder = open_folder(root, location.parts)
         try:
             yield folder
         finally:
@@ -248,10 +186,10 @@ class Roots:
 
     @contextmanager
     def root(self, root: AllowedDirectory) -> Iterator[int]:
-        """Open a root again for each call: it may have been replaced or removed."""
+        """Open a root for the block. Raises `DirectoryMissing` if it was replaced by a link or removed."""
         top = os.open("/", _FOLDER)
         try:
-            opened = self._opener(top, root.parts)
+            opened = open_folder(top, root.parts)
         except OSError:
             raise DirectoryMissing(root.label) from None
         finally:
@@ -261,32 +199,29 @@ class Roots:
         finally:
             os.close(opened)
 
-    def below(self, folder: int, name: str) -> int:
-        """Open a folder in an open one by its bare name. Raises `OSError`."""
-        return self._opener(folder, (name,))
-
 
 def split(path: str) -> tuple[str, ...]:
-    """Take a path apart; ``.`` and doubled slashes are dropped. Raises `PathError`.
+    """Split a path into its parts; ``.`` and doubled slashes are dropped.
 
-    Refused: no text, more than `MAX_PATH_BYTES` or `MAX_PARTS`, control characters, ``..``.
+    Raises `PathError` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
+    `MAX_PARTS`.
     """
     if not path:
         raise PathError("It is empty.")
     if len(path) > MAX_PATH_BYTES or len(path.encode(errors="replace")) > MAX_PATH_BYTES:
         raise PathError(f"It is longer than {MAX_PATH_BYTES:,} bytes.")
     if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in path):
-        raise PathError("It holds control characters.")
+        raise PathError("It contains control characters.")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise PathError("'..' is not taken: write the path from the top.")
+        raise PathError("'..' is not allowed; use a path relative to the root.")
     if len(parts) > MAX_PARTS:
         raise PathError(f"It has more than {MAX_PARTS} parts.")
     return parts
 
 
 def printable(name: str) -> str:
-    r"""Write a name so that it stays on its line and shows what it is: ``\x1b``, ``\u202e``, ``\xff``."""
+    r"""Escape the characters of a name that do not print: ``\x1b``, ``\u202e``, ``\xff``."""
     if name.isascii() and name.isprintable():
         return name
     return "".join(char if char.isprintable() or char == " " else _escape(char) for char in name)
@@ -299,22 +234,22 @@ def _escape(char: str) -> str:
 
 
 def _unused(label: str, labels: Sequence[str]) -> str:
-    wanted, number = label, 2
-    while wanted in labels:
-        wanted, number = f"{label}~{number}", number + 1
-    return wanted
+    candidate, number = label, 2
+    while candidate in labels:
+        candidate, number = f"{label}~{number}", number + 1
+    return candidate
 
 
-# Threads of file calls: when a disk hangs it blocks these only, and other file calls wait.
+# Threads of file calls: a hanging disk blocks these only.
 THREADS = 4
-# Threads of walks through many folders, so that a read does not wait for a walk.
+# Threads of walks through many folders: a read does not wait for a walk.
 WALKS = 2
 
 T = TypeVar("T")
 
 
 class FileError(Exception):
-    """A file tool cannot do what it was asked; the message is for the model and holds no foreign path."""
+    """A failure of a file tool. The message is for the model and contains no path outside the roots."""
 
     def __init__(self, error_type: ErrorType, message: str) -> None:
         super().__init__(message)
@@ -322,7 +257,7 @@ class FileError(Exception):
 
 
 class CancelFlag(threading.Event):
-    """Set when the call was cancelled; its thread cannot be."""
+    """Set when a call is cancelled: its thread cannot be cancelled, and checks the flag between its steps."""
 
     def check(self) -> None:
         """Raise `FileError` if the call was cancelled."""
@@ -334,68 +269,66 @@ FileWork: TypeAlias = Callable[[CancelFlag], ToolOutcome]
 
 
 class Files:
-    """The roots, and the threads that touch the disk for the file tools."""
+    """The roots of the file tools, and the threads that access the disk."""
 
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
-        # Own threads: work on a hanging disk cannot be cancelled, and must not use up the loop's executor.
+        # Separate from the loop's executor, which a hanging disk would use up.
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
         self._walks = ThreadPoolExecutor(WALKS, thread_name_prefix="walks")
 
     async def run(self, work: FileWork, *, walk: bool = False) -> ToolOutcome:
-        """Run work in a thread; `FileError` becomes its outcome. A cancelled call stops at its next check."""
+        """Run work in a thread; a `FileError` is an outcome. A cancelled call stops at its next check."""
         stop = CancelFlag()
         pool = self._walks if walk else self._pool
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, _guarded, work, stop)
         except asyncio.CancelledError:
-            # The thread cannot be cancelled, so it looks at the flag between its steps.
             stop.set()
             raise
 
-    def places(self, path: str) -> tuple[SandboxPath, ...]:
-        """Find where a path may lie. Raises `FileError`."""
+    def locations(self, path: str) -> tuple[SandboxPath, ...]:
+        """List the locations a path may mean, as `Roots.locations` does. Raises `FileError`."""
         try:
-            return self.roots.places(path)
+            return self.roots.locations(path)
         except PathError as error:
             kind: ErrorType = "permission_denied" if error.outside else "validation_failed"
             raise FileError(kind, f"The path {_quoted(path)} cannot be used. {error}") from None
 
     def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
-        """Give what ``attempt`` makes of the first place that is there. Raises `FileError`."""
+        """Return the result of ``attempt`` for the first location that exists. Raises `FileError`."""
         failure: FileError | None = None
-        for place in self.places(path):
+        for location in self.locations(path):
             try:
-                return attempt(place)
+                return attempt(location)
             except FileNotFoundError:
                 continue
             except NotADirectoryError as error:
-                failure = failure or described(error, self.roots.shown(place))
+                failure = failure or described(error, self.roots.path_of(location))
             except DirectoryMissing as error:
                 failure = failure or FileError("io_error", f"The folder {str(error)!r} is not available now.")
             except OSError as error:
-                raise described(error, self.roots.shown(place)) from None
+                raise described(error, self.roots.path_of(location)) from None
         if failure:
             raise failure
         raise FileError("not_found", f"There is no {_quoted(path)} in {self.roots.labels}.")
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
-        """Say why these arguments must ask whatever was allowed before; None if they need not.
+        """Return why a call with these arguments needs consent even if the tool is allowed, or None.
 
-        Looks at the text of ``path`` only, and at the names of the root it may lie in; what it names is
-        never behind a link, since none is followed.
+        Only the names in ``path`` and in its root count: no link is followed, so they name the file itself.
         """
         path = arguments.get("path")
         if not isinstance(path, str):
             return None
         try:
-            places = self.roots.places(path)
+            locations = self.roots.locations(path)
         except PathError:
-            return None  # nothing will be run
-        for place in places:
-            kind = secret_kind((*place.root.parts, *place.parts))
+            return None  # the call will be refused
+        for location in locations:
+            kind = secret_kind((*location.root.parts, *location.parts))
             if kind:
-                return f"{self.roots.shown(place)} may hold {kind}"
+                return f"{self.roots.path_of(location)} may hold {kind}"
         return None
 
 
@@ -408,17 +341,17 @@ def _guarded(work: FileWork, stop: CancelFlag) -> ToolOutcome:
 
 
 _WORDS: Mapping[int, tuple[ErrorType, str]] = {
-    errno.ENOENT: ("not_found", "is not there"),
-    errno.ENOTDIR: ("not_found", "is not a folder, or lies in something that is none"),
+    errno.ENOENT: ("not_found", "does not exist"),
+    errno.ENOTDIR: ("not_found", "is not a folder, or is not in a folder"),
     errno.EISDIR: ("validation_failed", "is a folder, not a file"),
-    errno.EEXIST: ("validation_failed", "is there already; it was left as it is"),
+    errno.EEXIST: ("validation_failed", "exists already; it was not changed"),
     errno.ENAMETOOLONG: ("validation_failed", "has a name that is too long"),
-    errno.ELOOP: ("permission_denied", "is a link or lies behind one; links are not followed"),
-    errno.EXDEV: ("permission_denied", "leads out of its folder"),
-    errno.EMLINK: ("permission_denied", "has a second name (a hard link), and may be a file from elsewhere"),
-    errno.ENXIO: ("permission_denied", "is a device, a pipe or a socket, not a file"),
-    errno.EACCES: ("io_error", "may not be used: the system refuses the server access"),
-    errno.EPERM: ("io_error", "may not be used: the system refuses the server access"),
+    errno.ELOOP: ("permission_denied", "is a link or is behind a link; links are not followed"),
+    errno.EXDEV: ("permission_denied", "leads out of its root"),
+    errno.EMLINK: ("permission_denied", "has a second name (a hard link) and may belong to another folder"),
+    errno.ENXIO: ("permission_denied", "is a device, a pipe or a socket"),
+    errno.EACCES: ("io_error", "cannot be used: the system refuses access"),
+    errno.EPERM: ("io_error", "cannot be used: the system refuses access"),
     errno.EAGAIN: ("io_error", "keeps changing"),
     errno.ENOSPC: ("io_error", "cannot be written: the disk is full"),
     errno.EDQUOT: ("io_error", "cannot be written: the disk quota is used up"),
@@ -428,17 +361,17 @@ _WORDS: Mapping[int, tuple[ErrorType, str]] = {
 }
 
 
-def described(error: OSError, shown: str) -> FileError:
-    """Put what the system said in words; of its text only the plain reason is used, which has no path."""
+def described(error: OSError, path: str) -> FileError:
+    """Describe an error of the system by ``path``, not by the path in its own text."""
     kind, words = _WORDS.get(error.errno or 0, ("io_error", ""))
     if not words:
         words = f"cannot be used: {os.strerror(error.errno or errno.EIO).lower()}"
-    return FileError(kind, f"{_quoted(shown)} {words}.")
+    return FileError(kind, f"{_quoted(path)} {words}.")
 
 
 def _quoted(path: str) -> str:
-    shown = printable(path[:201])
-    return f"'{shown[:200]}…'" if len(shown) > 200 else f"'{shown}'"
+    text = printable(path[:201])
+    return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
 
 _SECRET_FOLDERS: Mapping[str, str] = {
@@ -466,7 +399,7 @@ _SECRET_FILES: Mapping[str, tuple[str, ...]] = {
         *("cookies sqlite", "service account", "google services", "gradle properties", "database yml"),
     ),
 }
-"""Kind -> words that such a file has in its name, whatever stands before and after them."""
+"""Kind -> words in the name of such a file."""
 _ORDINARY_IN_CODE = frozenset(("env", "key", "keys", "token", "tokens", "password", "passwords"))
 _CODE = frozenset(
     ("py pyi js jsx mjs cjs ts tsx go rs java kt swift c h cc cpp hpp cs rb css scss html vue svelte").split()
@@ -474,11 +407,10 @@ _CODE = frozenset(
 
 
 def secret_kind(parts: tuple[str, ...]) -> str | None:
-    """Say what a path may hold by its names, or None.
+    """Return the kind of secret that a path may contain by its names, or None.
 
-    Names are taken as words, so that a copy or a backup counts as what it is of: ``.netrc.bak``, ``key.txt``,
-    ``id_rsa (1)``. Case and invisible characters make no difference: there are file systems to which they
-    make none.
+    Names are compared by their words, so that copies and backups count: ``.netrc.bak``, ``key.txt``,
+    ``id_rsa (1)``. Case and invisible characters are ignored, as some file systems ignore them.
     """
     for words in map(_words, parts):
         for name, kind in _SECRET_FOLDERS.items():
@@ -498,7 +430,7 @@ def secret_kind(parts: tuple[str, ...]) -> str | None:
 
 
 def _words(name: str) -> str:
-    # A dot at the beginning stays: it hides a file.
+    # A leading dot stays: it marks a hidden file.
     text = "".join(char for char in name if unicodedata.category(char) != "Cf")
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", unicodedata.normalize("NFKC", text)).casefold()
     words = re.findall(r"(?:^\.)?[^\W_]+", text)

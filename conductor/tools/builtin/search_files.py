@@ -141,16 +141,16 @@ class _Search(Walk):
         self._bytes_left = limits.read_bytes
         self._counts: Counter[str] = Counter()
 
-    def below(self, place: SandboxPath) -> None:
+    def below(self, location: SandboxPath) -> None:
         """Search a folder, or a file. Raises `OSError` and `DirectoryMissing` if it is not there."""
         try:
-            for _, file in self.files_below(place):
+            for _, file in self.files_below(location):
                 if not self._names or gitignore.verdict(self._names, file.parts[-1:], False):
                     self._look(file)
         except NotADirectoryError:
-            if not place.parts:
+            if not location.parts:
                 raise
-            self._look(place)
+            self._look(location)
 
     def full(self) -> bool:
         limits, note = self._limits, ""
@@ -163,14 +163,14 @@ class _Search(Walk):
         self.cut(note)
         return True
 
-    def _look(self, place: SandboxPath) -> None:
+    def _look(self, location: SandboxPath) -> None:
         if self.full():
             return
-        if secret_kind((*place.root.parts, *place.parts)):
+        if secret_kind((*location.root.parts, *location.parts)):
             self._counts["secret"] += 1
             return
         try:
-            data = read_bytes(self.files, place, self._stop, MAX_FILE_BYTES)
+            data = read_bytes(self.files, location, self._stop, MAX_FILE_BYTES)
         except FileError as error:
             if error.error_type == "cancelled":
                 raise
@@ -191,15 +191,15 @@ class _Search(Walk):
         for number, line in enumerate(text.split("\n"), 1):
             at = self._find(line)
             if at >= 0:
-                self._add(place, number, line, at)
+                self._add(location, number, line, at)
             if (at >= 0 or number % _LINES == 0) and self.full():
                 return
 
-    def _add(self, place: SandboxPath, number: int, line: str, at: int) -> None:
+    def _add(self, location: SandboxPath, number: int, line: str, at: int) -> None:
         begin = max(0, at - _BEFORE) if len(line) > _SHOWN_CHARS else 0
         shown = line[begin : begin + _SHOWN_CHARS].rstrip("\r")
         text = f"{'…' if begin else ''}{shown}{'…' if begin + _SHOWN_CHARS < len(line) else ''}"
-        match = {"path": self.files.roots.shown(place), "line": number, "text": printable(text)}
+        match = {"path": self.files.roots.path_of(location), "line": number, "text": printable(text)}
         self._text_left -= len(msgspec.json.encode(match)) + 1
         if self._text_left > 0:
             self._matches.append(match)

@@ -107,12 +107,12 @@ class Walk:
         """
         queue: deque[tuple[SandboxPath, Chain]] = deque([(top, self.rules_above(top))])
         while queue and not self.full():
-            place, chain = queue.popleft()
+            location, chain = queue.popleft()
             try:
-                with self.files.roots.folder(place) as folder:
-                    chain = self.rules_in(folder, len(place.parts), chain)
+                with self.files.roots.folder(location) as folder:
+                    chain = self.rules_in(folder, len(location.parts), chain)
                     for _, name, kind in heapq.merge(*self.scan(folder)):
-                        below = SandboxPath(place.root, (*place.parts, name))
+                        below = SandboxPath(location.root, (*location.parts, name))
                         if kind in ("link", "other") or ignored(chain, below.parts, kind == "folder"):
                             continue
                         if kind == "folder":
@@ -120,7 +120,7 @@ class Walk:
                         else:
                             yield folder, below
             except (OSError, DirectoryMissing):  # no permission; removed or replaced during the walk
-                if place is top:
+                if location is top:
                     raise
                 self.cut("Some folders could not be read.")
         if self.scanned_all:
@@ -140,13 +140,13 @@ class Walk:
         self.rules_left_out += left_out
         return (*above, (depth, rules)) if rules else above
 
-    def rules_above(self, place: SandboxPath) -> Chain:
+    def rules_above(self, location: SandboxPath) -> Chain:
         """Collect the rules that hold for a folder that was asked for; none if they leave it out itself."""
         chain: Chain = ()
-        for length in range(len(place.parts)):
-            with self.files.roots.folder(SandboxPath(place.root, place.parts[:length])) as folder:
+        for length in range(len(location.parts)):
+            with self.files.roots.folder(SandboxPath(location.root, location.parts[:length])) as folder:
                 chain = self.rules_in(folder, length, chain)
-            if ignored(chain, place.parts[: length + 1], True):
+            if ignored(chain, location.parts[: length + 1], True):
                 self.notes["The folder is named in .gitignore; it is shown since it was asked for."] = None
                 return ()
         return chain

@@ -54,16 +54,18 @@ class WriteFile:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             try:
-                place, old = self._files.first(
+                location, old = self._files.first(
                     arguments["path"],
-                    lambda place: (place, read_bytes(self._files, place, stop, MAX_CONTENT_BYTES)),
+                    lambda location: (location, read_bytes(self._files, location, stop, MAX_CONTENT_BYTES)),
                 )
             except FileError as error:
                 if error.error_type == "not_found":
                     return succeeded("")
                 # Too large to compare, or it would fail: the reason is what can be said.
                 return succeeded(f"Would replace {printable(arguments['path'])!r}. {error}")
-            return succeeded(_difference(place, self._files.roots.shown(place), old, arguments["content"]))
+            return succeeded(
+                _difference(location, self._files.roots.path_of(location), old, arguments["content"])
+            )
 
         outcome = await self._files.run(work)
         if outcome.success and outcome.data:
@@ -76,28 +78,30 @@ class WriteFile:
         def work(stop: CancelFlag) -> ToolOutcome:
             data = encoded(arguments["content"])
             try:
-                place = self._files.first(arguments["path"], lambda place: self._replace(place, data, stop))
+                location = self._files.first(
+                    arguments["path"], lambda location: self._replace(location, data, stop)
+                )
             except FileError as error:
                 if error.error_type != "not_found":
                     raise
                 created = self._new.create(arguments, stop)
                 return succeeded({**created.data, "replaced": False})
-            shown = self._files.roots.shown(place)
+            shown = self._files.roots.path_of(location)
             return succeeded({"path": shown, "size_bytes": len(data), "replaced": True})
 
         return await self._files.run(work)
 
-    def _replace(self, place: SandboxPath, data: bytes, stop: CancelFlag) -> SandboxPath:
-        if not place.parts:
+    def _replace(self, location: SandboxPath, data: bytes, stop: CancelFlag) -> SandboxPath:
+        if not location.parts:
             raise FileError("validation_failed", "The path is a folder's; it needs a file's name.")
-        with self._files.roots.folder(SandboxPath(place.root, place.parts[:-1])) as folder:
-            replace_file(folder, place.parts[-1], data, stop)
-        return place
+        with self._files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
+            replace_file(folder, location.parts[-1], data, stop)
+        return location
 
 
-def _difference(place: SandboxPath, shown: str, old: bytes, new: str) -> str:
+def _difference(location: SandboxPath, shown: str, old: bytes, new: str) -> str:
     opening = f"Would replace {shown!r}, {len(old):,} bytes, by {amount(new)}."
-    kind = secret_kind((*place.root.parts, *place.parts))
+    kind = secret_kind((*location.root.parts, *location.parts))
     if kind:
         return f"{opening} The difference is not shown: it may hold {kind}."
     before, after = old.decode(errors="replace").splitlines(), new.splitlines()

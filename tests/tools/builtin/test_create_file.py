@@ -22,9 +22,6 @@ from conductor.tools.builtin.sandbox import (
     FileError,
     Files,
     Roots,
-    folder_opener,
-    open_folder_openat2,
-    open_folder_walk,
 )
 from conductor.tools.schema import check_schema
 
@@ -103,7 +100,7 @@ async def test_what_is_there_is_left_as_it_is(root: Path, kind: str, parents: bo
     before = there.lstat()
     outcome = await create(root, "there", parents=parents)
     assert outcome.error_type == "validation_failed"
-    assert outcome.error_message == "'there' is there already; it was left as it is."
+    assert outcome.error_message == "'there' exists already; it was not changed."
     assert (there.lstat().st_ino, there.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert everything(root) == ["a", "there"]
     assert target.exists() == (kind == "link")
@@ -131,16 +128,11 @@ async def test_a_path_that_is_none_is_refused(root: Path, path: str) -> None:
     assert everything(root.parent) == ["outside", "root", "root/a"]
 
 
-@pytest.mark.parametrize(
-    "opener", [open_folder_walk, open_folder_openat2], ids=lambda opener: opener.__name__
-)
 @pytest.mark.parametrize("parents", [False, True])
 @pytest.mark.parametrize("at", ["l", "a/l"])
-async def test_a_link_is_followed_at_no_part(root: Path, opener: Any, parents: bool, at: str) -> None:
-    if opener not in (open_folder_walk, folder_opener()):
-        pytest.skip("no openat2 here")
+async def test_a_link_is_followed_at_no_part(root: Path, parents: bool, at: str) -> None:
     (root / at).symlink_to(root.parent / "outside")
-    tool = CreateFile(Files(Roots([root], opener)))
+    tool = CreateFile(Files(Roots([root])))
     for path in (f"{at}/x", f"{at}/b/x"):
         outcome = await tool.run({"path": path, "content": "", "parents": parents}, CONTEXT)
         assert outcome.error_type == "permission_denied"
@@ -181,7 +173,7 @@ async def test_a_missing_right_is_an_outcome(root: Path) -> None:
     finally:
         (root / "a").chmod(0o700)
     assert outcome.error_type == "io_error"
-    assert outcome.error_message == "'a/x' may not be used: the system refuses the server access."
+    assert outcome.error_message == "'a/x' cannot be used: the system refuses access."
 
 
 async def test_a_root_that_is_gone_is_not_replaced_by_the_next(tmp_path: Path) -> None:

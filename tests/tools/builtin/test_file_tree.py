@@ -113,7 +113,7 @@ async def test_links_are_shown_and_not_followed(root: Path) -> None:
     assert (data["links"], data["special"]) == (4, 1)
     outcome = await tree(root, path="folder")
     assert outcome.error_type == "permission_denied"
-    assert outcome.error_message == "'folder' is a link or lies behind one; links are not followed."
+    assert outcome.error_message == "'folder' is a link or is behind a link; links are not followed."
 
 
 @pytest.mark.parametrize(

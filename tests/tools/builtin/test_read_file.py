@@ -212,13 +212,13 @@ async def test_a_missing_right_is_an_outcome(root: Path) -> None:
     (root / "x").touch(mode=0)
     outcome = await ask(root, "x")
     assert outcome.error_type == "io_error"
-    assert outcome.error_message == "'x' may not be used: the system refuses the server access."
+    assert outcome.error_message == "'x' cannot be used: the system refuses access."
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.EACCES, "'a/x' may not be used: the system refuses the server access."),
+        (errno.EACCES, "'a/x' cannot be used: the system refuses access."),
         (errno.EIO, "'a/x' cannot be used: the disk reports an error."),
         (errno.ESTALE, f"'a/x' cannot be used: {os.strerror(errno.ESTALE).lower()}."),
         (0, f"'a/x' cannot be used: {os.strerror(errno.EIO).lower()}."),

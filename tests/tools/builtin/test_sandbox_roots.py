@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,28 +18,15 @@ from hypothesis import strategies as st
 
 from conductor.tools.builtin.sandbox import (
     DirectoryMissing,
-    OpenFolder,
     PathError,
     Roots,
     SandboxPath,
-    folder_opener,
-    open_folder_openat2,
-    open_folder_walk,
     open_regular,
     printable,
     split,
 )
 
 SECRET = b"secret"
-OPENERS = [open_folder_walk]
-if sys.platform == "linux" and folder_opener() is open_folder_openat2:
-    OPENERS.append(open_folder_openat2)
-
-
-@pytest.fixture(params=OPENERS, ids=lambda opener: opener.__name__)
-def opener(request: pytest.FixtureRequest) -> OpenFolder:
-    found: OpenFolder = request.param
-    return found
 
 
 @pytest.fixture
@@ -62,9 +48,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(roots: Roots, path: str) -> bytes:
-    place = roots.places(path)[0]
-    with roots.folder(SandboxPath(place.root, place.parts[:-1])) as folder:
-        file = open_regular(folder, place.parts[-1])
+    location = roots.locations(path)[0]
+    with roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:
+        file = open_regular(folder, location.parts[-1])
     try:
         return os.read(file, 100)
     finally:
@@ -87,24 +73,24 @@ def no_descriptor_leaks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 @pytest.mark.parametrize("path", ["file", "a/file", "a/b/file", "./a//b/./file"])
-def test_what_is_inside_is_opened(root: Path, opener: OpenFolder, path: str) -> None:
-    assert read(Roots([root], opener), path) == b"inside"
+def test_what_is_inside_is_opened(root: Path, path: str) -> None:
+    assert read(Roots([root]), path) == b"inside"
 
 
-def test_an_absolute_path_within_a_root_is_taken(root: Path, opener: OpenFolder) -> None:
-    assert read(Roots([root], opener), str(root / "a" / "file")) == b"inside"
+def test_an_absolute_path_within_a_root_is_taken(root: Path) -> None:
+    assert read(Roots([root]), str(root / "a" / "file")) == b"inside"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/", "//etc", "/root-of-another/file"])
 def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
     with pytest.raises(PathError, match="outside") as raised:
-        Roots([root]).places(path)
+        Roots([root]).locations(path)
     assert str(root.parent) not in str(raised.value)
 
 
 def test_a_folder_whose_name_only_begins_like_the_roots_is_outside(root: Path) -> None:
     with pytest.raises(PathError, match="outside"):
-        Roots([root]).places(f"{root}-more/file")
+        Roots([root]).locations(f"{root}-more/file")
 
 
 @pytest.mark.parametrize(
@@ -130,11 +116,11 @@ def test_a_folder_whose_name_only_begins_like_the_roots_is_outside(root: Path) -
 )
 def test_a_path_that_cannot_be_one_is_refused(root: Path, path: str) -> None:
     with pytest.raises(PathError):
-        Roots([root]).places(path)
+        Roots([root]).locations(path)
 
 
 def test_a_path_of_64_parts_is_taken(root: Path) -> None:
-    assert len(Roots([root]).places("a/" * 64)[0].parts) == 64
+    assert len(Roots([root]).locations("a/" * 64)[0].parts) == 64
 
 
 @given(st.text())
@@ -149,9 +135,7 @@ def test_no_text_gives_a_part_that_leads_elsewhere(path: str) -> None:
 @pytest.mark.usefixtures("no_descriptor_leaks")
 @pytest.mark.parametrize("target", ["outside", "inside", "relative", "dangling", "proc"])
 @pytest.mark.parametrize("at", ["a", "a/b", "a/b/file"])
-def test_a_link_is_refused_at_each_part(
-    root: Path, outside: Path, opener: OpenFolder, at: str, target: str
-) -> None:
+def test_a_link_is_refused_at_each_part(root: Path, outside: Path, at: str, target: str) -> None:
     link = root / at
     shutil.rmtree(link) if link.is_dir() else link.unlink()
     same = root / "same"
@@ -168,32 +152,32 @@ def test_a_link_is_refused_at_each_part(
             "proc": Path("/proc/self/root") / str(outside / rest).lstrip("/"),
         }[target]
     )
-    assert refusal(Roots([root], opener), "a/b/file") == "ELOOP"
+    assert refusal(Roots([root]), "a/b/file") == "ELOOP"
 
 
-def test_a_link_to_the_folder_above_is_refused(root: Path, opener: OpenFolder) -> None:
+def test_a_link_to_the_folder_above_is_refused(root: Path) -> None:
     (root / "up").symlink_to("..")
-    assert refusal(Roots([root], opener), "up/outside/file") == "ELOOP"
+    assert refusal(Roots([root]), "up/outside/file") == "ELOOP"
 
 
-def test_links_in_the_configured_path_are_the_operators(root: Path, opener: OpenFolder) -> None:
+def test_links_in_the_configured_path_are_the_operators(root: Path) -> None:
     (root.parent / "alias").symlink_to(root)
-    roots = Roots([root.parent / "alias"], opener)
+    roots = Roots([root.parent / "alias"])
     assert read(roots, "a/file") == b"inside"
     assert read(roots, str(root.parent / "alias" / "a" / "file")) == b"inside"
     assert read(roots, str(root / "a" / "file")) == b"inside"
 
 
-def test_a_root_that_became_a_link_is_gone(root: Path, outside: Path, opener: OpenFolder) -> None:
-    roots = Roots([root], opener)
+def test_a_root_that_became_a_link_is_gone(root: Path, outside: Path) -> None:
+    roots = Roots([root])
     root.rename(root.parent / "moved")
     root.symlink_to(outside)
     with pytest.raises(DirectoryMissing):
         read(roots, "file")
 
 
-def test_a_root_that_was_removed_is_gone_and_comes_back(root: Path, opener: OpenFolder) -> None:
-    roots = Roots([root], opener)
+def test_a_root_that_was_removed_is_gone_and_comes_back(root: Path) -> None:
+    roots = Roots([root])
     root.rename(root.parent / "moved")
     with pytest.raises(DirectoryMissing):
         read(roots, "file")
@@ -210,11 +194,11 @@ def test_a_folder_is_no_file(root: Path) -> None:
     assert refusal(Roots([root]), "a") == "EISDIR"
 
 
-def test_what_is_not_there_or_lies_in_a_file_is_not_found(root: Path, opener: OpenFolder) -> None:
-    assert refusal(Roots([root], opener), "a/none") == "ENOENT"
-    assert refusal(Roots([root], opener), "none/file") == "ENOENT"
-    assert refusal(Roots([root], opener), "file/file") == "ENOTDIR"
-    assert refusal(Roots([root], opener), "x" * 300 + "/file") == "ENAMETOOLONG"
+def test_what_is_not_there_or_lies_in_a_file_is_not_found(root: Path) -> None:
+    assert refusal(Roots([root]), "a/none") == "ENOENT"
+    assert refusal(Roots([root]), "none/file") == "ENOENT"
+    assert refusal(Roots([root]), "file/file") == "ENOTDIR"
+    assert refusal(Roots([root]), "x" * 300 + "/file") == "ENAMETOOLONG"
 
 
 @pytest.mark.timeout(10)
@@ -241,12 +225,12 @@ def test_a_link_to_a_device_is_refused(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
-def test_a_missing_right_is_reported(root: Path, opener: OpenFolder) -> None:
+def test_a_missing_right_is_reported(root: Path) -> None:
     (root / "file").chmod(0)
     (root / "a").chmod(0)
     try:
-        assert refusal(Roots([root], opener), "file") == "EACCES"
-        assert refusal(Roots([root], opener), "a/file") == "EACCES"
+        assert refusal(Roots([root]), "file") == "EACCES"
+        assert refusal(Roots([root]), "a/file") == "EACCES"
     finally:
         (root / "a").chmod(0o700)
 
@@ -282,7 +266,7 @@ def swapped_while_reading(swap: Callable[[], None], roots: Roots, path: str) -> 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 @pytest.mark.parametrize("at", ["a", "a/b", "a/b/file"])
 def test_a_link_swapped_in_while_reading_never_shows_what_is_outside(
-    root: Path, outside: Path, opener: OpenFolder, at: str
+    root: Path, outside: Path, at: str
 ) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)  # noqa: T201 -- shown where the test fails
@@ -299,7 +283,7 @@ def test_a_link_swapped_in_while_reading_never_shows_what_is_outside(
         real.rename(link)
         aside.rename(real)
 
-    swaps, reads, seen = swapped_while_reading(swap, Roots([root], opener), "a/b/file")
+    swaps, reads, seen = swapped_while_reading(swap, Roots([root]), "a/b/file")
     assert SECRET not in seen
     assert b"inside" in seen
     assert (swaps > 100, reads > 100) == (True, True)
@@ -372,21 +356,21 @@ def test_with_several_roots_the_label_comes_first(tmp_path: Path) -> None:
     (tmp_path / "one" / "one" / "deep").write_bytes(b"deep")
     roots = Roots([tmp_path / "one", tmp_path / "two", tmp_path / "other" / "one", tmp_path / "one"])
     assert roots.labels == "one, two, one~2"
-    assert [roots.shown(place) for place in roots.places("two/x")] == [
+    assert [roots.path_of(location) for location in roots.locations("two/x")] == [
         "two/x",
         "one/two/x",
         "two/two/x",
         "one~2/two/x",
     ]
-    assert [roots.shown(place) for place in roots.places("one~2")][0] == "one~2"
-    for place in roots.places("one/one/deep"):  # what is shown is what is opened
-        assert roots.places(roots.shown(place))[0] == place
+    assert [roots.path_of(location) for location in roots.locations("one~2")][0] == "one~2"
+    for location in roots.locations("one/one/deep"):  # what is shown is what is opened
+        assert roots.locations(roots.path_of(location))[0] == location
 
 
 def test_with_one_root_paths_are_shown_without_its_label(root: Path) -> None:
     roots = Roots([root])
-    assert [roots.shown(place) for place in roots.places("root/a")] == ["root/a", "a"]
-    assert roots.shown(roots.places(".")[0]) == "."
+    assert [roots.path_of(location) for location in roots.locations("root/a")] == ["root/a", "a"]
+    assert roots.path_of(roots.locations(".")[0]) == "."
 
 
 def test_names_stay_on_their_line_and_show_what_they_are() -> None:

@@ -164,7 +164,7 @@ async def test_a_preview_shows_nothing_secret_and_nothing_elsewhere(root: Path) 
     assert "heron" not in text and text.endswith("it may hold environment secrets.")
     (root / "link").symlink_to("/etc/passwd")
     assert "links are not followed" in await preview(root, "link")
-    assert "outside the folders" in await preview(root, "/etc/passwd")
+    assert "outside the allowed folders" in await preview(root, "/etc/passwd")
 
 
 def test_secrets_ask_whatever_was_allowed(root: Path) -> None:
