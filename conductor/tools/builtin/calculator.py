@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 
 # Characters and nesting of an expression: parsing recurses.
 MAX_CHARS = 512
@@ -119,31 +120,23 @@ Number: TypeAlias = int | float
 class Calculator:
     """``calculator``."""
 
-    spec = ToolSpec(
-        name="calculator",
-        description=(
-            "Compute an arithmetic expression. Use it for all but the simplest sums. Operators: + - * "
-            "/ // % ^ (power) and brackets; per cent as in 17% of 2340. Functions: sqrt exp log (natural, or "
-            "log(x, base)) log2 log10 sin cos tan asin acos atan (radians) degrees radians abs round floor "
-            "ceil min max factorial; constants pi and e. Write numbers without thousands separators or units."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "expression": {
-                    "type": "string",
-                    "minLength": 1,
-                    "maxLength": MAX_CHARS,
-                    "description": "For example: (1250 + 399.9) * 1.19, or 17% of 2340",
-                }
-            },
-            "required": ["expression"],
-            "additionalProperties": False,
+    spec = definition(
+        "calculator",
+        "Compute an arithmetic expression. Use it for all but the simplest sums. Operators: + - * "
+        "/ // % ^ (power) and brackets; per cent as in 17% of 2340. Functions: sqrt exp log (natural, or "
+        "log(x, base)) log2 log10 sin cos tan asin acos atan (radians) degrees radians abs round floor "
+        "ceil min max factorial; constants pi and e. Write numbers without thousands separators or units.",
+        {
+            "expression": argument(
+                "string",
+                "For example: (1250 + 399.9) * 1.19, or 17% of 2340",
+                minLength=1,
+                maxLength=MAX_CHARS,
+            ),
         },
-        source="builtin",
+        required=["expression"],
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
     )
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 # Characters of a zone's name; the longest has 32.
@@ -24,27 +25,19 @@ def utc_now() -> datetime:
 class CurrentTime:
     """``get_current_time``. ``now`` gives the present time, with an offset."""
 
-    spec = ToolSpec(
-        name="get_current_time",
-        description=(
-            "Get the current date and time, with weekday and time zone; without timezone, those of the user. "
-            "Call it whenever an answer depends on today's date or on the time; do not guess them."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "timezone": {
-                    "type": "string",
-                    "maxLength": _MAX_ZONE_CHARS,
-                    "description": "IANA name, such as Europe/Berlin. Leave it out for the user's own zone.",
-                }
-            },
-            "additionalProperties": False,
+    spec = definition(
+        "get_current_time",
+        "Get the current date and time, with weekday and time zone; without timezone, those of the user. "
+        "Call it whenever an answer depends on today's date or on the time; do not guess them.",
+        {
+            "timezone": argument(
+                "string",
+                "IANA name, such as Europe/Berlin. Leave it out for the user's own zone.",
+                maxLength=_MAX_ZONE_CHARS,
+            ),
         },
-        source="builtin",
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
     )
 
     def __init__(self, now: Callable[[], datetime] = utc_now) -> None:

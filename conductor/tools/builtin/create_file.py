@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.sandbox import (
     CancelFlag,
     DirectoryMissing,
@@ -38,35 +39,16 @@ _NOREPLACE = 1
 class CreateFile:
     """``create_file``. A file that may hold secrets is readable by its owner only, any other by all users."""
 
-    spec = ToolSpec(
-        name="create_file",
-        description=(
-            "Create a new text file. It never replaces or changes a file that exists. The folder must exist, "
-            "unless parents is true. Use it only when the user asked for a file."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": {
-                    "type": "string",
-                    "minLength": 1,
-                    "maxLength": 4096,
-                    "description": "For example: notes/ideas.md",
-                },
-                "content": {
-                    "type": "string",
-                    "maxLength": MAX_CONTENT_BYTES,
-                    "description": "The whole text of the file.",
-                },
-                "parents": {
-                    "type": "boolean",
-                    "description": "Create missing folders too. Default false.",
-                },
-            },
-            "required": ["path", "content"],
-            "additionalProperties": False,
+    spec = definition(
+        "create_file",
+        "Create a new text file. It never replaces or changes a file that exists. The folder must exist, "
+        "unless parents is true. Use it only when the user asked for a file.",
+        {
+            "path": argument("string", "For example: notes/ideas.md", minLength=1, maxLength=4096),
+            "content": argument("string", "The whole text of the file.", maxLength=MAX_CONTENT_BYTES),
+            "parents": argument("boolean", "Create missing folders too. Default false."),
         },
-        source="builtin",
+        required=["path", "content"],
         risk="high",
         effect="write",
     )

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.sandbox import CancelFlag, DirectoryMissing, Files, SandboxPath, printable
 from conductor.tools.builtin.walk import MARKS, MAX_SCANNED, Chain, Kind, Walk, ignored, is_everything
 
@@ -35,33 +36,23 @@ class TreeLimits:
 class FileTree:
     """``get_file_tree``. ``clock`` is any clock in seconds."""
 
-    spec = ToolSpec(
-        name="get_file_tree",
-        description=(
-            "List files and folders as an indented tree; folders end in /. Files that .gitignore names are "
-            "left out. It says when not everything is shown: then ask for a folder by its path."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": {
-                    "type": "string",
-                    "maxLength": 4096,
-                    "description": "Folder to list, for example src. Leave it out for everything.",
-                },
-                "depth": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MAX_DEPTH,
-                    "description": f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
-                },
-            },
-            "additionalProperties": False,
+    spec = definition(
+        "get_file_tree",
+        "List files and folders as an indented tree; folders end in /. Files that .gitignore names are "
+        "left out. It says when not everything is shown: then ask for a folder by its path.",
+        {
+            "path": argument(
+                "string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096
+            ),
+            "depth": argument(
+                "integer",
+                f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
+                minimum=1,
+                maximum=MAX_DEPTH,
+            ),
         },
-        source="builtin",
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
         untrusted=True,
     )
 

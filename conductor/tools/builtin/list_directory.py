@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.sandbox import CancelFlag, Files, SandboxPath, printable
 from conductor.tools.builtin.walk import Kind, Walk, ignored, is_everything
 
@@ -24,32 +25,18 @@ BUDGET_S = 2.0
 class ListDirectory:
     """``list_directory``. ``clock`` is any clock in seconds."""
 
-    spec = ToolSpec(
-        name="list_directory",
-        description=(
-            "List what is in one folder, with sizes and times of change; names that .gitignore leaves out "
-            "are not listed. If complete is false, call again with offset = last + 1."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "path": {
-                    "type": "string",
-                    "maxLength": 4096,
-                    "description": "Folder to list, for example src. Leave it out for the top.",
-                },
-                "offset": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "description": "First entry to list; they count from 1. Default 1.",
-                },
-            },
-            "additionalProperties": False,
+    spec = definition(
+        "list_directory",
+        "List what is in one folder, with sizes and times of change; names that .gitignore leaves out "
+        "are not listed. If complete is false, call again with offset = last + 1.",
+        {
+            "path": argument(
+                "string", "Folder to list, for example src. Leave it out for the top.", maxLength=4096
+            ),
+            "offset": argument("integer", "First entry to list; they count from 1. Default 1.", minimum=1),
         },
-        source="builtin",
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
         untrusted=True,
     )
 

@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from conductor.errors import StoreError
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 from conductor.tools.builtin.clock import find_zone, utc_now
+from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.tasks import TaskError
 
 FIELD = "reminders"
@@ -99,33 +100,21 @@ def epoch_ms(time: datetime) -> int:
 class ScheduleTask:
     """``schedule_task``."""
 
-    spec = ToolSpec(
-        name="schedule_task",
-        description=(
-            "Remind the user later: at that time you are told the text and speak to the user. "
-            "Give in_minutes or at, and repeat if it shall come again."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "text": {
-                    "type": "string",
-                    "minLength": 1,
-                    "maxLength": MAX_TEXT_CHARS,
-                    "description": "What to tell the user, or to do, then.",
-                },
-                "in_minutes": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DAYS * 24 * 60},
-                "at": {
-                    "type": "string",
-                    "maxLength": 40,
-                    "description": "The user's local time: 2026-05-01T08:00, or 08:00 for the next one.",
-                },
-                "repeat": {"type": "string", "enum": list(get_args(Repeat))},
-            },
-            "required": ["text"],
-            "additionalProperties": False,
+    spec = definition(
+        "schedule_task",
+        "Remind the user later: at that time you are told the text and speak to the user. "
+        "Give in_minutes or at, and repeat if it shall come again.",
+        {
+            "text": argument(
+                "string", "What to tell the user, or to do, then.", minLength=1, maxLength=MAX_TEXT_CHARS
+            ),
+            "in_minutes": argument("number", exclusiveMinimum=0, maximum=MAX_DAYS * 24 * 60),
+            "at": argument(
+                "string", "The user's local time: 2026-05-01T08:00, or 08:00 for the next one.", maxLength=40
+            ),
+            "repeat": argument("string", enum=list(get_args(Repeat))),
         },
-        source="builtin",
+        required=["text"],
         needs_session=True,
         risk="medium",
         effect="write",
@@ -168,15 +157,13 @@ class ScheduleTask:
 class ListScheduledTasks:
     """``list_scheduled_tasks``."""
 
-    spec = ToolSpec(
-        name="list_scheduled_tasks",
-        description="List the user's reminders, the next one first.",
-        input_schema={"type": "object", "properties": {}, "additionalProperties": False},
-        source="builtin",
+    spec = definition(
+        "list_scheduled_tasks",
+        "List the user's reminders, the next one first.",
+        {},
         needs_session=True,
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
     )
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -190,16 +177,11 @@ class ListScheduledTasks:
 class CancelScheduledTask:
     """``cancel_scheduled_task``."""
 
-    spec = ToolSpec(
-        name="cancel_scheduled_task",
-        description="Cancel a reminder of the user, and its repetitions, by its id.",
-        input_schema={
-            "type": "object",
-            "properties": {"id": {"type": "string", "maxLength": 64}},
-            "required": ["id"],
-            "additionalProperties": False,
-        },
-        source="builtin",
+    spec = definition(
+        "cancel_scheduled_task",
+        "Cancel a reminder of the user, and its repetitions, by its id.",
+        {"id": argument("string", maxLength=64)},
+        required=["id"],
         needs_session=True,
         risk="safe",
         effect="write",

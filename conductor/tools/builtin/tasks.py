@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from conductor.errors import StoreError
-from conductor.tools.base import CallContext, ErrorType, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, ErrorType, ToolOutcome, failed, succeeded
+from conductor.tools.builtin.definitions import argument, definition
 
 FIELD = "tasks"
 # Tasks of a list, bytes of all together, and characters of one: the list is stored in a session's field.
@@ -21,9 +22,9 @@ MAX_NOTES_CHARS = 2000
 Status: TypeAlias = Literal["pending", "in_progress", "completed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
-_TITLE = {"type": "string", "minLength": 1, "maxLength": MAX_TITLE_CHARS}
-_NOTES = {"type": "string", "maxLength": MAX_NOTES_CHARS}
-_STATUS = {"type": "string", "enum": list(STATUSES)}
+_TITLE: Mapping[str, Any] = {"minLength": 1, "maxLength": MAX_TITLE_CHARS}
+_NOTES: Mapping[str, Any] = {"maxLength": MAX_NOTES_CHARS}
+_STATUS: Mapping[str, Any] = {"enum": list(STATUSES)}
 _ANEW = "The earlier list could not be read; this is a new one. Tell the user."
 
 
@@ -56,19 +57,14 @@ class TaskError(Exception):
 class AddTask:
     """``add_task``."""
 
-    spec = ToolSpec(
-        name="add_task",
-        description="Add a task to the user's list in this conversation. Answers with its id.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "title": {**_TITLE, "description": "What is to be done, in one line."},
-                "notes": {**_NOTES, "description": "Details, if there are any."},
-            },
-            "required": ["title"],
-            "additionalProperties": False,
+    spec = definition(
+        "add_task",
+        "Add a task to the user's list in this conversation. Answers with its id.",
+        {
+            "title": argument("string", "What is to be done, in one line.", **_TITLE),
+            "notes": argument("string", "Details, if there are any.", **_NOTES),
         },
-        source="builtin",
+        required=["title"],
         needs_session=True,
         risk="safe",
         effect="write",
@@ -92,19 +88,13 @@ class AddTask:
 class ListTasks:
     """``list_tasks``."""
 
-    spec = ToolSpec(
-        name="list_tasks",
-        description="List the tasks of this conversation, with their ids and status.",
-        input_schema={
-            "type": "object",
-            "properties": {"status": {**_STATUS, "description": "Only tasks with this status."}},
-            "additionalProperties": False,
-        },
-        source="builtin",
+    spec = definition(
+        "list_tasks",
+        "List the tasks of this conversation, with their ids and status.",
+        {"status": argument("string", "Only tasks with this status.", **_STATUS)},
         needs_session=True,
         risk="safe",
         effect="read",
-        on_interrupt="cancel",
     )
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -125,24 +115,18 @@ class ListTasks:
 class UpdateTask:
     """``update_task``."""
 
-    spec = ToolSpec(
-        name="update_task",
-        description=(
-            "Change a task of this conversation: its status, title or notes. "
-            "Give its id, and only what changes."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "id": {"type": "string", "maxLength": 64, "description": "For example: task_3"},
-                "status": _STATUS,
-                "title": _TITLE,
-                "notes": {**_NOTES, "description": "Replaces the notes; an empty text removes them."},
-            },
-            "required": ["id"],
-            "additionalProperties": False,
+    spec = definition(
+        "update_task",
+        "Change a task of this conversation: its status, title or notes. Give its id, and only what changes.",
+        {
+            "id": argument("string", "For example: task_3", maxLength=64),
+            "status": argument("string", **_STATUS),
+            "title": argument("string", **_TITLE),
+            "notes": argument(
+                "string", "Replaces the notes; an empty text removes them.", maxLength=MAX_NOTES_CHARS
+            ),
         },
-        source="builtin",
+        required=["id"],
         needs_session=True,
         risk="safe",
         effect="write",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, CreateFile, amount, encoded, replace_file
+from conductor.tools.builtin.definitions import definition
 from conductor.tools.builtin.read_file import read_bytes
 from conductor.tools.builtin.sandbox import (
     CancelFlag,
@@ -29,14 +30,12 @@ _LINE_CHARS = 120
 class WriteFile:
     """``write_file``. A file that is replaced keeps its mode; a new one is made as by ``create_file``."""
 
-    spec = ToolSpec(
-        name="write_file",
-        description=(
-            "Write a text file: replaces the whole text of a file that exists, or creates it. Read the file "
-            "first, and give the complete new text. Use it only when the user asked for the change."
-        ),
-        input_schema=CreateFile.spec.input_schema,
-        source="builtin",
+    spec = definition(
+        "write_file",
+        "Write a text file: replaces the whole text of a file that exists, or creates it. Read the file "
+        "first, and give the complete new text. Use it only when the user asked for the change.",
+        CreateFile.spec.input_schema["properties"],
+        required=["path", "content"],
         risk="high",
         effect="write",
     )

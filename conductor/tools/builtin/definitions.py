@@ -1,0 +1,37 @@
+"""The parts that the definitions of built-in tools share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
+
+
+def argument(kind: str, description: str = "", **limits: Any) -> dict[str, Any]:
+    """Make the schema of an argument; ``limits`` are keywords of JSON schema, such as ``maxLength``."""
+    return {"type": kind, **limits, **({"description": description} if description else {})}
+
+
+def definition(
+    name: str,
+    description: str,
+    arguments: Mapping[str, Mapping[str, Any]],
+    *,
+    required: Sequence[str] = (),
+    risk: Risk,
+    effect: Effect,
+    **fields: Any,
+) -> ToolSpec:
+    """Make the definition of a tool; an interruption cancels a call that only reads.
+
+    ``fields`` are other fields of `ToolSpec`.
+    """
+    schema = {
+        "type": "object",
+        "properties": dict(arguments),
+        **({"required": list(required)} if required else {}),
+        "additionalProperties": False,
+    }
+    on_interrupt: OnInterrupt = "cancel" if effect == "read" else "keep"
+    return ToolSpec(name, description, schema, "builtin", risk, effect, on_interrupt=on_interrupt, **fields)
