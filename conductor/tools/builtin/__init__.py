@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
-from conductor.tools.builtin.create_file import CreateFile
 from conductor.tools.builtin.file_tree import FileTree
 from conductor.tools.builtin.knowledge_base import KnowledgeBase
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex
@@ -24,7 +23,7 @@ from conductor.tools.builtin.schedule import CancelScheduledTask, ListScheduledT
 from conductor.tools.builtin.search_files import SearchFiles
 from conductor.tools.builtin.tasks import AddTask, ListTasks, UpdateTask
 from conductor.tools.builtin.web import DDGS, WebFetch, WebSearch, check_installed
-from conductor.tools.builtin.write_file import WriteFile
+from conductor.tools.builtin.write_file import CreateFile, WriteFile
 
 
 class BuiltinTool(Protocol):

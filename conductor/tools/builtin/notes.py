@@ -13,11 +13,11 @@ from typing import Any
 
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.clock import find_zone, utc_now
-from conductor.tools.builtin.create_file import encoded, write_new
 from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.read_file import read_bytes
 from conductor.tools.builtin.sandbox import CancelFlag, DirectoryMissing, FileError, Files, SandboxPath
 from conductor.tools.builtin.walk import Walk
+from conductor.tools.builtin.write_file import encode, write_new
 
 MAX_TITLE_CHARS = 120
 MAX_TEXT_CHARS = 20_000
@@ -60,7 +60,7 @@ class NotesCreate:
         title = " ".join(arguments["title"].split())
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            data = encoded(f"# {title}\n\n{arguments['text'].strip()}\n")
+            data = encode(f"# {title}\n\n{arguments['text'].strip()}\n")
             return self._files.first(
                 ".", lambda location: self._save(location, f"{day}-{_slug(title)}", data, stop)
             )

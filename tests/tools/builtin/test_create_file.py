@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import create_file
-from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
+from conductor.tools.builtin import write_file
 from conductor.tools.builtin.sandbox import (
     CancelFlag,
     FileError,
     Files,
     Roots,
 )
+from conductor.tools.builtin.write_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
 from conductor.tools.schema import check_schema
 
 CONTEXT = CallContext("s", "c")
@@ -110,7 +110,7 @@ async def test_a_missing_folder_is_created_only_if_asked_for(root: Path) -> None
     outcome = await create(root, "b/c/x")
     assert outcome.error_type == "not_found"
     assert outcome.error_message == (
-        "The folder of 'b/c/x' is not there. Nothing was created. Set parents to true to create it too."
+        "The folder of 'b/c/x' does not exist. Nothing was created. Set parents to true to create it too."
     )
     assert everything(root) == ["a"]
     outcome = await create(root, "b/c/x", parents=True)
@@ -216,7 +216,7 @@ def folder(root: Path) -> Iterator[int]:
 def test_without_renameat2_a_name_is_not_replaced_either(
     root: Path, folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(create_file, "renameat2", lambda: None)
+    monkeypatch.setattr(write_file, "renameat2", lambda: None)
     write_new(folder, "x", b"first", 0o644, CancelFlag())
     assert ((root / "x").read_bytes(), (root / "x").stat().st_nlink) == (b"first", 1)
     (root / "temporary").write_bytes(b"second")
@@ -236,7 +236,7 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
         (root / "x").symlink_to("elsewhere")
 
     if without:
-        monkeypatch.setattr(create_file, "renameat2", lambda: None)
+        monkeypatch.setattr(write_file, "renameat2", lambda: None)
     monkeypatch.setattr(os, "fsync", sync_and_take)
     with pytest.raises(FileExistsError):
         write_new(folder, "x", b"data", 0o644, CancelFlag())
@@ -253,7 +253,7 @@ def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) ->
 
 
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, folder: int) -> None:
-    exchange = create_file.renameat2()
+    exchange = write_file.renameat2()
     if exchange is None:
         pytest.skip("no renameat2 here")
     (root / "link").symlink_to(root.parent / "outside")
@@ -287,7 +287,7 @@ async def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
     content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
     said = await tool.preview({"path": "b/x.md", "content": content, "parents": True})
     assert said == (
-        "Would create 'b/x.md', with the folders that are missing: 7 lines, 22 bytes. "
+        "Would create 'b/x.md', and the missing folders: 7 lines, 22 bytes. "
         "Would fail if it exists already.\n"
         "+ one\n+ \\x1b[2Jtwo\n+ 3\n+ 4\n+ 5\n… and 2 more lines"
     )

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.create_file import MAX_CONTENT_BYTES, replace_file
 from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, Roots
-from conductor.tools.builtin.write_file import MAX_COMPARED_LINES, MAX_SHOWN_LINES, WriteFile
+from conductor.tools.builtin.write_file import (
+    MAX_COMPARED_LINES,
+    MAX_CONTENT_BYTES,
+    MAX_DIFF_LINES,
+    WriteFile,
+    replace_file,
+)
 from conductor.tools.schema import check_schema
 
 CONTEXT = CallContext("s", "c")
@@ -150,7 +155,7 @@ async def test_a_preview_of_a_new_file_shows_its_beginning(root: Path) -> None:
 async def test_a_preview_is_bounded(root: Path) -> None:
     text = await preview(root, "a/old.md", "x" * 500 + "\n" + "y\n" * 300)
     lines = text.splitlines()
-    assert len(lines) == MAX_SHOWN_LINES + 2 and lines[-1].startswith("… and ")
+    assert len(lines) == MAX_DIFF_LINES + 2 and lines[-1].startswith("… and ")
     assert max(map(len, lines)) <= 120
     text = await preview(root, "a/old.md", "y\n" * (MAX_COMPARED_LINES + 1))
     assert text.endswith("The texts are too long to be compared.")
