@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.builtin.calculator import Calculator
 from conductor.tools.builtin.clock import CurrentTime, utc_now
-from conductor.tools.builtin.file_tree import FileTree
+from conductor.tools.builtin.file_tree import FileTree, ListDirectory
 from conductor.tools.builtin.knowledge_base import KnowledgeBase
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex
-from conductor.tools.builtin.list_directory import ListDirectory
 from conductor.tools.builtin.notes import NotesCreate, NotesSearch
 from conductor.tools.builtin.read_file import ReadFile
 from conductor.tools.builtin.sandbox import SUPPORTED, Files, Roots

@@ -118,7 +118,7 @@ class NotesSearch:
             found.sort(key=lambda note: (note.words, note.modified), reverse=True)
             notes = [note.shown for note in found[: arguments.get("limit", 5)]]
             data = {"notes": notes, "found": len(found), "complete": walk.complete}
-            return succeeded(data, notes=walk.said())
+            return succeeded(data, notes=walk.all_notes())
 
         return await self._files.run(work, walk=True)
 

@@ -194,7 +194,7 @@ class _Search(Walk):
 
     def outcome(self) -> ToolOutcome:
         """Make the outcome, with notes on what was not searched."""
-        counts, notes = self._counts, list(self.said())
+        counts, notes = self._counts, list(self.all_notes())
         skipped = {"secret": "may hold secrets", "large": "are too large", "unreadable": "cannot be read"}
         notes += [
             f"Not searched: {counts[kind]:,} files that {why}."

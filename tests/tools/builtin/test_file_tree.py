@@ -167,7 +167,7 @@ async def test_an_ignored_folder_that_is_asked_for_is_shown_and_said_to_be(root:
         outcome = await tree(root, path=path)
         assert "x.o" in outcome.data["tree"]
         assert outcome.metadata.notes == (
-            "The folder is named in .gitignore; it is shown since it was asked for.",
+            "The folder is named in .gitignore; it is shown because it was requested.",
         )
 
 
@@ -293,7 +293,7 @@ async def test_only_so_many_names_are_looked_at(root: Path) -> None:
     outcome = await tree(root, limits=TreeLimits(scanned=50))
     assert (outcome.data["folders"], outcome.data["files"]) == (2, 48)
     assert outcome.data["tree"].endswith("\n … more\nb/ …")
-    assert outcome.metadata.notes == ("Only 50 entries were looked at.",)
+    assert outcome.metadata.notes == ("Only 50 entries were scanned.",)
 
 
 async def test_when_the_time_is_used_up_it_says_what_it_has(root: Path) -> None:
@@ -302,7 +302,7 @@ async def test_when_the_time_is_used_up_it_says_what_it_has(root: Path) -> None:
     tool = FileTree(Files(Roots([root])), TreeLimits(seconds=20), clock=lambda: next(ticks))
     outcome = await tool.run({}, CONTEXT)
     assert 0 < outcome.data["folders"] <= 20
-    assert outcome.metadata.notes == ("The time for it was used up.",)
+    assert outcome.metadata.notes == ("The time limit was reached.",)
 
 
 async def test_a_deep_tree_is_cut_at_the_greatest_depth(root: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin.list_directory import BUDGET_S, MAX_ENTRIES, ListDirectory
+from conductor.tools.builtin.file_tree import BUDGET_S, MAX_PAGE_ENTRIES, ListDirectory
 from conductor.tools.builtin.sandbox import Files, Roots
 from conductor.tools.schema import check_schema
 
@@ -74,7 +74,7 @@ async def test_a_large_folder_comes_in_pages(root: Path) -> None:
     while True:
         outcome = await listed(root, offset=len(seen) + 1)
         page = [entry["name"] for entry in outcome.data["entries"]]
-        assert 0 < len(page) <= MAX_ENTRIES and len(outcome.content) < 16 * 1024
+        assert 0 < len(page) <= MAX_PAGE_ENTRIES and len(outcome.content) < 16 * 1024
         seen += page
         assert outcome.data["last"] == len(seen) and outcome.data["total"] == 700
         if outcome.data["complete"]:
@@ -114,4 +114,4 @@ async def test_it_ends_when_its_time_is_used_up(root: Path) -> None:
     times = iter([0.0, *[BUDGET_S] * 10])
     outcome = await ListDirectory(Files(Roots([root])), lambda: next(times)).run({}, CONTEXT)
     assert not outcome.data["complete"]
-    assert outcome.metadata.notes == ("The time for it was used up.",)
+    assert outcome.metadata.notes == ("The time limit was reached.",)

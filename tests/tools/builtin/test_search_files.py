@@ -137,7 +137,7 @@ async def test_long_lines_are_cut_around_what_was_found(root: Path) -> None:
         (SearchLimits(text_bytes=120), "There are more matches: only the first are listed."),
         (SearchLimits(files=1), "Only 1 files were searched."),
         (SearchLimits(read_bytes=10), "Only 1 files were searched."),
-        (SearchLimits(seconds=0), "The time for it was used up."),
+        (SearchLimits(seconds=0), "The time limit was reached."),
     ],
 )
 async def test_it_says_when_not_everything_was_searched(root: Path, limits: SearchLimits, note: str) -> None:
