@@ -21,10 +21,10 @@ from conductor.tools.builtin.write_file import encode, write_new
 
 MAX_TITLE_CHARS = 120
 MAX_TEXT_CHARS = 20_000
-# Limits of one search: notes read, bytes of each, notes found, characters of each, seconds.
+# Limits of one search: notes read, bytes of each, notes in a result, characters of each, seconds.
 MAX_NOTES = 5000
 MAX_NOTE_BYTES = 256 * 1024
-MAX_FOUND = 20
+MAX_RESULTS = 20
 EXCERPT_CHARS = 500
 BUDGET_S = 5.0
 # Notes of one day with the same title, and characters of the title in a file's name.
@@ -76,14 +76,14 @@ class NotesCreate:
                 except FileExistsError:
                     continue
                 return succeeded({"path": name})
-        raise FileError("validation_failed", "There are too many notes of this title today.")
+        raise FileError("validation_failed", "There are too many notes with this title today.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
     words: int
     modified: float
-    shown: dict[str, Any]
+    excerpt: dict[str, Any]
 
 
 class NotesSearch:
@@ -97,7 +97,9 @@ class NotesSearch:
             "query": argument(
                 "string", "Words to find; the notes with most of them come first.", maxLength=200
             ),
-            "limit": argument("integer", "How many notes at most. Default 5.", minimum=1, maximum=MAX_FOUND),
+            "limit": argument(
+                "integer", "How many notes at most. Default 5.", minimum=1, maximum=MAX_RESULTS
+            ),
         },
         risk="safe",
         effect="read",
@@ -114,24 +116,24 @@ class NotesSearch:
 
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, self._clock, BUDGET_S)
-            found = self._files.first(".", lambda location: self._search(location, words, walk, stop))
-            found.sort(key=lambda note: (note.words, note.modified), reverse=True)
-            notes = [note.shown for note in found[: arguments.get("limit", 5)]]
-            data = {"notes": notes, "found": len(found), "complete": walk.complete}
+            matches = self._files.first(".", lambda location: self._search(location, words, walk, stop))
+            matches.sort(key=lambda note: (note.words, note.modified), reverse=True)
+            notes = [note.excerpt for note in matches[: arguments.get("limit", 5)]]
+            data = {"notes": notes, "found": len(matches), "complete": walk.complete}
             return succeeded(data, notes=walk.all_notes())
 
         return await self._files.run(work, walk=True)
 
     def _search(self, top: SandboxPath, words: set[str], walk: Walk, stop: CancelFlag) -> list[_Note]:
-        found: list[_Note] = []
-        read = 0
+        matches: list[_Note] = []
+        count = 0
         for folder, location in walk.files_below(top):
             if not location.parts[-1].endswith((".md", ".txt")):
                 continue
-            if read >= MAX_NOTES or walk.full():
-                walk.cut(f"Only {read:,} notes were searched.")
+            if count >= MAX_NOTES or walk.full():
+                walk.cut(f"Only {count:,} notes were searched.")
                 break
-            read += 1
+            count += 1
             try:
                 data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)
                 modified = os.stat(location.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
@@ -139,22 +141,23 @@ class NotesSearch:
                 if error.error_type == "cancelled":
                     raise
                 continue
-            except (OSError, DirectoryMissing):  # no permission, or it was removed or replaced
+            except (OSError, DirectoryMissing):  # no permission; removed or replaced
                 continue
             text = data.decode(errors="replace")
             plain = text.casefold()
-            hits = [at for at in map(plain.find, words) if at >= 0]
+            hits = [position for position in map(plain.find, words) if position >= 0]
             if hits or not words:
                 path = self._files.roots.path_of(location)
-                found.append(_Note(len(hits), modified, _shown(path, text, modified, min(hits, default=0))))
-        return found
+                excerpt = _excerpt(path, text, modified, min(hits, default=0))
+                matches.append(_Note(len(hits), modified, excerpt))
+        return matches
 
 
-def _shown(path: str, text: str, modified: float, at: int) -> dict[str, Any]:
-    first, _, rest = text.partition("\n")
+def _excerpt(path: str, text: str, modified: float, hit: int) -> dict[str, Any]:
+    first, _, remainder = text.partition("\n")
     title = first.removeprefix("# ").strip() if first.startswith("# ") else path
-    body = rest.strip() if first.startswith("# ") else text.strip()
-    begin = max(0, at - len(text) + len(body) - EXCERPT_CHARS // 4) if len(body) > EXCERPT_CHARS else 0
+    body = remainder.strip() if first.startswith("# ") else text.strip()
+    begin = max(0, hit - len(text) + len(body) - EXCERPT_CHARS // 4) if len(body) > EXCERPT_CHARS else 0
     end = begin + EXCERPT_CHARS
     return {
         "path": path,

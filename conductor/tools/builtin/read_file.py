@@ -13,21 +13,18 @@ from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, SandboxPath, open_regular
 
-# Bytes of a file, since it is read as a whole.
+# Bytes of a file, which is read as a whole.
 MAX_FILE_BYTES = 10 * 1024 * 1024
 # Lines of one result.
 MAX_LINES = 10_000
-# Bytes of text as JSON: leaves room for the other fields of an observation.
+# Bytes of text as JSON: leaves space for the other fields of an observation.
 MAX_TEXT_BYTES = 12 * 1024
-# Bytes in which newlines are counted at once.
+# Bytes that are read, and searched for newlines, at once.
 _BLOCK = 256 * 1024
 
 
 class ReadFile:
-    """``read_file``. ``max_text_bytes`` bounds the text of one result, counted as JSON.
-
-    It leaves room below the bound of an observation, so that what comes is whole lines with their numbers.
-    """
+    """``read_file``. ``max_text_bytes`` limits the text of one result, counted as JSON."""
 
     spec = definition(
         "read_file",
@@ -50,32 +47,29 @@ class ReadFile:
     def __init__(self, files: Files, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
         self._files = files
         self._max_text_bytes = max_text_bytes
-
-    def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
-        """Say why this file needs consent even if reading was allowed (tools, "Built-ins")."""
-        return self._files.sensitive(arguments)
+        self.sensitive = files.sensitive
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``path, text, first_line, last_line, total_lines, truncated``.
 
-        ``truncated`` means that there is more after the text: later lines, or the rest of a very long line.
-        An empty file has no lines, and its ``last_line`` is 0.
+        ``truncated`` means that more text follows: later lines, or the end of a very long line. An empty file
+        has no lines, and its ``last_line`` is 0.
         """
 
         def work(stop: CancelFlag) -> ToolOutcome:
             location, data = self._files.first(
                 arguments["path"], lambda location: (location, read_bytes(self._files, location, stop))
             )
-            shown = self._files.roots.path_of(location)
-            _check_text(data, shown)
-            return self._outcome(shown, data, arguments.get("offset", 1), arguments.get("limit", MAX_LINES))
+            path = self._files.roots.path_of(location)
+            _check_text(data, path)
+            return self._outcome(path, data, arguments.get("offset", 1), arguments.get("limit", MAX_LINES))
 
         return await self._files.run(work)
 
-    def _outcome(self, shown: str, data: bytes, offset: int, limit: int) -> ToolOutcome:
+    def _outcome(self, path: str, data: bytes, offset: int, limit: int) -> ToolOutcome:
         total = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
         if offset > max(total, 1):
-            raise FileError("validation_failed", f"'{shown}' has {total} lines; offset is beyond its end.")
+            raise FileError("validation_failed", f"'{path}' has {total} lines; offset is beyond its end.")
         part = cut(data, offset, limit, self._max_text_bytes)
         last = offset + part.lines - 1
         notes: tuple[str, ...] = ()
@@ -83,7 +77,7 @@ class ReadFile:
             notes = (f"Line {last} is too long: only its beginning is shown. The next line is {last + 1}.",)
         return succeeded(
             {
-                "path": shown,
+                "path": path,
                 "text": part.text,
                 "first_line": offset,
                 "last_line": last,
@@ -108,32 +102,30 @@ def read_bytes(
         while size <= max_bytes and (block := os.read(file, _BLOCK)):
             stop.check()
             data += block
-            size = max(size, len(data))  # it may grow, and some files do not say how long they are
+            size = max(size, len(data))  # it may grow, and files of /proc report no size
     finally:
         os.close(file)
     if size > max_bytes:
-        shown = files.roots.path_of(location)
-        raise FileError(
-            "validation_failed",
-            f"'{shown}' has {size:,} bytes or more; files up to {max_bytes:,} are read.",
-        )
+        path = files.roots.path_of(location)
+        message = f"'{path}' has {size:,} bytes or more; the limit is {max_bytes:,}."
+        raise FileError("validation_failed", message)
     return bytes(data.removeprefix(b"\xef\xbb\xbf"))
 
 
-def _check_text(data: bytes, shown: str) -> None:
+def _check_text(data: bytes, path: str) -> None:
     try:
-        # UTF-8 allows NUL, text files do not have it; binary files nearly always do.
+        # NUL is valid UTF-8, but marks a binary file.
         if b"\0" not in data:
             data.decode()
             return
     except UnicodeDecodeError:
         pass
-    raise FileError("parse_error", f"'{shown}' is not UTF-8 text (it may be binary), and cannot be read.")
+    raise FileError("parse_error", f"'{path}' is not UTF-8 text; it may be binary.")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Lines cut out of a file; ``line_cut`` if the last one is not whole."""
+    """Lines of a file; ``line_cut`` if the last one is incomplete."""
 
     text: str
     lines: int
@@ -143,24 +135,24 @@ class Cut:
 def cut(data: bytes, offset: int, limit: int, max_bytes: int) -> Cut:
     """Take up to ``limit`` lines from line ``offset`` on, in ``max_bytes`` as JSON; a line ends with LF.
 
-    If even the first line is too long, its beginning is taken.
+    If the first line is too long, its beginning is taken.
     """
-    start = at = _line_start(data, offset)
-    room, lines = max_bytes, 0
-    while lines < limit and at < len(data):
-        found = data.find(b"\n", at, at + room)
-        if found < 0 and len(data) - at > room:
+    start = position = _line_start(data, offset)
+    bytes_left, lines = max_bytes, 0
+    while lines < limit and position < len(data):
+        newline = data.find(b"\n", position, position + bytes_left)
+        if newline < 0 and len(data) - position > bytes_left:
             break
-        end = found + 1 or len(data)
-        cost = _json_size(data[at:end])
-        if cost > room:
+        end = newline + 1 or len(data)
+        size = _json_size(data[position:end])
+        if size > bytes_left:
             break
-        room -= cost
-        lines, at = lines + 1, end
-    if lines or at == len(data):
-        return Cut(data[start:at].decode(), lines, False)
-    # The cut may go through a character.
-    piece = data[at : at + max_bytes].decode(errors="ignore")
+        bytes_left -= size
+        lines, position = lines + 1, end
+    if lines or position == len(data):
+        return Cut(data[start:position].decode(), lines, False)
+    # The cut may split a character.
+    piece = data[position : position + max_bytes].decode(errors="ignore")
     while _json_size(piece.encode()) > max_bytes:
         piece = piece[: len(piece) // 2]
     return Cut(piece, 1, True)
@@ -172,14 +164,14 @@ def _json_size(text: bytes) -> int:
 
 def _line_start(data: bytes, line: int) -> int:
     # Whole blocks are skipped by counting their newlines.
-    at, left = 0, line - 1
-    while left and at < len(data):
-        count = data.count(b"\n", at, at + _BLOCK)
-        if count < left:
-            left -= count
-            at += _BLOCK
+    position, lines_left = 0, line - 1
+    while lines_left and position < len(data):
+        count = data.count(b"\n", position, position + _BLOCK)
+        if count < lines_left:
+            lines_left -= count
+            position += _BLOCK
             continue
-        for _ in range(left):
-            at = data.index(b"\n", at) + 1
-        return at
-    return at
+        for _ in range(lines_left):
+            position = data.index(b"\n", position) + 1
+        return position
+    return position

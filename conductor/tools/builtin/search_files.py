@@ -26,24 +26,24 @@ from conductor.tools.builtin.sandbox import (
 from conductor.tools.builtin.walk import Walk, is_everything
 from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
 
-# "(?i)" comes before a pattern.
+# A pattern may be preceded by "(?i)".
 MAX_QUERY_CHARS = MAX_PATTERN_CHARS - 4
-# Bytes of a file that is searched, and characters of a line that a pattern looks at.
+# Bytes of a file that is searched, and characters of a line that a pattern sees.
 MAX_FILE_BYTES = 2 * 1024 * 1024
 MAX_LINE_CHARS = 2000
-# Characters of a line in a result, and how many of them come before what was found.
-_SHOWN_CHARS = 200
-_BEFORE = 60
-# Lines between two looks at the clock.
+# Characters of a line in a result, and those of them before the match.
+_EXCERPT_CHARS = 200
+_CHARS_BEFORE = 60
+# Lines between two checks of the limits.
 _LINES = 16
 
 Find: TypeAlias = Callable[[str], int]
-"""Gives the position of a match in a text, or -1."""
+"""Returns the position of a match in a text, or -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Limits of one call; ``text_bytes`` of matches leave room for the other fields of an observation."""
+    """Limits of one call; ``text_bytes`` of matches leave space for the other fields of an observation."""
 
     files: int = 20_000
     read_bytes: int = 128 * 1024 * 1024
@@ -134,16 +134,16 @@ class _Search(Walk):
         try:
             for _, file in self.files_below(location):
                 if not self._names or gitignore.verdict(self._names, file.parts[-1:], False):
-                    self._look(file)
+                    self._search_file(file)
         except NotADirectoryError:
             if not location.parts:
                 raise
-            self._look(location)
+            self._search_file(location)
 
     def full(self) -> bool:
         limits, note = self._limits, ""
         if len(self._matches) >= limits.matches or self._text_left <= 0:
-            note = "There are more matches: only the first are listed."
+            note = "Only the first matches are listed."
         elif self._counts["searched"] >= limits.files or self._bytes_left <= 0:
             note = f"Only {self._counts['searched']:,} files were searched."
         if not note:
@@ -151,7 +151,7 @@ class _Search(Walk):
         self.cut(note)
         return True
 
-    def _look(self, location: SandboxPath) -> None:
+    def _search_file(self, location: SandboxPath) -> None:
         if self.full():
             return
         if secret_kind((*location.root.parts, *location.parts)):
@@ -173,42 +173,43 @@ class _Search(Walk):
             return
         self._counts["searched"] += 1
         text = data.decode(errors="replace")
-        # Most files have no match, which the text as a whole tells at once.
+        # Most files have no match: one search of the whole text is the fastest.
         if self._plain and self._find(text) < 0:
             return
         for number, line in enumerate(text.split("\n"), 1):
-            at = self._find(line)
-            if at >= 0:
-                self._add(location, number, line, at)
-            if (at >= 0 or number % _LINES == 0) and self.full():
+            position = self._find(line)
+            if position >= 0:
+                self._add(location, number, line, position)
+            if (position >= 0 or number % _LINES == 0) and self.full():
                 return
 
-    def _add(self, location: SandboxPath, number: int, line: str, at: int) -> None:
-        begin = max(0, at - _BEFORE) if len(line) > _SHOWN_CHARS else 0
-        shown = line[begin : begin + _SHOWN_CHARS].rstrip("\r")
-        text = f"{'…' if begin else ''}{shown}{'…' if begin + _SHOWN_CHARS < len(line) else ''}"
+    def _add(self, location: SandboxPath, number: int, line: str, position: int) -> None:
+        begin = max(0, position - _CHARS_BEFORE) if len(line) > _EXCERPT_CHARS else 0
+        end = begin + _EXCERPT_CHARS
+        excerpt = line[begin:end].rstrip("\r")
+        text = f"{'…' if begin else ''}{excerpt}{'…' if end < len(line) else ''}"
         match = {"path": self.files.roots.path_of(location), "line": number, "text": printable(text)}
         self._text_left -= len(msgspec.json.encode(match)) + 1
         if self._text_left > 0:
             self._matches.append(match)
 
     def outcome(self) -> ToolOutcome:
-        """Make the outcome, with notes on what was not searched."""
+        """Make the outcome, with notes on the files that were not searched."""
         counts, notes = self._counts, list(self.all_notes())
-        skipped = {"secret": "may hold secrets", "large": "are too large", "unreadable": "cannot be read"}
+        reasons = {"secret": "may hold secrets", "large": "are too large", "unreadable": "cannot be read"}
         notes += [
-            f"Not searched: {counts[kind]:,} files that {why}."
-            for kind, why in skipped.items()
+            f"Not searched: {counts[kind]:,} files that {reason}."
+            for kind, reason in reasons.items()
             if counts[kind]
         ]
-        found = {"matches": self._matches, "files_searched": counts["searched"], "complete": self.complete}
-        return succeeded(found, notes=notes)
+        data = {"matches": self._matches, "files_searched": counts["searched"], "complete": self.complete}
+        return succeeded(data, notes=notes)
 
 
 def _finder(query: str, *, plain: bool, case: bool) -> Find:
     if plain:
-        wanted = query if case else query.casefold()
-        return lambda text: (text if case else text.casefold()).find(wanted)
+        needle = query if case else query.casefold()
+        return lambda text: (text if case else text.casefold()).find(needle)
     try:
         has_match = linear_search(query if case else f"(?i){query}")
     except SchemaError as error:

@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_indexed(
     done = update(index)
     assert done.problems == {
         "binary.txt": "it is not text",
-        "large.txt": "'large.txt' has 101 bytes or more; files up to 100 are read.",
+        "large.txt": "'large.txt' has 101 bytes or more; the limit is 100.",
         "duck.txt": "it cannot be read: too many links",
         "second.txt": "it cannot be read: too many links",
     }

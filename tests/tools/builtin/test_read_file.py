@@ -134,7 +134,7 @@ async def test_what_is_no_text_says_so(root: Path, data: bytes) -> None:
     (root / "x").write_bytes(data)
     outcome = await ask(root, "x")
     assert outcome.error_type == "parse_error"
-    assert outcome.error_message == "'x' is not UTF-8 text (it may be binary), and cannot be read."
+    assert outcome.error_message == "'x' is not UTF-8 text; it may be binary."
 
 
 @pytest.mark.parametrize("size", [11_000_000, 1 << 40])
@@ -146,7 +146,7 @@ async def test_a_file_that_is_too_large_is_refused_unread(root: Path, size: int)
             pytest.skip(f"no sparse files of that size here: {error.strerror}")
     outcome = await ask(root, "x")
     assert outcome.error_type == "validation_failed"
-    assert outcome.error_message == f"'x' has {size:,} bytes or more; files up to 10,485,760 are read."
+    assert outcome.error_message == f"'x' has {size:,} bytes or more; the limit is 10,485,760."
 
 
 async def test_a_file_of_the_largest_size_is_read(root: Path) -> None:

@@ -133,8 +133,8 @@ async def test_long_lines_are_cut_around_what_was_found(root: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "note"),
     [
-        (SearchLimits(matches=3), "There are more matches: only the first are listed."),
-        (SearchLimits(text_bytes=120), "There are more matches: only the first are listed."),
+        (SearchLimits(matches=3), "Only the first matches are listed."),
+        (SearchLimits(text_bytes=120), "Only the first matches are listed."),
         (SearchLimits(files=1), "Only 1 files were searched."),
         (SearchLimits(read_bytes=10), "Only 1 files were searched."),
         (SearchLimits(seconds=0), "The time limit was reached."),

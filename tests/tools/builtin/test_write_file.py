@@ -160,7 +160,7 @@ async def test_a_preview_is_bounded(root: Path) -> None:
     text = await preview(root, "a/old.md", "y\n" * (MAX_COMPARED_LINES + 1))
     assert text.endswith("The texts are too long to be compared.")
     (root / "a" / "old.md").write_bytes(b"x" * (MAX_CONTENT_BYTES + 1))
-    assert "files up to" in await preview(root, "a/old.md")
+    assert "the limit is" in await preview(root, "a/old.md")
 
 
 async def test_a_preview_shows_nothing_secret_and_nothing_elsewhere(root: Path) -> None:
