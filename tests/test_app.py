@@ -34,7 +34,6 @@ from conductor.conversation.phrases import FAILURES
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.stores.health import HealthCheckedStore
@@ -46,6 +45,7 @@ from conductor.tools.base import CallContext
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex, Update
 from conductor.tools.builtin.sandbox import CancelFlag
 from tests.end_to_end.phone import Phone, is_call
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
 

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,10 @@ from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.logs import configure_logs
 from conductor.messages import ToolCall, UserMessage
-from conductor.models.base import ModelProvider, ModelRequest, TextDelta
+from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import Profiles, load_profiles
 from conductor.models.registry import make_router
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.rehearse.player import Backstage, Player, Scene, Usage
 from conductor.rehearse.report import Performance, write_junit, write_report
 from conductor.rehearse.script import OWN_SETTINGS, SCRIPTED, Rehearsal, Reply, load
@@ -153,7 +152,7 @@ async def _wait_for_mcp(toolsets: Sequence[Toolset]) -> None:
 
 def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> ModelProvider | None:
     if model == SCRIPTED:
-        return ScriptedProvider([_script(reply) for reply in rehearsal.replies])
+        return _ScriptedModel(rehearsal.replies)
     if model is None:
         return None
     return make_router(_profiles(model, settings), settings, ModelMetrics())
@@ -170,14 +169,32 @@ def _profiles(model: str, settings: Settings) -> Profiles:
     return load_profiles(settings.model_copy(update=chosen))
 
 
-def _script(reply: Reply) -> Script:
-    calls = [
-        ToolCall(new_call_id(), call.tool, msgspec.json.encode(call.arguments).decode())
-        for call in reply.calls
-    ]
-    words = [step for word in re.findall(r"\s*\S+\s*", reply.say) for step in (TextDelta(word), WORD_S)]
-    failure = [] if reply.error is None else [ModelError(reply.error, "The rehearsal's model fails here.")]
-    return [reply.after, *words, *calls, *failure]
+class _ScriptedModel:
+    # Plays the replies of a rehearsal, one a request.
+    name = SCRIPTED
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self._replies = iter(replies)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        reply = next(self._replies, None)
+        if reply is None:
+            raise ModelError("protocol", "The script has no reply left.")
+        await asyncio.sleep(reply.after)
+        for word in re.findall(r"\s*\S+\s*", reply.say):
+            yield TextDelta(word)
+            await asyncio.sleep(WORD_S)
+        for call in reply.calls:
+            yield ToolCall(new_call_id(), call.tool, msgspec.json.encode(call.arguments).decode())
+        if reply.error is not None:
+            raise ModelError(reply.error, "The rehearsal's model fails here.")
+        yield Finished("tool_use" if reply.calls else "end_turn")
+
+    async def start(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
 
 
 async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:

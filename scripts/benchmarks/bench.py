@@ -44,8 +44,7 @@ from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleEffect
-from tests.stand_ins.anthropic_persona import BenchPersona
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, BenchPersona
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
 from tests.tools.test_redaction import adversarial_inputs

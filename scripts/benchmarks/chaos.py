@@ -26,7 +26,7 @@ from benchmarks.chaos_jobs import JobModel, declarations
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
 from benchmarks.cluster import DURABLE
 from benchmarks.nodes import redis_program, stand_in_settings
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_sentinel import SentinelServers

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from conductor.conversation.phrases import CONTINUE
-from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
+from tests.models import Call, JsonObject, Reply
 
 READ, WRITE, ORDER = "device.read", "device.write", "device.order"
 """The device's tools: one changes nothing, one may run unasked, one is asked about."""

@@ -19,8 +19,7 @@ from conductor.events.codec import InvalidFrame, decode_event
 from conductor.models.text_protocol.prompt import Style, written
 from conductor.models.text_protocol.scanner import ReplyScanner
 from tests.events.mutations import Mutator
-from tests.stand_ins.anthropic_script import Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Reply
 
 LIMIT_S = 0.05
 """CPU time that one damaged event may take."""

@@ -27,9 +27,7 @@ from benchmarks import scenarios
 from benchmarks.client import Phone
 from benchmarks.nodes import SERVER_CORE, Process, conductor, pin_load
 from benchmarks.peers import KINDS, SCENES, scene_of
-from tests.stand_ins.anthropic_persona import BenchPersona, rounds_so_far
-from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, BenchPersona, Call, JsonObject, Reply, rounds_so_far
 
 COUNTS = {
     "never_reads": 100,

@@ -19,8 +19,7 @@ from benchmarks.nodes import DidNotStart, redis_program, stand_in_settings
 from benchmarks.scenarios import percentile
 from conductor.client import Client, Reconnect, ToolRun, connect
 from conductor.client.errors import ClientError
-from tests.stand_ins.anthropic_persona import BenchPersona
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, BenchPersona
 
 TURN_S = 60.0
 TOOL = "device.look"

@@ -10,9 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from benchmarks.client import Frames, Phone
 from benchmarks.nodes import Process
-from tests.stand_ins.anthropic_persona import BenchPersona
-from tests.stand_ins.anthropic_script import Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, BenchPersona, Reply
 
 ToolMetrics: TypeAlias = dict[str, float]
 

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks import scenarios
 from benchmarks.client import Phone
 from benchmarks.nodes import Process, pin_load, stand_in_settings
-from tests.stand_ins.anthropic_persona import BenchPersona
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, BenchPersona
 
 SETTLED_S = 180.0
 """What is compared with the end is taken after so long, when pools and histories are full, or at a third."""

@@ -30,7 +30,6 @@ from conductor.events import client
 from conductor.events.codec import InvalidFrame, decode_event
 from conductor.messages import ToolCall
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider, Step
 from conductor.rate_limit import Admission
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
@@ -40,6 +39,7 @@ from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.declarations import read_declarations
 from conductor.tools.redaction import Redactor
 from tests.conversation.helpers import VirtualLoop
+from tests.models import Script, ScriptedProvider, Step
 
 BOUND_S = 0.05
 """CPU time that one callback of the loop may take (tools, "Nothing blocks the loop")."""

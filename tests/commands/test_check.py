@@ -16,7 +16,7 @@ from conductor.cli import main
 from conductor.commands.check import check, report
 from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.settings import Settings
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService
 
 SECRET = "hunter2-hunter2"
 

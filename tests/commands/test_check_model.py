@@ -15,9 +15,7 @@ from conductor.commands.check import check, model_items, reported
 from conductor.commands.check_item import Item
 from conductor.models import registry
 from conductor.settings import load_settings
-from tests.stand_ins.anthropic_script import Break, HttpFailure, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
-from tests.stand_ins.openai_service import OpenAIService
+from tests.models import AnthropicService, Break, HttpFailure, OpenAIService, Reply
 
 SECRET = "hunter2-hunter2"
 

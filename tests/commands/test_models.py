@@ -16,8 +16,8 @@ from conductor.commands.models import bench, probe
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
 from conductor.models.profiles import ModelProfile
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.conftest import Main
+from tests.models import Script, ScriptedProvider
 
 SECRET = "sk-hunter2-hunter2"
 HOME = ModelProfile(name="home", provider="demo")

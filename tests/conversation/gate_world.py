@@ -16,7 +16,6 @@ from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.memory import MemoryStore
 from conductor.tools.declarations import parse_declarations
 from tests.conversation.gate_book import Book, Card, Consent, Kind, digest_of, now, random_kind
@@ -31,6 +30,7 @@ from tests.conversation.helpers import (
     randomly_slow,
     steps,
 )
+from tests.models import Script
 
 CARDS = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
 VOICE = ["tools", "cancel", "lease", "late", "async"]

@@ -26,11 +26,11 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import Limits
 from conductor.stores.base import Claim, Operation, PutOutbound, SessionKey, SessionStore
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from tests.models import Script, ScriptedProvider
 
 T = TypeVar("T")
 Event = dict[str, Any]

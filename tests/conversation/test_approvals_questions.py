@@ -18,7 +18,6 @@ from conductor.conversation.services import Services
 from conductor.events import client
 from conductor.messages import AssistantMessage, ToolResult
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.base import SessionKey
 from conductor.tools.approvals import decode_approvals
 from conductor.tools.base import ToolSpec
@@ -37,6 +36,7 @@ from tests.conversation.helpers import (
     stage,
     tool,
 )
+from tests.models import Script
 
 ALL = ["tools", "approval", "cancel", "lease", "late", "async", "activity"]
 CATALOG = (

@@ -10,9 +10,9 @@ import pytest
 from conductor.conversation.reply_speaker import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, succeeded
 from tests.conversation.helpers import call, make_services, stage, tool
+from tests.models import Script
 
 
 class Library:

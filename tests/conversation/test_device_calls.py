@@ -17,7 +17,6 @@ from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.base import CallRecord, OpenCall, Operation
 from conductor.tools.base import ToolSpec
 from tests.conversation.helpers import (
@@ -38,6 +37,7 @@ from tests.conversation.helpers import (
     steps,
     tool,
 )
+from tests.models import Script
 
 SERVERS_TURN = PLAIN_TURN[2:]
 """A turn of the server's own leaves "thinking" out, and nobody said anything."""

@@ -17,7 +17,6 @@ from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.tools.approvals import Approval, decode_approvals
 from tests.conversation.helpers import (
     SPOKEN,
@@ -40,6 +39,7 @@ from tests.conversation.helpers import (
     tasks_of,
     tool,
 )
+from tests.models import Script
 
 
 def three_rounds(request: ModelRequest) -> Script:

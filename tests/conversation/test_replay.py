@@ -8,7 +8,6 @@ import pytest
 
 from conductor.events import client
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.memory import MemoryStore
 from tests.conversation.helpers import (
     PLAIN_TURN,
@@ -23,6 +22,7 @@ from tests.conversation.helpers import (
     shape_of,
     stage,
 )
+from tests.models import Script
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:

@@ -15,7 +15,6 @@ from conductor.conversation.speech import CUT_HERE, CUT_SOMEWHERE
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Note
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.conversation.helpers import (
     SPOKEN,
     App,
@@ -35,6 +34,7 @@ from tests.conversation.helpers import (
     stage,
     steps,
 )
+from tests.models import Script, ScriptedProvider
 
 OWLS = ("Owls hunt at night. ", "They hear a mouse under the snow. ", "Some of them hunt by day.")
 FOREVER = 1_000.0

@@ -18,7 +18,6 @@ from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, FinishCall, OpenCall
 from conductor.stores.memory import MemoryStore
@@ -44,6 +43,7 @@ from tests.conversation.helpers import (
     steps,
     tool,
 )
+from tests.models import Script
 
 SEEDS = [11, 23, 37, 53, 71]
 RESTING = {"grants", "claims", "profile", "late", "speech", "decided"}

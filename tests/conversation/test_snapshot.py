@@ -16,7 +16,6 @@ from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.messages import Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.base import Claim, SessionKey
 from tests.conversation.helpers import (
     SPOKEN,
@@ -34,6 +33,7 @@ from tests.conversation.helpers import (
     steps,
     tool,
 )
+from tests.models import Script
 
 Answer = Callable[[str, str], str | None | Awaitable[str | None]]
 

@@ -11,9 +11,9 @@ from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.messages import Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.conversation.helpers import Stage, call, make_services, stage, steps, tool
+from tests.models import Script
 
 SUMMARY = "She is called Ada and likes trains."
 

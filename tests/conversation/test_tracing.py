@@ -27,8 +27,8 @@ from conductor.conversation.tracing import TurnTrace, TurnTracer, make_tracer
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
-from conductor.models.scripted import Script
 from tests.conversation.helpers import KEY, LocalTools, call, make_services, run, stage
+from tests.models import Script
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

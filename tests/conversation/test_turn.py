@@ -16,7 +16,6 @@ from conductor.conversation.speech import CUT_BEFORE_SPEECH
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.conversation.helpers import (
     SPOKEN,
     LocalTools,
@@ -30,6 +29,7 @@ from tests.conversation.helpers import (
     steps,
     tool,
 )
+from tests.models import Script, ScriptedProvider
 
 
 def silent_tools(name: str, call_id: str) -> str | None:

@@ -13,7 +13,6 @@ from conductor.errors import Fenced, ModelError, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.base import AppendLog, Operation
 from tests.conversation.helpers import (
     PLAIN_TURN,
@@ -27,6 +26,7 @@ from tests.conversation.helpers import (
     stage,
     steps,
 )
+from tests.models import Script
 
 
 def logs(operations: Sequence[Operation], kind: type) -> bool:

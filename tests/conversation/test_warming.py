@@ -12,9 +12,9 @@ from conductor.events import client
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, Usage
 from conductor.models.budget import BudgetedProvider
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import DailyBudget
 from tests.conversation.helpers import App, Disk, Stage, later, loose_ends, make_services, stage, steps
+from tests.models import ScriptedProvider
 
 
 class Service(ScriptedProvider):

@@ -17,8 +17,8 @@ from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.phone import Phone
+from tests.models import AnthropicService
 from tests.server.wires import until
-from tests.stand_ins.anthropic_service import AnthropicService
 
 
 class Served:

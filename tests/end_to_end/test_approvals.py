@@ -8,8 +8,7 @@ from typing import Any
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
 from tests.end_to_end.test_tool_turns import results_of
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 
 def declared(name: str, *, properties: dict[str, Any] | None = None, **annotations: bool) -> dict[str, Any]:

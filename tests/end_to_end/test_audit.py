@@ -14,8 +14,7 @@ from conductor.tools.audit import AuditLog
 from conductor.tools.rules import arguments_digest
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.test_approvals import THREE, begin, decide, of_type
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

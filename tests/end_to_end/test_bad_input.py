@@ -9,9 +9,9 @@ import pytest
 
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import is_state
+from tests.models import Script, ScriptedProvider
 
 
 def event(**changes: Any) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEW
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Event, is_call, is_state
 from tests.end_to_end.test_tool_turns import last_text, results_of
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 
 def is_partial(event: Event) -> bool:

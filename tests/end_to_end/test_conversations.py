@@ -20,11 +20,18 @@ from conductor.models.retry import RetryPolicy
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Event, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import MOVE, begin, decide, of_type
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply, Script
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import (
+    AnthropicService,
+    Break,
+    Call,
+    HttpFailure,
+    JsonObject,
+    ModelService,
+    OpenAIService,
+    Reply,
+    ServiceScript,
+)
 from tests.stand_ins.bedrock_service import BedrockService
-from tests.stand_ins.model_service import ModelService
-from tests.stand_ins.openai_service import OpenAIService
 
 STATUS = "agent_status"
 SORRY = FAILURES["model_provider_failed"]
@@ -38,10 +45,10 @@ class Model:
         self.is_text = is_text
         self._endpoint = endpoint
 
-    def answers(self, *replies: Script) -> None:
+    def answers(self, *replies: ServiceScript) -> None:
         self.service.replies += map(self.script, replies)
 
-    def script(self, script: Script) -> Script:
+    def script(self, script: ServiceScript) -> ServiceScript:
         """Give an answer as this model writes it."""
         return _written(script) if self.is_text and isinstance(script, Reply) else script
 
@@ -152,7 +159,7 @@ async def test_text_beside_a_call(model: Model) -> None:
     ],
     ids=["key", "page", "refusal"],
 )
-async def test_an_error_is_one_sentence_and_the_next_turn_works(model: Model, failure: Script) -> None:
+async def test_an_error_is_one_sentence_and_the_next_turn_works(model: Model, failure: ServiceScript) -> None:
     model.answers(failure, Reply(text="Here I am."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")

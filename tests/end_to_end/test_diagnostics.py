@@ -7,9 +7,9 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Event, Phone
+from tests.models import ScriptedProvider
 
 LAMP: dict[str, Any] = {"name": "lamp.switch", "inputSchema": {"type": "object"}}
 MISSPELT: dict[str, Any] = {

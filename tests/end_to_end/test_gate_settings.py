@@ -22,9 +22,8 @@ from tests.end_to_end.conftest import Served, provider_for
 from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
 from tests.end_to_end.test_tool_turns import results_of
+from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import WAIT, get, http, until
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
 
 AGENTS = {"agent_spawn", "agent_status", "agent_cancel", "agent_followup", "agent_list"}
 DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}

@@ -20,8 +20,7 @@ from tests.end_to_end.test_barge_in import assistant_texts
 from tests.end_to_end.test_gate_settings import asked, prompts
 from tests.end_to_end.test_hostile_tools import LIMIT_MS, SAVE, answer_aloud, call, wishing
 from tests.end_to_end.test_tool_turns import last_text, results_of
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 STOPPABLE = wishing(declared("upload"), approval="never", onInterrupt="cancel")
 SLOW_LOOK = wishing(LOOK, timeoutMs=LIMIT_MS)

@@ -22,8 +22,7 @@ from tests.end_to_end.phone import WAIT, Event, Phone, arguments, is_call, is_st
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
 from tests.end_to_end.test_gate_settings import asked, configured, prompts
 from tests.end_to_end.test_tool_turns import last_text, results_of
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 LIMIT_MS = 60
 OVER_THE_HARD_LIMIT = 1_100_000

@@ -16,7 +16,6 @@ import pytest
 from conductor.app import make_services
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
@@ -25,6 +24,7 @@ from tests.end_to_end.clients.browser import STRANGER, Page
 from tests.end_to_end.clients.conversation import QUESTION, RESULT_LENGTH
 from tests.end_to_end.clients.programs import node
 from tests.end_to_end.conftest import Served, serving
+from tests.models import Script, ScriptedProvider
 
 TOKEN = "a-token-for-clients"
 REFUSED = {"failed": "Error: the connection failed"}

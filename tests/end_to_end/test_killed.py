@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tests.end_to_end.phone import Phone, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import MOVE
-from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, JsonObject, Reply
 from tests.test_cli import Announced, server
 
 MOVED = Reply(text="It is moved.")

@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from conductor.app import make_services
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.phone import Phone
+from tests.models import Script, ScriptedProvider
 
 
 async def lines_of_a_turn(log_content: bool) -> tuple[dict[str, Any], str]:

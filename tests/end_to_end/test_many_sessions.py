@@ -7,10 +7,8 @@ import gc
 import weakref
 
 from tests.end_to_end.conftest import provider_for, serving
+from tests.models import AnthropicService, Call, Reply, rounds_so_far
 from tests.server.wires import until
-from tests.stand_ins.anthropic_persona import rounds_so_far
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
 
 SESSIONS = 500
 

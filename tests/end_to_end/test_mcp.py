@@ -16,12 +16,12 @@ from conductor.app import make_services, reload, running
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.mcp.toolset import McpToolset
 from tests.end_to_end.phone import Phone
 from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.models import Script, ScriptedProvider
 from tests.server.wires import get, http
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,7 +26,6 @@ from websockets.typing import Subprotocol
 
 from conductor.app import make_services
 from conductor.errors import SettingsError
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.server.mcp_endpoint import McpEndpoint
@@ -35,6 +34,7 @@ from conductor.tools.base import Toolset
 from conductor.tools.mcp.config import McpServerConfig
 from tests.end_to_end.phone import Phone
 from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, of_type
+from tests.models import ScriptedProvider
 from tests.tools.mcp.test_toolset import use
 
 ROOT = Path(__file__).resolve().parents[2]

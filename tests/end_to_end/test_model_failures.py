@@ -10,14 +10,13 @@ from conductor.conversation.phrases import CUT_OFF, FAILURES
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, is_state
 from tests.end_to_end.test_barge_in import assistant_texts
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Break, Call, HttpFailure, Reply, ServiceScript
 
 SECRET = "internal-detail-4711"
 FAILED_TURN = [*PLAIN_TURN[:2], "error", *PLAIN_TURN[2:]]
 SORRY = FAILURES["model_provider_failed"]
 
-LASTING: dict[str, Script] = {
+LASTING: dict[str, ServiceScript] = {
     "authentication": HttpFailure(401, "authentication_error", SECRET),
     "forbidden": HttpFailure(403, "permission_error", SECRET),
     "no such model": HttpFailure(404, "not_found_error", SECRET),
@@ -30,7 +29,7 @@ LASTING: dict[str, Script] = {
     "later than the turn": HttpFailure(429, "rate_limit_error", SECRET, {"retry-after": "3600"}),
 }
 
-PASSING: dict[str, list[Script]] = {
+PASSING: dict[str, list[ServiceScript]] = {
     "429": [HttpFailure(429, "rate_limit_error", SECRET)],
     "429 with retry-after": [HttpFailure(429, "rate_limit_error", SECRET, {"retry-after": "0"})],
     "500": [HttpFailure(500, "api_error", SECRET)],

@@ -13,8 +13,7 @@ import pytest
 from conductor.app import running
 from conductor.settings import load_settings
 from tests.end_to_end.phone import PLAIN_TURN, Phone
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Break, Call, HttpFailure, Reply
 
 SILENCE_MS = 1000
 MODELS = """

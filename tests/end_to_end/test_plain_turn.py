@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import Serve, provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, shape_of
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply, ScriptedProvider
 
 
 async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:

@@ -11,9 +11,8 @@ from conductor.models.prices import PRICES
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import Phone
+from tests.models import AnthropicService, Call, JsonObject, Reply
 from tests.server.wires import until
-from tests.stand_ins.anthropic_script import Call, JsonObject, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
 
 TURNS = 30
 # What a phone's tool answers: 100 tokens.

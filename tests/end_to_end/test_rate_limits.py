@@ -7,10 +7,10 @@ from pathlib import Path
 from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, TextDelta, Usage
-from conductor.models.scripted import ScriptedProvider
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import Serve
 from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, is_call
+from tests.models import ScriptedProvider
 
 
 def chatty() -> ScriptedProvider:

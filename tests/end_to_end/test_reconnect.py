@@ -11,9 +11,8 @@ from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
 from tests.end_to_end.test_barge_in import is_partial
 from tests.end_to_end.test_tool_turns import results_of
+from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import until
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
 
 
 async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicService) -> None:

@@ -13,9 +13,9 @@ import pytest
 from conductor.events.docs import markdown
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone
+from tests.models import Script, ScriptedProvider
 
 SEQUENCES: list[str] = re.findall(r"```text\n(> .*?)\n```", markdown(), re.DOTALL)
 LOST = "# The connection is lost"

@@ -8,8 +8,8 @@ from conductor.client import connect
 from conductor.conversation.speech import CUT_HERE
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import Served, serving
+from tests.models import ScriptedProvider
 
 SENTENCES = ["I look at the lamps.", "This may take a little while.", "Please wait until it is done."]
 TOOL = {"name": "lamp.status", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}

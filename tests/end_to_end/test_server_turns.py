@@ -11,8 +11,7 @@ from tests.end_to_end.conftest import provider_for, serving
 from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
 from tests.end_to_end.test_barge_in import is_partial
 from tests.end_to_end.test_tool_turns import last_text
-from tests.stand_ins.anthropic_script import Call, Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Call, Reply
 
 NARRATION = PLAIN_TURN[2:]  # no "thinking", no appended user message
 

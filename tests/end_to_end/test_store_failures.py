@@ -18,7 +18,6 @@ from conductor.app import make_services, running
 from conductor.conversation.fields import SubjectRecords
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey, SessionStore
 from conductor.stores.health import HealthCheckedStore
@@ -27,6 +26,7 @@ from conductor.stores.redis_scripts import session_name
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.conftest import Served
 from tests.end_to_end.phone import WAIT, Event, Phone, is_call
+from tests.models import Script, ScriptedProvider
 from tests.server.nodes import calm
 from tests.server.wires import get, http
 from tests.stores.redis_cluster import RedisCluster

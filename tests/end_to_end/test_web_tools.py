@@ -10,10 +10,10 @@ import pytest
 from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import load_settings
 from tests.end_to_end.phone import WAIT, Phone
 from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.models import Script, ScriptedProvider
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
 

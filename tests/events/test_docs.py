@@ -18,10 +18,10 @@ from conductor.events.envelope import SUBPROTOCOL
 from conductor.events.schema import EVENTS, UI_CALLS, asyncapi, json_schema
 from conductor.events.server import CAPABILITIES, STATE_MEANINGS
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import serving
 from tests.events.events import CLIENT, SERVER
+from tests.models import ScriptedProvider
 
 MARKDOWN = markdown()
 VALIDATOR = Draft202012Validator(json_schema())

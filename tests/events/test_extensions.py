@@ -20,10 +20,10 @@ from conductor.events.envelope import encode_event
 from conductor.events.schema import EVENTS, asyncapi, json_schema
 from conductor.events.server import ApprovalRequest, ToolCallEvent
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.tools.rules import arguments_digest
 from tests.end_to_end.conftest import serving
 from tests.events.events import events_of, json_values, texts
+from tests.models import ScriptedProvider
 
 EXAMPLES = {event.type: event.example["payload"] for event in EVENTS}
 SCHEMA = json_schema()

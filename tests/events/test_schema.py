@@ -37,9 +37,9 @@ from conductor.events.server import (
 )
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import serving
 from tests.events.events import CLIENT, SERVER, events_of
+from tests.models import ScriptedProvider
 
 SCHEMA = json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -13,9 +13,9 @@ import pytest
 from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.settings import load_settings
 from tests.end_to_end.phone import Phone
+from tests.models import Script, ScriptedProvider
 from tests.tools.mcp.test_real_servers import HERE, missing
 from tests.tools.mcp.test_toolset import ROOT
 from tests.tools.web_site import site

@@ -25,16 +25,9 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.models.failures import retry_after_s
 from conductor.models.retry import RetryPolicy
 from conductor.models.tool_names import ToolNameMap
+from tests.models import AnthropicService, Break, Call, HttpFailure, JsonObject, Reply
 from tests.stand_ins.anthropic_binding import BOUND_ELSEWHERE
 from tests.stand_ins.anthropic_rules import BINDING_BETA
-from tests.stand_ins.anthropic_script import (
-    Break,
-    Call,
-    HttpFailure,
-    JsonObject,
-    Reply,
-)
-from tests.stand_ins.anthropic_service import AnthropicService
 
 SCHEMA = {"type": "object", "properties": {"task": {"type": "string"}}}
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", SCHEMA)

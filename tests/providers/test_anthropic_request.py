@@ -14,14 +14,11 @@ from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
+from tests.models import JsonObject
 from tests.providers.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_rules import check_body
-from tests.stand_ins.anthropic_script import (
-    JsonObject,
-    redacted_data,
-    signature_of,
-)
+from tests.stand_ins.anthropic_script import redacted_data, signature_of
 
 CACHED = {"type": "ephemeral"}
 

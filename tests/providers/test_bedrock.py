@@ -28,7 +28,7 @@ from conductor.models.profiles import ModelProfile
 from conductor.models.rendering import encode, names_of
 from conductor.settings import Settings
 from tests.conversation.test_history import random_history
-from tests.stand_ins.anthropic_script import Call, HttpFailure, Reply
+from tests.models import Call, HttpFailure, Reply
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
 CLAUDE = "eu.anthropic.claude-haiku-5-5"

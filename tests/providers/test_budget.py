@@ -10,8 +10,8 @@ import pytest
 from conductor.errors import BudgetSpent
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 from conductor.models.budget import BudgetedProvider
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import DailyBudget
+from tests.models import ScriptedProvider
 
 REPLY: list[TextDelta | Finished] = [TextDelta("Hi."), Finished("end_turn", Usage(60, 50, 1_000, 1_000))]
 REQUEST = ModelRequest("system", [])

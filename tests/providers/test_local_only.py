@@ -20,8 +20,7 @@ from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import load_profiles
 from conductor.models.registry import make_provider, make_router
 from conductor.settings import Settings
-from tests.stand_ins.anthropic_script import Reply
-from tests.stand_ins.anthropic_service import AnthropicService
+from tests.models import AnthropicService, Reply
 
 PUBLIC = "192.0.2.7"  # of a network that is for documentation: nobody is there
 BODY = b'{"model":"m","max_tokens":1,"stream":true,"messages":[{"role":"user","content":"Hi"}]}'

@@ -30,8 +30,7 @@ from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text
 from conductor.models.retry import RetryPolicy
 from conductor.settings import load_settings
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, JsonObject, Reply
-from tests.stand_ins.openai_service import OpenAIService
+from tests.models import Break, Call, HttpFailure, JsonObject, OpenAIService, Reply
 
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object"})
 STATUS = ToolDefinition("agent.status", "Say how an agent is.", {"type": "object"})

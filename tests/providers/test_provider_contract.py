@@ -14,12 +14,18 @@ from conductor.models.base import ModelProvider, StopReason
 from conductor.models.bedrock import BedrockProvider
 from conductor.models.openai import OpenAIProvider
 from conductor.models.retry import RetryPolicy
+from tests.models import (
+    AnthropicService,
+    Break,
+    Call,
+    HttpFailure,
+    ModelService,
+    OpenAIService,
+    Reply,
+    ServiceScript,
+)
 from tests.providers.provider_contract import CASES, Answer, Harness
-from tests.stand_ins.anthropic_script import Break, Call, HttpFailure, Reply, Script
-from tests.stand_ins.anthropic_service import AnthropicService
 from tests.stand_ins.bedrock_service import BedrockService
-from tests.stand_ins.model_service import ModelService
-from tests.stand_ins.openai_service import OpenAIService
 
 assert http  # imported here: it takes a while, and no case's wait should hold that
 
@@ -51,7 +57,7 @@ class ServiceHarness:
         await self._service.wait_received(count)
 
 
-def _script(answer: Answer) -> Script:
+def _script(answer: Answer) -> ServiceScript:
     if answer.fails == "status":
         return HttpFailure(529, "overloaded_error")
     calls = (Call(call.name.replace(".", "_"), call.arguments, call.call_id) for call in answer.calls)

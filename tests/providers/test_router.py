@@ -21,8 +21,8 @@ from conductor.models.health import MAX_FAILURES, OPEN_S, PROBE_TOOL
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Prices, Profiles
 from conductor.models.router import ModelRouter
-from conductor.models.scripted import Script, ScriptedProvider
 from tests.conversation.helpers import later, run
+from tests.models import Script, ScriptedProvider
 
 ASK = ModelRequest("", [UserMessage("Hello")])
 TOOLS = replace(ASK, tools=[PROBE_TOOL])

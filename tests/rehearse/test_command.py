@@ -11,7 +11,6 @@ import pytest
 from conductor.app import running
 from conductor.messages import UserMessage
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.rehearse.command import judge
 from conductor.rehearse.player import Scene
 from conductor.rehearse.report import failures
@@ -29,6 +28,7 @@ from conductor.rehearse.script import (
 )
 from conductor.settings import load_settings
 from tests.conftest import ROOT, Main
+from tests.models import ScriptedProvider
 from tests.rehearse.conftest import Rehearse
 
 EXAMPLES = sorted((ROOT / "examples" / "rehearsals").glob("*.yaml"))

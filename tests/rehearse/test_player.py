@@ -11,10 +11,10 @@ import pytest
 
 from conductor.messages import AssistantMessage
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.rehearse.player import Backstage, Player, holds
 from conductor.rehearse.script import Rehearsal
 from tests.end_to_end.conftest import serving
+from tests.models import ScriptedProvider
 from tests.rehearse.conftest import Rehearse
 
 LAMP = """

@@ -16,13 +16,13 @@ from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable
 from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation, SessionKey, SessionState, SessionStore
 from tests.end_to_end.conftest import Served
 from tests.end_to_end.phone import WAIT, Event, Phone
+from tests.models import Script, ScriptedProvider
 from tests.server.wires import until
 
 KEY = SessionKey("anonymous", "s-1")

@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Access, Authenticator, Client, Refusal, Refusals
 from conductor.settings import Limits
 from tests.end_to_end.conftest import serving
+from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
 
 TOKEN = "correct-horse-battery-staple"

@@ -12,10 +12,10 @@ import pytest
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Authenticator, bearer_token
 from tests.end_to_end.conftest import serving
+from tests.models import ScriptedProvider
 from tests.server.wires import get, http, upgrade
 
 TOKEN = "correct-horse-battery-staple"

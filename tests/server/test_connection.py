@@ -17,13 +17,13 @@ from conductor.conversation.transport import Frame
 from conductor.events.envelope import encode_event
 from conductor.events.server import SpeechFinal, SpeechPartial
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.connection import UNBOUND, Connection
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import Served, serving
 from tests.end_to_end.phone import Phone, is_state
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
 
 BIG = b'"' + b"x" * 2_000_000 + b'"'

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.access import Refusals
 from conductor.server.descriptors import connections_within, limit, raise_limit
 from conductor.server.websocket import Handshakes
 from tests.end_to_end.conftest import Served, serving
+from tests.models import ScriptedProvider
 from tests.server.test_websocket_socket import connected
 from tests.server.wires import WAIT, ask, upgrade
 

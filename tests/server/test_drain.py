@@ -12,13 +12,13 @@ import pytest
 from conductor.app import make_services
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
 from conductor.models.base import TextDelta
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call
+from tests.models import Script, ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
 
 LONG = 60.0

@@ -11,9 +11,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from tests.end_to_end.conftest import Served, serving
 from tests.end_to_end.phone import Phone
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, get, http, until, upgrade
 
 TOKENS = ("first-token", "second-token")

@@ -16,12 +16,12 @@ from websockets.exceptions import InvalidStatus
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import Limits, load_settings
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone, is_call
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
 
 

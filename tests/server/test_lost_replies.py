@@ -13,7 +13,6 @@ from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.stores.base import (
     AppendLog,
     Claim,
@@ -27,6 +26,7 @@ from conductor.stores.sqlite import SqliteStore
 from tests.conversation import helpers
 from tests.conversation.test_commit import FailingOver, make_committer
 from tests.end_to_end.phone import WAIT, Event, is_call
+from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
 

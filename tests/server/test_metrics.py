@@ -19,13 +19,13 @@ from conductor.app import make_services, reload, running
 from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.listener import Listener
 from conductor.server.metrics import Admin, make_admin
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ErrorType
 from conductor.tools.mcp.toolset import McpToolset
 from tests.end_to_end.phone import Phone
+from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
 
 TOKEN = "the-operators-own-token"

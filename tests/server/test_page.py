@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.page import FOLDER, Page
 from conductor.settings import Settings, load_settings
+from tests.models import ScriptedProvider
 from tests.server.wires import get, http
 
 TYPES = {

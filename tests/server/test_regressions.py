@@ -10,13 +10,13 @@ import pytest
 
 from conductor.app import make_services
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import TokenBucket
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone
+from tests.models import ScriptedProvider
 from tests.server.wires import WiredStore, http, until, upgrade
 from tests.test_cli import START, process
 

@@ -15,12 +15,12 @@ from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.sessions import SessionRegistry
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from tests.conversation.helpers import later, run, steps
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, Wire, WiredStore, until
 
 KEY = SessionKey("subject", "s-1")

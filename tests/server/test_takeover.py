@@ -17,11 +17,11 @@ from conductor.conversation.speech import CUT_HERE
 from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.rate_limit import Admission
 from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
 from tests.end_to_end.phone import WAIT, Event, is_call
+from tests.models import Script
 from tests.server.nodes import (
     KEY,
     LosesReplies,

@@ -14,9 +14,9 @@ from conductor.client import Client, Reconnect, Reconnected, connect
 from conductor.events.server import SessionStarted
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from tests.conversation.helpers import faults
 from tests.end_to_end.phone import WAIT
+from tests.models import Script
 from tests.server.door import Door
 from tests.server.nodes import KEY, Node, Shelf, calm, stored_log, two_nodes, words
 

@@ -10,10 +10,10 @@ import pytest
 from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from conductor.tools.approvals import decode_approvals
 from tests.conversation.helpers import faults
 from tests.end_to_end.phone import Event, Phone, is_call, is_state
+from tests.models import Script
 from tests.server.nodes import (
     LosesReplies,
     Node,

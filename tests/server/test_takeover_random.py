@@ -15,8 +15,8 @@ from conductor.conversation.snapshot import TURN
 from conductor.events.server import SpeechFinal
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
-from conductor.models.scripted import Script
 from tests.conversation.helpers import faults
+from tests.models import Script
 from tests.server.door import Door
 from tests.server.nodes import KEY, LosesReplies, Node, Shelf, node, stored, words
 from tests.server.wires import until

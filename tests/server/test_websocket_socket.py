@@ -19,12 +19,12 @@ from websockets.protocol import State
 
 from conductor.events.codec import BINARY_MARK
 from conductor.models.base import TextDelta
-from conductor.models.scripted import ScriptedProvider
 from conductor.server.access import Refusals
 from conductor.server.websocket import Handshakes, Socket
 from conductor.settings import Limits
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import Phone
+from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, until
 
 BIG = b"x" * 1_000_000

@@ -115,7 +115,7 @@ class HttpFailure:
 
 
 Answer: TypeAlias = Reply | HttpFailure
-Script: TypeAlias = Answer | Callable[[JsonObject], Answer]
+ServiceScript: TypeAlias = Answer | Callable[[JsonObject], Answer]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Reply, Script
+from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
 
@@ -31,13 +31,13 @@ class ModelService:
     def __init__(
         self,
         *,
-        default: Script | None = None,
+        default: ServiceScript | None = None,
         api_keys: frozenset[str] | None = frozenset({"test-key"}),
         keep_requests: int = 200,
         port: int = 0,
     ) -> None:
-        self.replies: deque[Script] = deque()
-        self.default: Script = default or Reply(text="All right.")
+        self.replies: deque[ServiceScript] = deque()
+        self.default: ServiceScript = default or Reply(text="All right.")
         self.requests: deque[JsonObject] = deque(maxlen=keep_requests)
         self.headers: deque[dict[str, str]] = deque(maxlen=keep_requests)
         self.refused: deque[str] = deque(maxlen=200)

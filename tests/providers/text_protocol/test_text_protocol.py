@@ -12,9 +12,9 @@ import pytest
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.scripted import Script, ScriptedProvider
 from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol, wrap
 from conductor.models.text_protocol.prompt import STOP, Style, messages, system_prompt, written
+from tests.models import Script, ScriptedProvider
 
 LAMP = ToolDefinition(
     "home.lamp",
