@@ -256,7 +256,7 @@ async def running(
     # Before listening: a client must not be told to speak to a server that cannot save.
     await open_store(store)
     try:
-        await listener.start(settings.host, settings.port, worker.sockets() if worker else ())
+        await listener.start(settings.host, settings.port)
         # Listen first: importing a model's library may take seconds, and /healthz must answer.
         warming_up = asyncio.create_task(_warm_up(services.provider, when_warm))
         builtin, mcp = _toolset(services, BuiltinToolset), _toolset(services, McpToolset)
@@ -438,9 +438,6 @@ async def serve(
         announce(listener)
         await stop.wait()
         watching.cancel()
-        if worker is not None:
-            # The parent starts the next worker while turns end here.
-            worker.leave()
         turns = sum(session.busy for session in listener.registry.sessions)
         log.info("stopping", sessions=len(listener.registry), connections=listener.connections, turns=turns)
         on_stop(turns)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import hmac
 import http
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
@@ -25,66 +26,38 @@ log = structlog.get_logger(__name__)
 
 # Ports below this one need privileges.
 _PRIVILEGED = 1024
-# Address family, address, and scope id (used by IPv6 only).
-_Info = tuple[socket.AddressFamily, str, int]
 
 
-class SharedAddress:
-    """Reserves ``host`` and ``port`` (0: any) for this server, even while no worker listens.
+def reserve(host: str, port: int) -> list[socket.socket]:
+    """Bind a socket to each address of ``host`` for a server of several processes; port 0 is any free one.
 
-    Each worker gets its own sockets; Linux spreads new connections among them. Raises `SettingsError` if the
-    address cannot be bound. With SO_REUSEPORT alone a second server of the same user would share the port
-    silently; the reservation makes its start fail.
+    With SO_REUSEPORT alone, two servers of one user would share a port silently. So these sockets are bound
+    without it, and get it afterwards: only this server's workers can listen while they exist. Raises
+    `SettingsError`.
     """
-
-    def __init__(self, host: str, port: int) -> None:
-        self.port = port
-        self._bound: list[socket.socket] = []
-        self._infos: list[_Info] = []
-        if not hasattr(socket, "SO_REUSEPORT"):
-            raise SettingsError("WORKERS needs SO_REUSEPORT, which this system does not have.")
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as on_error:
         try:
-            for info in _resolve(host):
-                self._keep(info)
-            if not self._bound:
-                raise OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, address in dict.fromkeys(infos):
+                reserved = on_error.enter_context(socket.socket(family, kind, protocol))
+                if family == socket.AF_INET6:
+                    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for ports in TIME_WAIT
+                try:
+                    reserved.bind((address[0], port, *address[2:]))
+                except OSError as error:
+                    if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and sockets:
+                        continue  # localhost on a machine without IPv6
+                    raise
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                port = int(reserved.getsockname()[1])
+                sockets.append(reserved)
         except (OSError, UnicodeError) as error:
-            self.close()
             raise not_bound(host, port, error) from None
-
-    def open(self) -> tuple[socket.socket, ...]:
-        """Make one worker's sockets: bound, not listening. Raises OSError."""
-        opened: list[socket.socket] = []
-        try:
-            for info in self._infos:
-                opened.append(_bind(info, self.port, (socket.SO_REUSEADDR, socket.SO_REUSEPORT)))
-        except OSError:
-            close(opened)
-            raise
-        return tuple(opened)
-
-    def close(self) -> None:
-        """Release the address."""
-        close(self._bound)
-        self._bound.clear()
-
-    def _keep(self, info: _Info) -> None:
-        if self.port:
-            # Without SO_REUSEPORT, this fails if another process listens on the port.
-            _bind(info, self.port, (socket.SO_REUSEADDR,)).close()
-        try:
-            # Without SO_REUSEADDR, so that the check above fails for another server from now on.
-            kept = _bind(info, self.port, (socket.SO_REUSEPORT,))
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL and info[0] == socket.AF_INET6:
-                return  # a name such as localhost, on a machine without IPv6
-            if error.errno != errno.EADDRINUSE:
-                raise
-            # Connections of a former server are still in TIME_WAIT.
-            kept = _bind(info, self.port, (socket.SO_REUSEADDR, socket.SO_REUSEPORT))
-        self._bound.append(kept)
-        self._infos.append(info)
-        self.port = int(kept.getsockname()[1])
+        on_error.pop_all()
+    return sockets
 
 
 def not_bound(host: str, port: int, error: OSError | UnicodeError) -> SettingsError:
@@ -105,36 +78,6 @@ def why_not_bound(host: str, port: int, error: OSError | UnicodeError) -> tuple[
     if number == errno.EADDRNOTAVAIL:
         return "HOST", f"{host} is no address of this machine; 0.0.0.0 is all that it has."
     return "HOST", f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}."
-
-
-def close(sockets: Sequence[socket.socket]) -> None:
-    """Close sockets."""
-    for one in sockets:
-        one.close()
-
-
-def _resolve(host: str) -> Iterator[_Info]:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, _, _, _, address in dict.fromkeys(found):
-        yield family, str(address[0]), int(address[3]) if len(address) == 4 else 0
-
-
-def _bind(info: _Info, port: int, options: Sequence[int]) -> socket.socket:
-    family, address, scope = info
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        for option in options:
-            made.setsockopt(socket.SOL_SOCKET, option, 1)
-        if family == socket.AF_INET6:
-            # Else ``::`` takes IPv4 as well, and binding 0.0.0.0 beside it fails.
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made.bind((address, port, 0, scope))
-        else:
-            made.bind((address, port))
-    except BaseException:
-        made.close()
-        raise
-    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -74,7 +73,7 @@ class Listener:
         self._worker = worker
         self._page = page
         self._store_available = store_available
-        self._servers: list[Server] = []
+        self._server: Server | None = None
         self.handshakes = Handshakes(
             services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self.access.refusals
         )
@@ -86,29 +85,28 @@ class Listener:
     @property
     def port(self) -> int:
         """The bound port; 0 until `start`."""
-        sockets = [one for server in self._servers for one in server.sockets]
-        return next((int(one.getsockname()[1]) for one in sockets), 0)
+        sockets = () if self._server is None else self._server.sockets
+        return next((int(listening.getsockname()[1]) for listening in sockets), 0)
 
     @property
     def connections(self) -> int:
         return len(self._connections)
 
-    async def start(self, host: str, port: int, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen, on bound ``sockets`` if there are any; a name may have several addresses.
-
-        Raises `SettingsError` if the address cannot be bound.
-        """
-        places: list[dict[str, Any]] = [{"sock": one} for one in sockets] or [{"host": host, "port": port}]
+    async def start(self, host: str, port: int) -> None:
+        """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound."""
         try:
-            self._servers = [await self._serve(**place) for place in places]
+            self._server = await self._serve(host, port)
         except (OSError, UnicodeError) as error:
             raise not_bound(host, port, error) from None
         self._ready = True
 
-    async def _serve(self, **place: Any) -> Server:
+    async def _serve(self, host: str, port: int) -> Server:
         return await serve(
             self._handle,
-            **place,
+            host,
+            port,
+            # Only several processes share a port: otherwise a second server of this user would join silently.
+            reuse_port=self._worker is not None,
             process_request=self._admit,
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
                 Socket, limits=self.services.limits, handshakes=self.handshakes
@@ -131,11 +129,10 @@ class Listener:
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""
         self._ready = False
-        if not self._servers:
+        if self._server is None:
             return
-        for server in self._servers:
-            # Only the listening sockets: running turns end first.
-            server.close(close_connections=False)
+        # Only the listening sockets: running turns end first.
+        self._server.close(close_connections=False)
         await self._drain(drain_s)
         await self.registry.close()
         for connection in list(self._connections):
@@ -144,17 +141,13 @@ class Listener:
             one.transport.abort()  # nothing of it is lost: its calls have ended with the sessions
         try:
             async with asyncio.timeout(2 * self.services.limits.close_timeout):
-                await self._closed()
+                await self._server.wait_closed()
         except TimeoutError:
             for connection in list(self._connections):
                 connection.abort("did not close")
-            await self._closed()
+            await self._server.wait_closed()
         self.access.refusals.close()
         await self.registry.close()  # again: a connection may have opened a session while it was closing
-
-    async def _closed(self) -> None:
-        for server in self._servers:
-            await server.wait_closed()
 
     async def _drain(self, seconds: float) -> None:
         retiring = [
