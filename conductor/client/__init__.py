@@ -13,13 +13,12 @@
         result = await turn  # until the server says idle
         print(result.text, result.calls)
 
-``connect(on_approval=handler)`` asks the person about calls that need consent. A tool's handler with a second
-parameter is given a `ToolRun`: to report progress, to learn of a cancellation, or to become a job.
+``connect(on_approval=handler)`` puts calls that need consent to the person. A second parameter of a tool's
+handler receives a `ToolRun`, which reports progress, signals a cancellation, and starts a job.
 
-Inbound events are handled one at a time; UI calls (``convo.*``, ``tts.speak``) are answered by the library.
-When the connection is lost, turns wait for the next one: ``connect(reconnect=Reconnect())`` reconnects
-automatically, `Client.reconnect` on demand. Events that may have been lost are sent again then, and no call
-is run twice. See docs/clients/python.md.
+Inbound events are handled one at a time. The library answers UI calls (``convo.*``, ``tts.speak``).
+After a lost connection ``connect(reconnect=Reconnect())`` reconnects automatically, `Client.reconnect` on
+demand. Unconfirmed events are then sent again, and no call runs twice. See docs/clients/python.md.
 """
 
 from conductor.client.approvals import Approval, ApprovalDecision, ApprovalHandler, allow, deny, edit

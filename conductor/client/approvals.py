@@ -1,4 +1,4 @@
-"""Ask the app about calls that need a person's consent, and send each decision to the server."""
+"""Approvals: put the server's requests to the app, and send its decisions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from conductor.client.calls import takes_two
+from conductor.client.calls import takes_two_arguments
 from conductor.client.errors import ConnectionLost
 from conductor.client.options import ClientLimits
 from conductor.client.outbox import Sender, clean
-from conductor.client.tasks import where
+from conductor.client.tasks import describe_error
 from conductor.events.client import ApprovalResponse, ApprovalShown
 from conductor.events.server import ApprovalRequest, ApprovalResolved, ErrorEvent
 
@@ -24,21 +24,20 @@ log = logging.getLogger(__name__)
 
 Scope: TypeAlias = Literal["once", "session", "always"]
 
-# Characters of what a person says about a decision: the event has to stay below the soft limit of 64 KiB.
+# Characters of a decision's message: the event must stay below the soft limit of 64 KiB.
 MAX_MESSAGE = 2_000
-# Times that one question is put to the app: more than once only when the server refused an edit.
-MAX_ASKED = 10
+# How often one request is put to the app. It is repeated only after a refused edit.
+MAX_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """What a person is asked: whether this tool may run with these arguments.
+    """A request for consent to one tool call.
 
-    ``reasons`` say why consent is needed, ``prompt`` is the question in words, ``scopes`` are those that an
-    `allow` may have. ``preview`` says what the call would do, in lines, if the tool can say it. Requests with
-    the same ``batch_id`` belong to one reply of the model. ``refused`` is set when the question is asked
-    again: it says why the server refused the last edit. Texts come from a model and from the server: a screen
-    must escape control characters in them.
+    ``reasons`` explain why consent is needed. ``prompt`` is the question in words. ``scopes`` are the scopes
+    that `allow` accepts. ``preview`` describes the effect of the call, in lines, if the tool provides it.
+    Requests with the same ``batch_id`` belong to one reply of the model. ``refused`` gives the reason when
+    the server refused the last edit. Texts come from a model and from the server: escape control characters.
     """
 
     approval_id: str
@@ -57,7 +56,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalDecision:
-    """What the person decided; made by `allow`, `deny` and `edit`."""
+    """A person's decision, made by `allow`, `deny` or `edit`."""
 
     decision: Literal["allow", "deny", "edit"]
     scope: Scope = "once"
@@ -68,55 +67,55 @@ class ApprovalDecision:
 ApprovalHandler: TypeAlias = Callable[..., Any]
 """A function, async or not, that takes an `Approval` and returns an `ApprovalDecision` or None.
 
-None leaves the question open: the person answers by voice, or not at all. The handler is cancelled when the
-question is settled elsewhere.
+None leaves the request open for an answer by voice. The handler is cancelled when the request is resolved
+elsewhere.
 
-A yes by voice counts only after ``approval.shown``: the server must know that the person can see the card.
-The client sends it when the handler returns or first awaits, because the card has been drawn by then. A
-handler that draws the card later takes a second parameter, an async function, and awaits it after drawing.
+A yes by voice counts only after ``approval.shown``: the person must be able to see the card. The client sends
+it when the handler returns or first awaits. A handler that draws the card later takes a second parameter, an
+async function, and awaits it after drawing.
 """
 
 
 def allow(scope: Scope = "once") -> ApprovalDecision:
-    """Allow the call as it was shown; a scope that was not offered counts as ``once``."""
+    """Allow the call as requested. A scope that is not offered counts as ``once``."""
     return ApprovalDecision("allow", scope)
 
 
 def deny(message: str | None = None) -> ApprovalDecision:
-    """Refuse the call; ``message`` is what the person says about it, for the model."""
+    """Refuse the call. ``message`` gives the model the person's reason."""
     return ApprovalDecision("deny", message=message)
 
 
 def edit(arguments: dict[str, Any]) -> ApprovalDecision:
-    """Allow the call with other arguments, all of them, this once."""
+    """Allow the call once, with ``arguments`` in place of all its arguments."""
     return ApprovalDecision("edit", arguments=arguments)
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    # ``came_on``, ``sent_on`` and ``shown_on`` are numbers of connections: the one that the request came on,
-    # and the last ones that the decision and ``approval.shown`` were sent on.
+    # ``origin``, ``last_send`` and ``last_shown`` are numbers of connections: of the request, of the last
+    # decision sent, and of the last ``approval.shown``.
     approval: Approval
     digest: str
-    came_on: int
+    origin: int
     task: asyncio.Task[None] | None = None
     decision: ApprovalDecision | None = None
-    asked: int = 0
-    sent: int = 0
-    sent_on: int = 0
+    rounds: int = 0
+    sends: int = 0
+    last_send: int = 0
     response_id: str = ""
-    shown: bool = False
-    shown_on: int = 0
-    settled: bool = False
+    is_visible: bool = False
+    last_shown: int = 0
+    is_settled: bool = False
 
 
 class Approvals:
     """The approval requests of one session, over all its connections.
 
-    The app is asked once for each ``approvalId``. A decision is sent on every connection, under a new
-    envelope id, until the server has resolved the request: it may have been lost, and a second one is
-    harmless. ``approval.shown`` is sent again in the same way while the request is undecided, because a new
-    connection may lead to another server process.
+    The handler runs once for each ``approvalId``. A decision may be lost and a second copy is harmless, so it
+    is sent on every connection, under a new envelope id, until the server has resolved the request.
+    ``approval.shown`` is repeated likewise while the request is undecided: a new connection may lead to
+    another server process.
     """
 
     def __init__(self, limits: ClientLimits, sender: Sender) -> None:
@@ -128,17 +127,19 @@ class Approvals:
 
     @property
     def asking(self) -> bool:
-        return any(one.decision is None and not one.settled for one in self._questions.values())
+        return any(
+            question.decision is None and not question.is_settled for question in self._questions.values()
+        )
 
-    def arrived(self, request: ApprovalRequest, connection: int) -> None:
-        """Record a request as soon as it is read; `ask` asks it. ``connection`` is the socket's number."""
-        known = self._questions.get(request.approval_id)
-        if known is not None and known.digest == request.arguments_digest:
-            if known.decision is not None and not known.settled:
-                self._spawn(self._send(known))
+    def record(self, request: ApprovalRequest, connection: int) -> None:
+        """Record a request as soon as it is read. ``connection`` is the socket's number."""
+        question = self._questions.get(request.approval_id)
+        if question is not None and question.digest == request.arguments_digest:
+            if question.decision is not None and not question.is_settled:
+                self._spawn(self._send(question))
             return
-        if known is not None:  # same id, other arguments: the decision does not apply
-            self._settle(known)
+        if question is not None:  # same id, other arguments: the decision does not apply
+            self._settle(question)
         self._questions[request.approval_id] = _Question(
             _approval(request), request.arguments_digest, connection
         )
@@ -148,50 +149,50 @@ class Approvals:
             self._settle(oldest)
 
     def ask(self) -> None:
-        """Start a handler for each request that was not asked yet."""
+        """Start a handler for each new request."""
         if self.handler is None:
             return
         for question in self._questions.values():
-            if not question.asked and not question.settled:
-                self._ask(question, self.handler)
+            if not question.rounds and not question.is_settled:
+                self._start_handler(question, self.handler)
 
-    def resolved(self, event: ApprovalResolved) -> None:
-        """Settle a request that the server has resolved; ask again if it refused an edit."""
+    def resolve(self, event: ApprovalResolved) -> None:
+        """Settle a resolved request. Start its handler again if an edit was refused."""
         question = self._questions.get(event.approval_id)
-        if question is None or question.settled:
+        if question is None or question.is_settled:
             return
         if event.outcome != "refused":
             self._settle(question)
         elif question.decision is not None:
-            # A second copy of an edit may be refused because the first one was accepted.
-            if question.decision.decision != "edit" or question.sent != 1 or self.handler is None:
+            # A repeated edit may be refused because the first copy was accepted.
+            if question.decision.decision != "edit" or question.sends != 1 or self.handler is None:
                 self._settle(question)
                 return
             question.approval = replace(question.approval, refused=event.message or "It was refused.")
-            question.decision, question.sent, question.sent_on = None, 0, 0
-            if question.asked < MAX_ASKED:
-                self._ask(question, self.handler)
+            question.decision, question.sends, question.last_send = None, 0, 0
+            if question.rounds < MAX_ROUNDS:
+                self._start_handler(question, self.handler)
             else:  # a handler that repeats a refused edit must not block the turn
                 question.decision = deny()
                 self._spawn(self._send(question))
 
-    def failed(self, error: ErrorEvent) -> None:
-        """Send a decision again that the server could not record."""
+    def retry(self, error: ErrorEvent) -> None:
+        """Repeat a decision that the server could not record."""
         if error.code != "store_unavailable":
             return
         for question in self._questions.values():
-            if question.response_id == error.event_id and not question.settled:
+            if question.response_id == error.event_id and not question.is_settled:
                 self._spawn(self._send_again(question))
 
     async def flush(self, connection: int, *, resumed: bool) -> None:
-        """Send what a new connection has not had; drop the requests of a session that expired."""
+        """Send the decisions that are due on a new connection. Drop the requests of an expired session."""
         for question in list(self._questions.values()):
-            # A new session knows none of the former one's requests.
-            if not resumed and question.came_on < connection:
+            # A new session does not know the requests of the old one.
+            if not resumed and question.origin < connection:
                 self._settle(question)
-            elif question.decision is not None and not question.settled:
+            elif question.decision is not None and not question.is_settled:
                 await self._send(question)
-            elif question.shown:
+            elif question.is_visible:
                 await self._show(question)
 
     async def close(self, seconds: float) -> None:
@@ -201,16 +202,16 @@ class Approvals:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
 
-    def _ask(self, question: _Question, handler: ApprovalHandler) -> None:
-        question.asked += 1
+    def _start_handler(self, question: _Question, handler: ApprovalHandler) -> None:
+        question.rounds += 1
         question.task = self._spawn(self._decide(question, handler))
 
     async def _decide(self, question: _Question, handler: ApprovalHandler) -> None:
-        # A handler that fails refuses the call: only a decision can allow it.
+        # A failed handler refuses the call: only a decision can allow it.
         limit = asyncio.timeout(self._limits.approval_s)
         try:
             async with limit:
-                if takes_two(handler):
+                if takes_two_arguments(handler):
                     value = handler(question.approval, partial(self._show, question))
                 else:
                     value = handler(question.approval)
@@ -219,51 +220,51 @@ class Approvals:
                     value = await value
             decision = _checked(value, question.approval)
             if decision is not None:
-                # An edit too large for a frame is noticed here, where it still becomes a refusal.
+                # An edit that exceeds the frame size raises here, and becomes a refusal.
                 self._sender.frame("check", _response(question, decision))
         except Exception as error:
-            log.warning("approval handler failed: %s", where(error))
+            log.warning("approval handler failed: %s", describe_error(error))
             if limit.expired():
-                return  # no answer is no refusal: the server's own time limit decides
-            decision = deny()  # without words: the model would take them for the person's
-        if decision is not None and not question.settled:
+                return  # the server's own time limit decides
+            decision = deny()  # without a message, which the model would attribute to the person
+        if decision is not None and not question.is_settled:
             question.decision = decision
             await self._send(question)
 
     async def _send(self, question: _Question) -> None:
         connection = self._sender.connection
-        if question.decision is None or connection is None or question.sent_on == connection:
+        if question.decision is None or connection is None or question.last_send == connection:
             return
         # Before the await, so that `flush` does not send it a second time.
-        question.sent_on = connection
-        question.sent += 1
+        question.last_send = connection
+        question.sends += 1
         try:
             question.response_id = self._sender.new_id()
             await self._sender.once(_response(question, question.decision), question.response_id)
         except ConnectionLost:
-            log.debug("decision kept for the next connection")
+            log.debug("decision deferred to the next connection")
 
     async def _send_again(self, question: _Question) -> None:
         await asyncio.sleep(self._limits.retry_s)
-        if not question.settled:
-            question.sent_on = 0
+        if not question.is_settled:
+            question.last_send = 0
             await self._send(question)
 
     async def _show(self, question: _Question) -> None:
-        question.shown = True
+        question.is_visible = True
         connection = self._sender.connection
-        undecided = question.decision is None and not question.settled
-        if not undecided or connection is None or question.shown_on == connection:
+        undecided = question.decision is None and not question.is_settled
+        if not undecided or connection is None or question.last_shown == connection:
             return
-        question.shown_on = connection
+        question.last_shown = connection
         try:
             await self._sender.once(ApprovalShown(question.approval.approval_id))
         except ConnectionLost:
-            log.debug("approval.shown kept for the next connection")
+            log.debug("approval.shown deferred to the next connection")
 
     def _settle(self, question: _Question) -> None:
-        # The question stays in the table, so that a replay does not ask it again.
-        question.settled = True
+        # The question stays in the table, so that a replay does not start its handler again.
+        question.is_settled = True
         if question.task is not None and question.task is not asyncio.current_task():
             question.task.cancel()
 
@@ -295,15 +296,15 @@ def _approval(request: ApprovalRequest) -> Approval:
 
 
 def _checked(value: Any, approval: Approval) -> ApprovalDecision | None:
-    # Only an `ApprovalDecision` allows a call: a handler that returns True by mistake does not.
+    # Only an `ApprovalDecision` allows a call. True does not.
     if value is None:
         return None
     if not isinstance(value, ApprovalDecision):
         raise TypeError("an approval handler returns allow(), deny(), edit() or None")
     if value.decision == "edit" and not isinstance(value.arguments, dict):
-        raise TypeError("an edit needs all of the arguments, as a dict")
+        raise TypeError("edit() needs the complete arguments as a dict")
     if value.decision == "allow" and value.scope not in approval.scopes:
-        log.warning("the scope %s was not offered: the call is allowed once", value.scope)
+        log.warning("scope %s is not offered; the call is allowed once", value.scope)
         return replace(value, scope="once")
     return value
 

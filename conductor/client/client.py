@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from conductor.client.approvals import ApprovalHandler, Approvals
-from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler, speaking_for
+from conductor.client.calls import SPEAK, Calls, SpeakHandler, ToolHandler
 from conductor.client.connection import Connection
 from conductor.client.dispatcher import EventDispatcher
 from conductor.client.errors import ClientError, ConnectionLost
@@ -45,8 +45,7 @@ CLOSED = "The client was closed."
 class Client:
     """A voice app's side of one session; made by `connect`.
 
-    Connections come and go. Turns, handlers, the ids of events seen, and the events that await confirmation
-    (see `Outbox`) live as long as the client.
+    Turns, handlers, the ids of recent events, and unconfirmed events (see `Outbox`) outlive a connection.
     """
 
     def __init__(self, options: ClientOptions, speak: SpeakHandler) -> None:
@@ -61,7 +60,7 @@ class Client:
         self._outbox = Outbox(self._connection, options.limits)
         self._sender = Sender(options.session_id, self._new_id, self._connection, self._outbox)
         self._turns = Turns()
-        self._calls = Calls(options.limits, speak, self._sender, self._turns.answered, self._reads)
+        self._calls = Calls(options.limits, speak, self._sender, self._turns.add_result, self._is_read_only)
         self._approvals = Approvals(options.limits, self._sender)
         self._listeners = Listeners(options.limits.callback_s)
         self._dispatcher = EventDispatcher(
@@ -72,7 +71,7 @@ class Client:
             self._approvals,
             serial=options.serial,
         )
-        self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.handled)
+        self._resumption = ResumeState(self._outbox, self._calls, self._turns, self._dispatcher.cursor)
         self._worker: asyncio.Task[None] | None = None
         self._reconnector = Reconnector(options.reconnect, self, self._notify) if options.reconnect else None
         self._closed = False
@@ -89,7 +88,7 @@ class Client:
 
     @property
     def session_id(self) -> str:
-        """The session's id; it does not change over reconnects."""
+        """The session's id, which is the same after a reconnect."""
         return self._options.session_id
 
     @property
@@ -109,17 +108,17 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a socket on which the server has answered ``session.start``."""
+        """Whether the server has answered ``session.start`` on the open socket."""
         return self._connection.connected
 
     @property
-    def lost(self) -> ConnectionLost | None:
-        """Why there is no connection, while there is none."""
-        return self._connection.lost
+    def loss(self) -> ConnectionLost | None:
+        """The reason for a missing connection; None while connected."""
+        return self._connection.loss
 
     @property
     def received(self) -> Sequence[Received]:
-        """The last 2,000 frames with their ids, duplicates among them."""
+        """The last 2,000 events with their ids, including duplicates."""
         return self._connection.received
 
     @property
@@ -135,22 +134,22 @@ class Client:
     async def start(self) -> SessionStarted:
         """Connect and start the session; entering the client does this.
 
-        It does not retry, even with ``reconnect``: an app should learn at once that its address is wrong.
-        Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
+        It does not retry, even with ``reconnect``, so that a wrong address fails at once. Raises
+        `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         return await self.reconnect()
 
     async def reconnect(self) -> SessionStarted:
         """Open a new connection for the same session, closing the present one.
 
-        Then whatever may have been lost is sent again: tool results (with the capability ``resume`` they are
-        part of ``session.start``), and transcripts younger than ``ClientLimits.resend_s``. Raises as `start`
-        does; it can be called again then.
+        Then unconfirmed events are sent again: tool results (with the capability ``resume`` as part of
+        ``session.start``), and transcripts younger than ``ClientLimits.resend_s``. Raises as `start` does;
+        it can be called again.
         """
         return await self._connect(replace_socket=True)
 
     async def restore(self) -> SessionStarted:
-        """Reconnect, unless there is a connection."""
+        """Reconnect if there is no connection."""
         return await self._connect(replace_socket=False)
 
     async def close(self) -> None:
@@ -158,22 +157,19 @@ class Client:
         if self._closing is None:
             self._closed = True
             self._closing = asyncio.create_task(self._close())
-        # Shielded: a handler that closes its client is cancelled by it.
+        # Shielded: a handler that closes its client is cancelled.
         await asyncio.shield(self._closing)
 
     def drop(self) -> None:
-        """Cut the socket without a close frame, as a lost mobile network does; read nothing more from it."""
+        """Cut the socket without a close frame, as a lost mobile network does."""
         self._connection.drop()
 
     async def wait_lost(self, timeout: float | None = None) -> ConnectionLost:
-        """Wait until the connection is lost, and give the reason. ``timeout`` None has no limit.
-
-        Raises `WaitTimeout`.
-        """
+        """Wait until the connection is lost; return the reason. Raises `WaitTimeout`."""
         return await self._connection.wait_lost(timeout)
 
     async def wait_given_up(self, timeout: float | None = None) -> ClientError:
-        """Wait until the client stops reconnecting, and give the reason.
+        """Wait until the client stops reconnecting; return the reason.
 
         Returns at once without ``reconnect``. Raises `WaitTimeout`.
         """
@@ -184,22 +180,21 @@ class Client:
     async def say(self, text: str) -> Turn:
         """Send a final transcript; await the returned turn for its end.
 
-        Without a connection and with ``reconnect`` the transcript waits for the next one. Raises
-        `ConnectionLost` if it could not be sent (it may have arrived nevertheless), if
-        ``ClientLimits.unsent`` transcripts wait already, or if the client has given up. Raises `ValueError`
-        for a text that is too large for a frame, or has lone surrogates.
+        With ``reconnect`` a transcript waits for a connection. Raises `ConnectionLost` if it was not sent (it
+        may have arrived), if ``ClientLimits.unsent`` transcripts are waiting, or if the client has given up.
+        Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
         """
         limits = self._options.limits
         turn = Turn(text, self._new_id(), self._connection.connection, limits.turn_s)
         frame = self._sender.frame(turn.event_id, TranscriptFinal(text))
-        if not self.connected and (not self._keeps or self._outbox.transcripts >= limits.unsent):
-            raise ConnectionLost(str(self.lost or "There is no connection."))
-        # Before it is sent: its answer may come while `put` waits for the socket.
+        if not self.connected and (not self._keeps_transcripts or self._outbox.transcripts >= limits.unsent):
+            raise ConnectionLost(str(self.loss or "There is no connection."))
+        # Before it is sent: its answer may arrive during `put`.
         self._turns.add(turn)
-        if not await self._outbox.put(frame, turn) and not self._keeps:
+        if not await self._outbox.put(frame, turn) and not self._keeps_transcripts:
             self._outbox.discard(turn)
             self._turns.remove(turn)
-            raise ConnectionLost(str(self.lost or "There is no connection."))
+            raise ConnectionLost(str(self.loss or "There is no connection."))
         return turn
 
     async def partial(self, text: str) -> None:
@@ -214,25 +209,25 @@ class Client:
         played_ms: float | None = None,
         speech_id: str | None = None,
     ) -> None:
-        """Barge in: stop the running speech and any that is queued, and tell the server.
+        """Barge in: stop the running and the queued speeches, and notify the server.
 
-        ``played_ms`` is in milliseconds. Raises `ConnectionLost`; the speech has stopped nevertheless.
+        ``played_ms`` is in milliseconds. Raises `ConnectionLost` after the speech has stopped.
         """
-        # The speech's task ends after this one has sent the event: the server must receive the interruption
-        # before the speech's result (protocol: "Heard means").
+        # The server must receive the interruption before the speech's result. The speech's task cannot end
+        # before this one has sent the event.
         self._calls.silence(self._connection.number)
-        self._turns.interrupted()
+        self._turns.mark_interrupted()
         await self.send(OutputInterrupted(reason, speech_id, spoken_text, played_ms))
 
     async def cancel_response(self) -> bool:
         """Stop the running turn silently (capability ``cancel``), as a stop button does.
 
-        A speech goes on: `interrupt` stops it. Returns False, and sends nothing, if the server does not
-        accept it. Raises `ConnectionLost`.
+        A speech continues; `interrupt` stops it. Returns False if the server does not accept the event.
+        Raises `ConnectionLost`.
         """
         if not self._sender.accepts("cancel"):
             return False
-        self._turns.interrupted()
+        self._turns.mark_interrupted()
         await self.send(ResponseCancel())
         return True
 
@@ -245,18 +240,18 @@ class Client:
         name: str | None = None,
         prompt: str | None = None,
     ) -> None:
-        """Report that a coding agent has ended; the server narrates it. Raises `ConnectionLost`."""
+        """Report the end of a coding agent; the server narrates it. Raises `ConnectionLost`."""
         await self.send(AgentCompleted(agent_id, status, summary, name, prompt))
 
     async def declare(self, tools: Sequence[Any]) -> None:
-        """Replace the tools declared, on this connection and later ones. Raises `ConnectionLost`."""
+        """Replace the declared tools, also for later connections. Raises `ConnectionLost`."""
         self._options = replace(self._options, tools=tuple(tools))
         await self.send(SessionUpdate(list(tools)))
 
     async def send(self, event: ClientEvent, *, event_id: str | None = None) -> str:
-        """Send any event once, under the given envelope id or a new one; return the id.
+        """Send an event once, under ``event_id`` or a new id; return the id.
 
-        Raises `ConnectionLost`, and `ValueError` for an event that is too large for a frame.
+        Raises `ConnectionLost`, and `ValueError` for an event that exceeds a frame.
         """
         return await self._sender.once(event, event_id)
 
@@ -269,10 +264,9 @@ class Client:
     ) -> ToolHandler | Callable[[ToolHandler], ToolHandler]:
         """Register a tool's handler, by a call or as a decorator. A later handler replaces an earlier one.
 
-        The handler, async or not, takes the arguments as a dict and returns a string or a JSON value; an
-        exception becomes the call's error. A handler with a second parameter is given a `ToolRun`.
-        ``convo.*`` may be handled, too (without a `ToolRun`). Raises `ValueError` for ``tts.speak``: use
-        `on_speak`.
+        The handler, async or not, takes the arguments as a dict and returns a string or a JSON value. An
+        exception becomes the call's error. A second parameter receives a `ToolRun`, except for ``convo.*``.
+        Raises `ValueError` for ``tts.speak``: use `on_speak`.
         """
         if name == SPEAK:
             raise ValueError("tts.speak is handled by on_speak, so that it can be interrupted")
@@ -282,15 +276,15 @@ class Client:
         return handler
 
     def on_speak(self, handler: SpeakHandler) -> SpeakHandler:
-        """Replace the voice: an async function of the text, which is cancelled to stop the speech."""
+        """Replace the voice: an async function of the text. Cancellation stops the speech."""
         self._calls.speak = handler
         return handler
 
     def on_approval(self, handler: ApprovalHandler) -> ApprovalHandler:
-        """Replace the handler of approval requests; the next connection names ``approval``.
+        """Replace the handler of approval requests; later connections name the capability ``approval``.
 
         The handler, async or not, takes an `Approval` and returns `allow`, `deny`, `edit` or None. An
-        exception counts as a refusal. It is cancelled when the request is settled elsewhere. For a second
+        exception counts as a refusal. It is cancelled when the request is resolved elsewhere. For a second
         parameter see `ApprovalHandler`.
         """
         self._approvals.handler = handler
@@ -301,24 +295,23 @@ class Client:
     @overload
     def on(self, kind: type[T], callback: Callable[[T], Any]) -> None: ...
     def on(self, kind: str | type[Typed], callback: Callback) -> None:
-        """Call back for each event of a type: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
+        """Register a callback for a type of event: ``"tool.call"``, `ToolCallEvent`, or ``"*"`` for all.
 
-        With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and `GaveUp` report on the connection.
+        With ``reconnect``, `Lost`, `TryFailed`, `Reconnected` and `GaveUp` describe the connection.
         """
         self._listeners.on(kind if isinstance(kind, str) else kind.TYPE, callback)
 
     def events(self, limit: int = 1_000) -> EventStream:
-        """Iterate over all events from now on, until the client is closed."""
+        """Iterate over all future events, until the client is closed."""
         return self._listeners.stream(limit)
 
     async def _connect(self, *, replace_socket: bool) -> SessionStarted:
         if self._closed:
             raise ConnectionLost(CLOSED)
-        # One worker over all connections: events that an old one brought are handled before those of the
-        # next.
+        # One worker for all connections, so that events are handled in their order.
         if self._worker is None:
             self._worker = asyncio.create_task(self._dispatcher.run(self._connection.inbox))
-        # The person has moved on: an old transcript must not start a turn now.
+        # An outdated transcript must not start a turn.
         self._outbox.expire()
         started = await self._connection.open(self._start_event, replace_socket=replace_socket)
         await self._outbox.flush()
@@ -332,14 +325,14 @@ class Client:
         return self._resumption.start(self._options.start_event(approvals=approvals))
 
     async def _close(self) -> None:
-        gone = ConnectionLost(CLOSED)
-        self._turns.close(gone)
+        loss = ConnectionLost(CLOSED)
+        self._turns.close(loss)
         self._listeners.close()
         if self._reconnector is not None:
             await self._reconnector.stop(self._options.limits.close_s)
-        await self._connection.close(gone)
+        await self._connection.close(loss)
         seconds = self._options.limits.close_s
-        tasks = [task for task in (self._worker, *self._dispatcher.answering) if task is not None]
+        tasks = [task for task in (self._worker, *self._dispatcher.running) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -348,7 +341,7 @@ class Client:
         await self._calls.close(seconds)
 
     @property
-    def _keeps(self) -> bool:
+    def _keeps_transcripts(self) -> bool:
         return self._reconnector is not None and self._reconnector.running
 
     async def _notify(self, event: ConnectionEvent) -> None:
@@ -356,8 +349,16 @@ class Client:
         if isinstance(event, GaveUp) and not self.connected:
             self._turns.close(ConnectionLost(f"The connection was given up. {event.error}"))
 
-    def _reads(self, name: str) -> bool:
-        return self._options.reads(name)
+    def _is_read_only(self, name: str) -> bool:
+        return self._options.is_read_only(name)
+
+
+def _silent_voice(seconds: float) -> SpeakHandler:
+    async def speak(_text: str) -> None:
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+    return speak
 
 
 def connect(
@@ -384,16 +385,16 @@ def connect(
 ) -> Client:
     """Make a client; ``async with`` (or `Client.start`) connects it.
 
-    ``handlers`` are tools by name: pass those that a resumed session may call at once; `Client.on_tool` adds
-    more. ``speak`` is the voice; without one, each speech takes ``speaking_s`` seconds in silence. ``model``
-    chooses one of the server's; ``Client.started.model`` says which one serves.
-    ``on_approval`` asks the person about calls (see `Client.on_approval`). ``capabilities`` None names all
-    that the library serves, ``()`` makes a client of the base protocol; ``tools`` and ``approval`` are added
-    where there are tools and a handler. ``resume`` False leaves that capability out: results are not part of
-    ``session.start`` then, and the server does not acknowledge events. ``serial`` handles inbound events one
-    at a time, each call to its end, as the shipped app does; without it tools and speech run concurrently.
-    ``session_id`` None makes a new one. ``proxy`` is a URL. ``reconnect`` makes the client reconnect a lost
-    connection.
+    ``session_id`` None makes a new session. ``handlers`` are tools by name; `Client.on_tool` adds more, but a
+    resumed session may call tools at once. ``speak`` is the voice; the default voice is silent for
+    ``speaking_s`` seconds. ``model`` selects a model of the server; ``Client.started.model`` names the active
+    one. ``on_approval`` handles requests for consent (see `Client.on_approval`).
+
+    ``capabilities`` None names all that the library implements, ``()`` the base protocol; ``tools`` and
+    ``approval`` are added if there are tools and a handler. ``resume`` False omits that capability: events
+    are then not acknowledged. ``serial`` handles events one at a time, each call to its end, as the
+    shipped app does; otherwise tools and speech run concurrently. ``proxy`` is a URL. ``reconnect`` restores
+    a lost connection.
     """
     options = ClientOptions(
         url=url,
@@ -412,7 +413,7 @@ def connect(
         limits=limits or ClientLimits(),
         reconnect=reconnect,
     )
-    client = Client(options, speak or speaking_for(speaking_s))
+    client = Client(options, speak or _silent_voice(speaking_s))
     for name, handler in (handlers or {}).items():
         client.on_tool(name, handler)
     if on_approval is not None:

@@ -1,4 +1,4 @@
-"""One WebSocket: open, write, read and close it, with every failure as one of the client's errors."""
+"""WebSocket connections: open, send, receive and close, with failures as the client's errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
-from conductor.client.events import Received, SeenIds, decode_frame
+from conductor.client.events import Received, RecentIds, decode_frame
 from conductor.client.options import ClientOptions
-from conductor.client.tasks import where
+from conductor.client.tasks import describe_error
 from conductor.events.client import SessionStart
 from conductor.events.envelope import IdGenerator, encode_event
 from conductor.events.server import ErrorEvent, SessionStarted
@@ -43,13 +43,13 @@ class Socket:
         """Open a socket. Raises `CannotConnect`."""
         limits = options.limits
         if options.token is not None and not _TOKEN.fullmatch(options.token):
-            raise CannotConnect("The token holds characters that no header can carry.")
+            raise CannotConnect("The token contains characters that are not allowed in a header.")
         headers = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
         try:
             connection = await open_websocket(
                 options.url,
                 additional_headers=headers,
-                proxy=options.proxy,  # None keeps the library from reading one from the environment
+                proxy=options.proxy,  # None: do not read one from the environment
                 open_timeout=limits.connect_s,
                 ping_interval=limits.ping_s,
                 ping_timeout=limits.ping_s,
@@ -61,7 +61,7 @@ class Socket:
         return cls(connection, limits.send_s)
 
     async def send(self, frame: bytes) -> None:
-        """Send one text frame. Raises `ConnectionLost`; the frame may have left nevertheless."""
+        """Send one text frame. Raises `ConnectionLost`; the frame may still have been sent."""
         if self._down:
             raise ConnectionLost("The connection is down.")
         try:
@@ -70,18 +70,18 @@ class Socket:
         except TimeoutError:
             # A cancelled send may have written half a frame: the socket is unusable.
             self.abort()
-            raise ConnectionLost(f"The server took nothing for {self._send_s:g} s.") from None
+            raise ConnectionLost(f"The server read nothing for {self._send_s:g} s.") from None
         except ConnectionClosed as closed:
             self._down = True
-            raise _lost(closed) from None
+            raise _connection_lost(closed) from None
 
     async def receive(self) -> bytes:
-        """Wait for the next frame; the library answers pings. Raises `ConnectionLost`."""
+        """Wait for the next frame. Pings are answered. Raises `ConnectionLost`."""
         try:
             return await self._connection.recv(decode=False)
         except ConnectionClosed as closed:
             self._down = True
-            raise _lost(closed) from None
+            raise _connection_lost(closed) from None
 
     def abort(self) -> None:
         """Cut the connection without a close frame."""
@@ -94,12 +94,12 @@ class Socket:
         await self._connection.close()
 
 
-def _lost(closed: ConnectionClosed) -> ConnectionLost:
+def _connection_lost(closed: ConnectionClosed) -> ConnectionLost:
     if closed.rcvd is None:
         return ConnectionLost("The connection broke.")
-    why = f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
+    reason = f": {closed.rcvd.reason}" if closed.rcvd.reason else ""
     return ConnectionLost(
-        f"The server closed the connection ({closed.rcvd.code}{why}).", close_code=closed.rcvd.code
+        f"The server closed the connection ({closed.rcvd.code}{reason}).", close_code=closed.rcvd.code
     )
 
 
@@ -107,23 +107,23 @@ def _cannot_connect(options: ClientOptions, error: Exception) -> CannotConnect:
     status = None
     if isinstance(error, InvalidStatus):
         status = error.response.status_code
-        why = f"the server answered HTTP {status}"
+        reason = f"the server answered HTTP {status}"
         if status in (401, 403):
-            why += ", so the token is missing or not accepted"
+            reason += ": the token is missing or not accepted"
     elif isinstance(error, TimeoutError):
-        why = f"no answer within {options.limits.connect_s:g} s"
+        reason = f"no answer within {options.limits.connect_s:g} s"
     elif isinstance(error, OSError):
-        why = _why(error)
+        reason = _os_reason(error)
     elif isinstance(error, InvalidURI | ValueError):
-        why = "it is not a WebSocket URL such as ws://127.0.0.1:8080/ws"
+        reason = "not a WebSocket URL such as ws://127.0.0.1:8080/ws"
     else:
-        why = "what answers there does not speak WebSocket"
-    return CannotConnect(f"Cannot connect to {show_url(options.url)}: {why}.", status=status)
+        reason = "the service there does not speak WebSocket"
+    return CannotConnect(f"Cannot connect to {show_url(options.url)}: {reason}.", status=status)
 
 
-def _why(error: OSError) -> str:
+def _os_reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return "the host's name is not known"
+        return "unknown host name"
     if isinstance(error, ssl.SSLError):
         return f"no secure connection ({error.reason or 'TLS failed'})"
     if error.errno is not None:
@@ -133,7 +133,7 @@ def _why(error: OSError) -> str:
 
 
 def show_url(url: str) -> str:
-    """Write a URL without user, password, query and fragment, which may be secret."""
+    """Format a URL without user, password, query and fragment, which may be secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -142,19 +142,18 @@ def show_url(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}" if host else url.partition("?")[0]
 
 
-# Frames kept in `Connection.received`: as many as the shipped client remembers ids.
-KEPT_RECEIVED = 2_000
+# Frames kept in `Connection.received`.
+MAX_RECEIVED = 2_000
 
 
 class Connection:
     """One socket at a time, each opened with ``session.start``; new events go into ``inbox``.
 
     ``notice`` is called with each event when it is read, before it is queued; ``on_started`` with the answer
-    to ``session.start``, before any event that follows it.
+    to ``session.start``, before the events that follow it.
 
-    Only `open` opens a socket: retrying is the `Reconnector`'s. ``connection`` counts sockets, ``number``
-    events without duplicates; ``started`` is the last ``session.started``, ``lost`` says why there is no
-    socket.
+    `open` does not retry; `Reconnector` does. ``connection`` counts sockets, ``number`` events without
+    duplicates. ``started`` is the last ``session.started``, ``loss`` the reason for a missing connection.
     """
 
     def __init__(
@@ -165,16 +164,16 @@ class Connection:
         on_started: Callable[[SessionStarted], None],
     ) -> None:
         self.inbox: asyncio.Queue[Received] = asyncio.Queue(options.limits.backlog)
-        self.received: deque[Received] = deque(maxlen=KEPT_RECEIVED)
+        self.received: deque[Received] = deque(maxlen=MAX_RECEIVED)
         self.connection = 0
         self.number = 0
-        self.lost: ConnectionLost | None = None
+        self.loss: ConnectionLost | None = None
         self.started: SessionStarted | None = None
         self._options = options
         self._new_id = new_id
         self._notice = notice
         self._on_started = on_started
-        self._seen = SeenIds(options.limits.seen)
+        self._ids = RecentIds(options.limits.recent_ids)
         self._link: Socket | None = None
         self._reader: asyncio.Task[None] | None = None
         self._down = asyncio.Event()  # set while there is no socket
@@ -189,14 +188,14 @@ class Connection:
 
     @property
     def acknowledges(self) -> bool:
-        """Whether the server sends ``event.ack`` for what it has recorded (capability ``resume``)."""
+        """Whether the server confirms recorded events with ``event.ack`` (capability ``resume``)."""
         return self.started is not None and "resume" in (self.started.capabilities or ())
 
     async def open(self, start: Callable[[], SessionStart], *, replace_socket: bool = True) -> SessionStarted:
         """Open a new socket, closing the present one, and start the session on it.
 
-        ``start`` makes the ``session.start`` once the socket is open. With ``replace_socket`` False a working
-        socket stays. Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
+        ``start`` makes the ``session.start`` once the socket is open. ``replace_socket`` False keeps an
+        open socket. Raises `CannotConnect`, `StartRefused`, `ConnectionLost` and `WaitTimeout`.
         """
         async with self._opening:
             if self.connected and self.started is not None and not replace_socket:
@@ -208,46 +207,46 @@ class Connection:
                 if self._closed:
                     raise ConnectionLost("The client was closed.")
                 started = await self._handshake(link, start)
-            except BaseException:  # cancellation too: leave no half-open socket
+            except BaseException:  # also cancellation: leave no half-open socket
                 link.abort()
                 await self._retire(ConnectionLost("The session did not start."))
                 raise
-            if self._link is link:  # else it was lost at once, and `lost` has the reason
-                self.lost = None
+            if self._link is link:  # else it was lost immediately, and `loss` has the reason
+                self.loss = None
                 self._down.clear()
             return started
 
-    async def close(self, why: ConnectionLost) -> None:
-        """Close the socket; no other can be opened."""
+    async def close(self, reason: ConnectionLost) -> None:
+        """Close the socket. No other can be opened."""
         self._closed = True
-        await self._retire(why)
+        await self._retire(reason)
 
     def drop(self) -> None:
-        """Cut the socket without a close frame; read nothing more from it."""
+        """Cut the socket without a close frame, and stop reading from it."""
         if self._link is not None:
             if self._reader is not None:
                 self._reader.cancel()
             self._link.abort()
-            self._note_lost(self._link, ConnectionLost("The connection was dropped by this client."))
+            self._record_loss(self._link, ConnectionLost("The connection was dropped by this client."))
 
     async def wait_lost(self, timeout: float | None) -> ConnectionLost:
-        """Wait until there is no socket, and give the reason. Raises `WaitTimeout`."""
+        """Wait until there is no socket; return the reason. Raises `WaitTimeout`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._down.wait()
         except TimeoutError:
-            raise WaitTimeout(f"The connection stood for {timeout:g} s.") from None
-        return self.lost or ConnectionLost("The client has not been started.")
+            raise WaitTimeout(f"The connection was not lost within {timeout:g} s.") from None
+        return self.loss or ConnectionLost("The client has not been started.")
 
     async def send(self, frame: bytes) -> None:
         """Send a frame. Raises `ConnectionLost`."""
         link = self._link
         if link is None or not self.connected:
-            raise ConnectionLost(str(self.lost or "There is no connection."))
+            raise ConnectionLost(str(self.loss or "There is no connection."))
         try:
             await link.send(frame)
-        except ConnectionLost as lost:
-            self._note_lost(link, lost)
+        except ConnectionLost as loss:
+            self._record_loss(link, loss)
             raise
 
     async def _handshake(self, link: Socket, start: Callable[[], SessionStart]) -> SessionStarted:
@@ -255,7 +254,7 @@ class Connection:
         event_id = self._new_id()
         answer: asyncio.Future[SessionStarted | ClientError] = asyncio.get_running_loop().create_future()
         self._starting = event_id, answer
-        # Before the start is sent: the answer may be there first.
+        # Before the start is sent: the answer may arrive during the send.
         self._reader = asyncio.create_task(self._read(link, self.connection))
         seconds = self._options.limits.start_s
         try:
@@ -270,23 +269,23 @@ class Connection:
             raise result
         return result
 
-    def _note_lost(self, link: Socket, lost: ConnectionLost) -> None:
-        # A socket that was replaced may end after its successor is open.
+    def _record_loss(self, link: Socket, loss: ConnectionLost) -> None:
+        # A replaced socket may end after its successor is open.
         if self._link is not link:
             return
         self._link = None
-        self.lost = lost
+        self.loss = loss
         self._down.set()
-        self._answer_start(lost)
+        self._answer_start(loss)
 
-    async def _retire(self, why: ConnectionLost) -> None:
+    async def _retire(self, reason: ConnectionLost) -> None:
         link, reader = self._link, self._reader
         if reader is not None:
             reader.cancel()
             await asyncio.wait({reader}, timeout=self._options.limits.close_s)
             self._reader = None
         if link is not None:
-            self._note_lost(link, why)
+            self._record_loss(link, reason)
             await link.close()
 
     def _answer_start(self, answer: SessionStarted | ClientError) -> None:
@@ -294,7 +293,7 @@ class Connection:
             self._starting[1].set_result(answer)
 
     async def _read(self, link: Socket, connection: int) -> None:
-        # This must not wait for a handler: pings have to be answered.
+        # This must not wait for a handler: pings need answers.
         limits = self._options.limits
         try:
             while True:
@@ -303,32 +302,34 @@ class Connection:
                 if received is not None:
                     self._notice(received)
                     await self._deliver(received)
-        except ConnectionLost as lost:
-            self._note_lost(link, lost)
+        except ConnectionLost as loss:
+            self._record_loss(link, loss)
         except TimeoutError:
             link.abort()
-            self._note_lost(link, ConnectionLost(f"The handlers took nothing for {limits.backlog_s:g} s."))
+            self._record_loss(
+                link, ConnectionLost(f"The handlers accepted no event for {limits.backlog_s:g} s.")
+            )
         except Exception as error:
-            log.error("reader failed: %s", where(error))
+            log.error("connection reader failed: %s", describe_error(error))
             link.abort()
-            self._note_lost(link, ConnectionLost("The client failed to read."))
+            self._record_loss(link, ConnectionLost("The client failed to read."))
 
     async def _deliver(self, received: Received) -> None:
         try:
-            # While the queue is full nothing is read, so a handler that hangs would hold the connection.
+            # A full queue stops reading, so a handler that hangs would block the connection.
             async with asyncio.timeout(self._options.limits.backlog_s):
                 await self.inbox.put(received)
         except BaseException:
-            self._seen.forget(received.id)  # it was not handled: a replay may bring it again
+            self._ids.forget(received.id)  # it was not handled: a replay may deliver it again
             raise
 
     def _take(self, frame: bytes, connection: int) -> Received | None:
         decoded = decode_frame(frame)
         if decoded is None:
-            log.debug("a frame of %d bytes is no event", len(frame))
+            log.debug("frame ignored: %d bytes that are not an event", len(frame))
             return None
         event_id, event = decoded
-        new = self._seen.add(event_id)
+        new = self._ids.add(event_id)
         self.number += new
         received = Received(event_id, event, connection, self.number, not new)
         self.received.append(received)
@@ -337,11 +338,9 @@ class Connection:
             self._on_started(event)
             self._answer_start(event)
         elif isinstance(event, ErrorEvent) and self._starting is not None:
-            # An error without an id is about a frame that the server could not read: the start is the only
-            # one sent.
+            # An error without an id concerns an unreadable frame, and only the start was sent.
             if event.event_id in (None, self._starting[0]) and not self._starting[1].done():
                 self._answer_start(StartRefused(event))
-                return None  # `open` raises it: listeners do not get it
-        # A replayed event counts as received, but is handled once (protocol, "How the shipped client
-        # behaves").
+                return None  # `open` raises it; listeners do not receive it
+        # A replayed event is listed in `received`, but not handled again.
         return received if new else None

@@ -1,4 +1,4 @@
-"""Dispatch the server's events: in order, except for those that must not wait for earlier ones."""
+"""Dispatch the server's events, in order except where an event must not wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conductor.client.approvals import Approvals
 from conductor.client.calls import SPEAK, Calls
 from conductor.client.events import Listeners, Received, ReplayCursor, state_of
 from conductor.client.outbox import Outbox
-from conductor.client.tasks import where
+from conductor.client.tasks import describe_error
 from conductor.client.turns import Turns
 from conductor.events.server import (
     ApprovalRequest,
@@ -28,15 +28,15 @@ from conductor.events.server import (
 log = logging.getLogger(__name__)
 
 
-# Events that no replay repeats: they do not advance the `ReplayCursor`.
-_PASSING = (SpeechPartial, SessionPing, SessionStarted, EventAck, Diagnostic)
+# These events are not replayed, so they do not advance the `ReplayCursor`.
+_NOT_REPLAYED = (SpeechPartial, SessionPing, SessionStarted, EventAck, Diagnostic)
 
 
 class EventDispatcher:
     """Gives each event to the turns, listeners, calls and approvals.
 
-    ``state`` is the last ``convo.setState``; ``answering`` are the tasks of calls that run beside the events,
-    without ``serial``; ``handled`` is the position for a resume.
+    ``state`` is the last ``convo.setState``. ``running`` holds the tasks of concurrent calls (``serial``
+    False). ``cursor`` is the position for a resume.
     """
 
     def __init__(
@@ -50,32 +50,32 @@ class EventDispatcher:
         serial: bool,
     ) -> None:
         self.state: str | None = None
-        self.answering: set[asyncio.Task[None]] = set()
-        self.handled = ReplayCursor()
+        self.running: set[asyncio.Task[None]] = set()
+        self.cursor = ReplayCursor()
         self._turns = turns
         self._outbox = outbox
         self._listeners = listeners
         self._calls = calls
         self._approvals = approvals
         self._serial = serial
-        self._occupied = False
+        self._is_blocked = False
 
     def notice(self, received: Received) -> None:
-        """Process what must not wait for the events before it; called as soon as an event is read."""
+        """Process the urgent part of an event; called as soon as it is read."""
         match received.event:
             case ToolCallEvent() as call:
-                self._calls.arrived(call)
+                self._calls.record(call)
             case ToolCancel() as cancel:
                 self._calls.cancel(cancel)
             case ApprovalRequest() as request:
-                self._approvals.arrived(request, received.connection)
-                # `run` waits for a tool or a speech, and would come to this request only afterwards.
-                if self._occupied:
+                self._approvals.record(request, received.connection)
+                # `run` waits for a tool or a speech, and would reach this request too late.
+                if self._is_blocked:
                     self._approvals.ask()
             case ApprovalResolved() as resolved:
-                self._approvals.resolved(resolved)
+                self._approvals.resolve(resolved)
             case ErrorEvent() as error:
-                self._approvals.failed(error)
+                self._approvals.retry(error)
             case EventAck() as ack:
                 self._outbox.acknowledge(ack.event_ids)
             case Diagnostic() as diagnostic:
@@ -85,16 +85,16 @@ class EventDispatcher:
         """Handle the events in order, until cancelled."""
         while True:
             received = await inbox.get()
-            # A position that is ahead of what was handled loses events on a resume; one behind repeats some.
-            self.handled.begin(received.id, counts=not isinstance(received.event, _PASSING))
-            goes_on = False
+            # Too high a position loses events on a resume; too low a position repeats some.
+            self.cursor.begin(received.id, counts=not isinstance(received.event, _NOT_REPLAYED))
+            is_open = False
             try:
-                goes_on = await self._handle(received)
+                is_open = await self._handle(received)
             except Exception as error:
-                log.error("an event could not be handled: %s", where(error))
-            # Also after a failure: a resume would replay the event, and it would fail again.
-            if not goes_on:
-                self.handled.end(received.id)
+                log.error("event handler failed: %s", describe_error(error))
+            # Also after a failure: a replayed event would fail again.
+            if not is_open:
+                self.cursor.end(received.id)
 
     async def _handle(self, received: Received) -> bool:
         event = received.event
@@ -102,34 +102,34 @@ class EventDispatcher:
         for event_id in self._turns.note(event):
             self._outbox.confirm(event_id)
         await self._listeners.publish(event)
-        goes_on = False
+        is_open = False
         if isinstance(event, ApprovalRequest):
             self._approvals.ask()
         elif isinstance(event, ToolCallEvent):
-            goes_on = await self._take_call(event, received)
-        # After the handlers: a turn ends when its last call has run, and not when its ``idle`` was read.
+            is_open = await self._take_call(event, received)
+        # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
         self._turns.settle(event, received.connection)
-        return goes_on
+        return is_open
 
     async def _take_call(self, call: ToolCallEvent, received: Received) -> bool:
-        # Returns True for a speech that goes on in a task: `ReplayCursor` must wait for its end, since a
-        # client that reconnects names its pending tools but not its speech.
-        answering = self._calls.answer(call, received.number)
+        # Returns True for a speech that continues in a task: `ReplayCursor` waits for its end, because a
+        # resume lists pending tools but not speeches.
+        running = self._calls.answer(call, received.number)
         brief = is_ui_call(call.name) and call.name != SPEAK
         if brief:
-            await answering
+            await running
         elif self._serial and not (call.name == SPEAK and self._calls.queues_speeches):
-            self._occupied = True
-            self._approvals.ask()  # approval requests do not wait behind a tool or a speech
+            self._is_blocked = True
+            self._approvals.ask()  # approval requests do not wait for a tool or a speech
             try:
-                await answering
+                await running
             finally:
-                self._occupied = False
+                self._is_blocked = False
         else:
-            task = asyncio.create_task(answering)
-            self.answering.add(task)
-            task.add_done_callback(self.answering.discard)
+            task = asyncio.create_task(running)
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
             if call.name == SPEAK:
-                task.add_done_callback(lambda _: self.handled.end(received.id))
+                task.add_done_callback(lambda _: self.cursor.end(received.id))
                 return True
         return False

@@ -6,10 +6,10 @@
     └── ClientError
         ├── CannotConnect     no socket: refused, unreachable, not a WebSocket URL, not authorized
         ├── StartRefused      the server answered ``session.start`` with an ``error`` event
-        ├── ConnectionLost    the socket was lost, there is none, or the client was closed
+        ├── ConnectionLost    the socket was lost or is missing, or the client was closed
         └── WaitTimeout       a wait reached its time limit; a `TimeoutError` too
 
-Every message is one sentence for people, without tokens: a URL is shown without its query.
+Every message is one sentence without secrets: a URL is shown without its query.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from conductor.events.server import ErrorEvent
 
 
 class ClientError(ConductorError):
-    """Base class of what the client library raises."""
+    """Base class of the client library's errors."""
 
 
 class CannotConnect(ClientError):
-    """No socket could be opened; ``status`` is the HTTP status, if the server answered with one."""
+    """No socket could be opened; ``status`` is the HTTP status, if there was one."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class CannotConnect(ClientError):
 
 
 class StartRefused(ClientError):
-    """The server answered ``session.start`` with an error; ``code`` and ``event`` are that error's."""
+    """The server answered ``session.start`` with an error; ``code`` and ``event`` describe it."""
 
     def __init__(self, event: ErrorEvent) -> None:
         super().__init__(f"The server refused the session: {event.message} ({event.code})")

@@ -1,4 +1,4 @@
-"""Decode the server's frames, remember ids already seen, and pass events to the app."""
+"""Decode the server's frames, recognise duplicates, and pass events to the app."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import msgspec
 
-from conductor.client.tasks import finish, where
+from conductor.client.tasks import describe_error, finish
 from conductor.errors import ErrorCode
 from conductor.events.server import ErrorEvent, ServerEvent, ToolCallEvent
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownEvent(msgspec.Struct, frozen=True):
-    """An event of a type that this library does not know; ``payload`` is its JSON object."""
+    """An event of an unknown type; ``payload`` is its JSON object."""
 
     type: str
     payload: dict[str, Any]
@@ -32,10 +32,10 @@ Event: TypeAlias = ServerEvent | UnknownEvent
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One frame as it came.
+    """One event as received.
 
-    ``connection`` counts the client's sockets from 1, ``number`` the events without duplicates from 1 (a
-    duplicate has the number of the event before it). A duplicate is recorded, but not handled.
+    ``connection`` counts the client's sockets, ``number`` the events without duplicates; both from 1. A
+    duplicate has the number of its predecessor, and is not handled.
     """
 
     id: str
@@ -59,9 +59,9 @@ _DECODERS: dict[str, msgspec.json.Decoder[ServerEvent]] = {
 
 
 def decode_frame(frame: bytes) -> tuple[str, Event] | None:
-    """Decode a frame: its envelope id and its event, or None if it is no event.
+    """Decode a frame into its envelope id and its event; None if it is not an event.
 
-    A payload that does not fit its type's struct becomes an `UnknownEvent`: a newer server is no error.
+    A payload that does not fit its type's struct becomes an `UnknownEvent`: a newer server is not an error.
     """
     try:
         envelope = _decode_frame(frame)
@@ -80,7 +80,7 @@ def decode_frame(frame: bytes) -> tuple[str, Event] | None:
 
 
 def _lenient_error(payload: dict[str, Any]) -> ErrorEvent:
-    # An error with a code of a newer server must still reach the app.
+    # A newer server may send unknown codes; the app must still receive the error.
     def text(key: str) -> str | None:
         value = payload.get(key)
         return value if isinstance(value, str) else None
@@ -90,11 +90,11 @@ def _lenient_error(payload: dict[str, Any]) -> ErrorEvent:
 
 
 def wire_type(event: Event) -> str:
-    """Give an event's type as written on the wire."""
+    """Return an event's type on the wire."""
     return event.type if isinstance(event, UnknownEvent) else event.TYPE
 
 
-class SeenIds:
+class RecentIds:
     """The last ``limit`` envelope ids, over all connections of a client."""
 
     def __init__(self, limit: int) -> None:
@@ -102,7 +102,7 @@ class SeenIds:
         self._ids: OrderedDict[str, None] = OrderedDict()
 
     def add(self, event_id: str) -> bool:
-        """Add an id; False if it was there."""
+        """Add an id; False if it is a duplicate."""
         if event_id in self._ids:
             return False
         self._ids[event_id] = None
@@ -115,23 +115,28 @@ class SeenIds:
         self._ids.pop(event_id, None)
 
 
-def arguments_of(call: ToolCallEvent) -> dict[str, Any]:
-    """Decode a call's arguments; empty if they are no JSON object."""
+def decode_arguments(call: ToolCallEvent) -> dict[str, Any] | None:
+    """Decode a call's arguments; None if they are not a JSON object."""
     try:
-        return _decode_object(call.arguments)
+        return _decode_object(call.arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):
-        return {}
+        return None
+
+
+def arguments_of(call: ToolCallEvent) -> dict[str, Any]:
+    """Decode a call's arguments; empty if they are not a JSON object."""
+    return decode_arguments(call) or {}
 
 
 def state_of(event: Event) -> str | None:
-    """Give the state that a ``convo.setState`` sets; None for any other event."""
+    """Return the state set by a ``convo.setState``; None for any other event."""
     if isinstance(event, ToolCallEvent) and event.name == "convo.setState":
         return str(arguments_of(event).get("state", ""))
     return None
 
 
 Callback: TypeAlias = Callable[[Any], Any]
-"""Takes an event; may be async, and the next event waits for it then."""
+"""Takes an event. The next event waits for an async callback."""
 
 
 class Typed(Protocol):
@@ -141,10 +146,10 @@ class Typed(Protocol):
 
 
 class EventStream(AsyncIterator[Event]):
-    """All events since it was made, until the client closes.
+    """All events from its creation until the client closes.
 
-    It holds at most ``limit`` events: when the reader is too slow the oldest are dropped, and ``missed``
-    counts them.
+    It holds at most ``limit`` events. If the reader is too slow, the oldest are dropped and counted in
+    ``missed``.
     """
 
     def __init__(self, limit: int) -> None:
@@ -154,7 +159,7 @@ class EventStream(AsyncIterator[Event]):
 
     def put(self, event: Event | None) -> None:
         """Add an event; None ends the stream."""
-        # The oldest goes: a reader that has stalled wants to know what is the case now.
+        # A stalled reader needs the present state, so the oldest event is dropped.
         if self._queue.qsize() >= self._limit:
             self._queue.get_nowait()
             self.missed += 1
@@ -174,16 +179,16 @@ class Listeners:
     def __init__(self, callback_s: float) -> None:
         self._callback_s = callback_s
         self._callbacks: dict[str, list[Callback]] = {}
-        # Weakly: a stream that the app has dropped is not filled any more.
+        # Weak references: a stream without a reader is not filled.
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._closed = False
 
     def on(self, kind: str, callback: Callback) -> None:
-        """Call back for every event of a type; ``*`` means all types."""
+        """Register a callback for a type of event; ``*`` means all types."""
         self._callbacks.setdefault(kind, []).append(callback)
 
     def stream(self, limit: int) -> EventStream:
-        """Make a stream of the events from now on."""
+        """Make a stream of future events."""
         stream = EventStream(limit)
         self._streams.add(stream)
         if self._closed:
@@ -191,7 +196,7 @@ class Listeners:
         return stream
 
     async def publish(self, event: Event) -> None:
-        """Call all listeners of an event. An exception in one is logged and does not affect the others."""
+        """Call all listeners of an event. An exception is logged and does not affect other listeners."""
         for stream in self._streams:
             stream.put(event)
         await self._call_all(wire_type(event), event)
@@ -209,7 +214,7 @@ class Listeners:
 
     async def _call_all(self, kind: str, event: object) -> None:
         for callback in self._callbacks.get(kind, ()):
-            # In a task of its own: a callback may close the client, which cancels the task that reads events.
+            # In a separate task: a callback may close the client, which cancels the reading task.
             await finish(asyncio.create_task(self._call(kind, callback, event)))
 
     async def _call(self, kind: str, callback: Callback, event: object) -> None:
@@ -219,37 +224,36 @@ class Listeners:
                 if inspect.isawaitable(value):
                     await value
         except Exception as error:
-            log.warning("callback for %s failed: %s", kind, where(error))
+            log.warning("callback for %s failed: %s", kind, describe_error(error))
 
 
 @dataclass(slots=True)
-class _Place:
+class _Position:
     counts: bool
-    ended: bool = False
+    has_ended: bool = False
 
 
 class ReplayCursor:
-    """The position up to which all events are handled; they may finish out of order.
+    """The position up to which all events are handled. Events may finish out of order.
 
-    ``last`` is the id of the newest event with nothing unfinished before it.
+    ``last`` is the id of the newest event without an unfinished event before it.
     """
 
     def __init__(self) -> None:
         self.last: str | None = None
-        self._places: dict[str, _Place] = {}
+        self._positions: dict[str, _Position] = {}
 
     def begin(self, event_id: str, *, counts: bool = True) -> None:
         """Mark an event as being handled; without ``counts`` it never becomes ``last``."""
-        self._places[event_id] = _Place(counts)
+        self._positions[event_id] = _Position(counts)
 
     def end(self, event_id: str) -> None:
         """Mark an event as handled."""
-        self._places[event_id].ended = True
-        # The server replays all after ``lastEventId``, so it stays before the first event that is not
-        # handled.
-        for first, place in list(self._places.items()):
-            if not place.ended:
+        self._positions[event_id].has_ended = True
+        # The server replays the events after ``lastEventId``.
+        for event_id, position in list(self._positions.items()):
+            if not position.has_ended:
                 return
-            del self._places[first]
-            if place.counts:
-                self.last = first
+            del self._positions[event_id]
+            if position.counts:
+                self.last = event_id

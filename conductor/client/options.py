@@ -1,4 +1,4 @@
-"""A client's options: address, credentials, what ``session.start`` says, and every limit."""
+"""A client's options: address, credentials, the fields of ``session.start``, and limits."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ class ClientLimits:
     """Limits of a client. Times are in seconds.
 
     ``connect_s``, ``start_s``, ``send_s`` and ``close_s`` bound the steps of a connection: opening the
-    socket, the answer to ``session.start``, sending one frame, closing. ``ping_s`` is the interval between
-    WebSocket pings, and how long a pong may take. ``tool_s`` bounds one tool handler and one speech,
-    ``callback_s`` one callback, ``turn_s`` is how long ``await turn`` waits.
+    socket, the answer to ``session.start``, sending one frame, closing. ``ping_s`` is the interval of
+    WebSocket pings, and the limit for a pong. ``tool_s`` bounds one tool handler and one speech,
+    ``callback_s`` one callback, ``turn_s`` the wait for a turn.
 
-    ``backlog`` events may wait to be handled; when it is full the socket is not read, and after ``backlog_s``
-    it is closed. ``seen`` envelope ids are remembered (protocol, "How the shipped client behaves": the last
-    2,000). ``unconfirmed`` transcripts and results, of ``unconfirmed_bytes`` together, are kept until the
-    server has them; the server takes 200 events at once. A transcript older than ``resend_s`` is not sent
-    again: the person has moved on. ``unsent`` transcripts may wait for a connection.
+    ``backlog`` events may wait for their handlers. A full backlog stops reading from the socket, and closes
+    it after ``backlog_s``. ``recent_ids`` envelope ids are kept to recognise duplicates. ``unconfirmed``
+    transcripts and results, of ``unconfirmed_bytes`` in total, are kept for the next connection. A transcript
+    older than ``resend_s`` is not repeated. ``unsent`` transcripts may wait for a connection.
 
-    ``jobs`` calls may have become jobs, each for ``job_s``; ``progress_s`` is the shortest time between two
-    progress reports. ``approvals`` requests are remembered, ``approval_s`` bounds the handler of one. A
-    decision that the server could not record is sent again after ``retry_s``.
+    ``jobs`` calls may become jobs, each for ``job_s``. ``progress_s`` is the shortest time between two
+    progress reports. ``approvals`` requests are kept, and ``approval_s`` bounds one handler. A decision that
+    the server could not record is repeated after ``retry_s``.
     """
 
     connect_s: float = 10.0
@@ -40,7 +39,7 @@ class ClientLimits:
     turn_s: float = 180.0
     backlog: int = 1_000
     backlog_s: float = 900.0
-    seen: int = 2_000
+    recent_ids: int = 2_000
     unconfirmed: int = 128
     unconfirmed_bytes: int = 16 * 2**20
     resend_s: float = 60.0
@@ -54,19 +53,17 @@ class ClientLimits:
     max_frame_bytes: int = 4 * 2**20
 
 
-SERVED = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
-"""Capabilities that need nothing of the app, as ``tools`` and ``approval`` do. With ``segments`` speeches go
-on beside the other events: so the app asks for it."""
+DEFAULT_CAPABILITIES = ("resume", "cancel", "lease", "late", "async", "activity", "diagnostics")
+"""Capabilities that the library implements alone. ``tools`` and ``approval`` need handlers of the app. An app
+asks for ``segments`` itself, because speeches then run concurrently with other events."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where to connect and what ``session.start`` says.
+    """The server's address and the fields of ``session.start``; see `connect`.
 
-    ``token`` goes into the ``Authorization: Bearer`` header and nowhere else. ``tools`` are
-    `ToolDeclaration`s as plain JSON objects (protocol, "Extensions"). ``capabilities`` None names all that
-    the library serves. ``resume`` False leaves that capability out: a reconnect then follows the base
-    protocol. Without ``reconnect`` a lost connection stays lost until the app calls `Client.reconnect`.
+    ``token`` is sent only in the ``Authorization: Bearer`` header. ``tools`` are `ToolDeclaration`s as plain
+    JSON objects.
     """
 
     url: str
@@ -85,7 +82,7 @@ class ClientOptions:
     limits: ClientLimits = ClientLimits()
     reconnect: Reconnect | None = None
 
-    def reads(self, name: str) -> bool:
+    def is_read_only(self, name: str) -> bool:
         """Tell whether a tool is declared read-only (``annotations.readOnlyHint``)."""
         for tool in self.tools:
             if isinstance(tool, Mapping) and tool.get("name") == name:
@@ -94,10 +91,10 @@ class ClientOptions:
         return False
 
     def start_event(self, *, approvals: bool) -> SessionStart:
-        """Make the ``session.start``; ``approvals`` is whether the app can ask a person."""
-        capabilities = list(SERVED if self.capabilities is None else self.capabilities)
-        for name, served in (("tools", bool(self.tools)), ("approval", approvals)):
-            if served and name not in capabilities:
+        """Make the ``session.start``; ``approvals``: the app can ask a person."""
+        capabilities = list(DEFAULT_CAPABILITIES if self.capabilities is None else self.capabilities)
+        for name, is_available in (("tools", bool(self.tools)), ("approval", approvals)):
+            if is_available and name not in capabilities:
                 capabilities.append(name)
         if not self.resume:
             capabilities = [name for name in capabilities if name != "resume"]

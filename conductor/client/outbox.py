@@ -1,19 +1,16 @@
-"""Transcripts and tool results, kept until it is known that the server has them.
+"""Transcripts and tool results, kept until the server has confirmed them.
 
-**When has an event arrived?** Not when the socket took it: a phone's kernel buffers megabytes for a server
-that is gone. Nor when a later event came from the server: it may have been sent before. An event has arrived
-when the server *answers* something that was sent after it. A transcript is answered: it comes back in
-``convo.appendMessage``, or an error names its id. The server processes the events of one connection in order,
-and the client sends what it keeps in the same order on every connection. So the answer to a transcript
-confirms it and all entries before it, whichever connection delivered them.
+**Confirmation.** A successful write is no confirmation: a kernel buffers megabytes for a server that is gone.
+A later event of the server is none either: it may have been sent before. The *answer* to a transcript is one:
+it returns in ``convo.appendMessage``, or an error names its id. The server processes the events of one
+connection in order, and the client keeps their order on every connection. So the answer to a transcript
+confirms it and all entries before it.
 
-**Until then every entry is sent again on each new connection**, under its original envelope id. That is safe
-with a server that keeps the protocol: it processes a transcript's id once, and takes the first result of a
-``callId``. A server that lost its state takes a transcript for a new one; it cannot run a device's tool twice
-by that, since the transcript would have come back before the call.
+**Repetition.** Until then each entry is sent again on each new connection, under its original envelope id.
+The server processes a transcript's id once, and accepts the first result of a ``callId``.
 
-**With the capability ``resume``** the server sends ``event.ack`` for what it has recorded. Transcripts and
-tool results are kept until then; other events are confirmed as above.
+**With the capability ``resume``** the server sends ``event.ack`` for recorded events. Transcripts and tool
+results are kept until then; other events are confirmed as above.
 """
 
 from __future__ import annotations
@@ -47,6 +44,9 @@ class FrameSender(Protocol):
     def connection(self) -> int: ...
 
     @property
+    def started(self) -> SessionStarted | None: ...
+
+    @property
     def acknowledges(self) -> bool: ...
 
     async def send(self, frame: bytes) -> None:
@@ -55,19 +55,19 @@ class FrameSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ids of the event that holds an answer and of its call.
+    """The ids of an answer's event and of its call.
 
-    ``done`` is its form in ``session.start``; None if it is no tool result.
+    ``entry`` is its form in ``session.start``; None if it is not a tool result.
     """
 
     event_id: str
     call_id: str
-    done: ResumeDone | None = None
+    entry: ResumeDone | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    # A transcript (with its turn), or a result. ``at`` is the loop's time in seconds, ``sent_on`` the number
+    # A transcript (with its turn), or an answer. ``at`` is the loop's time in seconds, ``sent_on`` the number
     # of the last connection.
     frame: bytes
     turn: Turn | None
@@ -82,20 +82,20 @@ class _Entry:
         return None if self.answer is None else self.answer.event_id
 
     @property
-    def done(self) -> ResumeDone | None:
-        return None if self.answer is None else self.answer.done
+    def resume_entry(self) -> ResumeDone | None:
+        return None if self.answer is None else self.answer.entry
 
     @property
-    def firm(self) -> bool:
-        # Whether ``event.ack`` is expected: only for a transcript or a tool result.
-        return self.turn is not None or self.done is not None
+    def has_ack(self) -> bool:
+        # Whether the server acknowledges it: a transcript or a tool result.
+        return self.turn is not None or self.resume_entry is not None
 
 
 class Outbox:
-    """Frames in order, oldest first: not sent yet, or not confirmed.
+    """Unconfirmed frames, oldest first.
 
-    Bounded by ``limits.unconfirmed`` frames and ``limits.unconfirmed_bytes``. When it is full the oldest are
-    dropped, transcripts and tool results last.
+    Bounded by ``limits.unconfirmed`` frames and ``limits.unconfirmed_bytes``. A full outbox drops the oldest
+    frames, transcripts and tool results last.
     """
 
     def __init__(self, sender: FrameSender, limits: ClientLimits) -> None:
@@ -113,34 +113,33 @@ class Outbox:
         return sum(entry.turn is not None for entry in self._entries)
 
     async def put(self, frame: bytes, turn: Turn | None = None, answer: Answer | None = None) -> bool:
-        """Add a frame (a transcript's with its turn) and send it; False if no socket took it."""
+        """Add a frame (a transcript's with its turn) and send it; False if it was not sent."""
         entry = _Entry(frame, turn, answer, asyncio.get_running_loop().time())
         self._entries.append(entry)
         self._bytes += len(frame)
         if turn is not None:
-            turn.held = True
+            turn.is_kept = True
         while len(self._entries) > max(1, self._limits.unconfirmed) or (
             self._bytes > self._limits.unconfirmed_bytes and len(self._entries) > 1
         ):
-            others = (each for each in self._entries if not each.firm and each is not entry)
-            # Transcripts and results last: a person's words, or a tool that has run, cannot be made again.
-            oldest = next(others, self._entries[0])
+            # Transcripts and results last: a person's words, or a tool's run, cannot be repeated.
+            oldest = next(
+                (other for other in self._entries if not other.has_ack and other is not entry),
+                self._entries[0],
+            )
             if oldest.sent_on < 0:
-                log.warning("an event that was never sent is dropped: %d wait", len(self._entries))
+                log.warning("outbox full: dropped an unsent event; %d are waiting", len(self._entries))
             self._remove(oldest)
         return await self.flush()
 
     async def flush(self) -> bool:
-        """Send in order what this connection has not had; False if something is left.
-
-        Each frame is bounded by the socket's time limit.
-        """
-        # One at a time: entries must leave in order, and a reconnect flushes beside `put`.
+        """Send the frames that are due on this connection, in order; False if some remain."""
+        # One flush at a time, to keep the order: a reconnect flushes concurrently with `put`.
         async with self._sending:
             while entry := self._next():
                 if not self._sender.connected:
                     return False
-                # Set before the await: a frame whose send is cancelled may have left.
+                # Set before the await: a cancelled send may have sent the frame.
                 entry.sent_on = self._sender.connection
                 try:
                     await self._sender.send(entry.frame)
@@ -149,40 +148,40 @@ class Outbox:
             return True
 
     async def resend(self, call_id: str) -> None:
-        """Send the answer to a call again, even if this connection has had it."""
+        """Send the answer to a call again, even on the same connection."""
         for entry in self._answering({call_id}):
             entry.sent_on = -1
         await self.flush()
 
-    def done(self) -> list[ResumeDone]:
+    def results(self) -> list[ResumeDone]:
         """List the tool results in the form of ``session.start``."""
-        return [entry.done for entry in self._entries if entry.done is not None]
+        return [entry.resume_entry for entry in self._entries if entry.resume_entry is not None]
 
     def forget(self, call_ids: Collection[str]) -> None:
-        """Drop the results of these calls."""
+        """Drop the answers to these calls."""
         for entry in self._answering(call_ids):
             self._remove(entry)
 
     def acknowledge(self, event_ids: Collection[str]) -> None:
-        """Drop the events that the server has recorded."""
-        # Acknowledged events need not be the oldest: results overtake a transcript that is queued.
+        """Drop acknowledged events."""
+        # Not always the oldest: results overtake a queued transcript.
         for entry in [entry for entry in self._entries if entry.event_id in event_ids]:
             if entry.turn is not None:
-                entry.turn.recorded = True
+                entry.turn.is_recorded = True
             self._remove(entry)
 
     def confirm(self, event_id: str) -> None:
-        """Drop a transcript that the server has answered, and all entries before it (see the module).
+        """Drop an answered transcript and all entries before it.
 
-        Entries that ``event.ack`` will name stay; a refused transcript does not: it is never recorded.
+        Entries that await ``event.ack`` remain, except a refused transcript.
         """
         entries = list(self._entries)
-        place = next((n for n, e in enumerate(entries) if e.turn and e.turn.event_id == event_id), None)
-        if place is None:
+        index = next((n for n, e in enumerate(entries) if e.turn and e.turn.event_id == event_id), None)
+        if index is None:
             return
-        for entry in entries[: place + 1]:
-            refused = entry is entries[place] and entry.turn is not None and entry.turn.stage == "refused"
-            if refused or not (entry.firm and self._sender.acknowledges):
+        for entry in entries[: index + 1]:
+            refused = entry is entries[index] and entry.turn is not None and entry.turn.stage == "refused"
+            if refused or not (entry.has_ack and self._sender.acknowledges):
                 self._remove(entry)
 
     def discard(self, turn: Turn) -> None:
@@ -193,13 +192,13 @@ class Outbox:
     def expire(self) -> None:
         """Drop transcripts that are too old to be sent again.
 
-        A transcript that came back and is only waiting for ``event.ack`` stays.
+        A processed transcript that only awaits ``event.ack`` remains.
         """
         oldest = asyncio.get_running_loop().time() - self._limits.resend_s
         stages = ("waiting", "running") if self._sender.acknowledges else ("waiting",)
         for entry in list(self._entries):
             turn = entry.turn
-            if turn is not None and (entry.at <= oldest or turn.done or turn.stage not in stages):
+            if turn is not None and (entry.at <= oldest or turn.is_done or turn.stage not in stages):
                 self._remove(entry)
 
     def _answering(self, call_ids: Collection[str]) -> list[_Entry]:
@@ -212,23 +211,23 @@ class Outbox:
         self._entries.remove(entry)
         self._bytes -= len(entry.frame)
         if entry.turn is not None:
-            entry.turn.held = False
+            entry.turn.is_kept = False
 
 
-# Characters kept of a result that is too large for a frame: the server's hard limit is 1 MiB, and a character
-# takes up to six bytes as JSON.
+# Characters kept of a result that exceeds a frame. The server's hard limit is 1 MiB; a character takes up to
+# six bytes of JSON.
 MAX_RESULT_CHARACTERS = 131_072
 MAX_RESULT_FRAME = 2**20 - 4_096
-# The same for ``tool.cancelled``: only a ``tool.result`` may exceed the soft limit of 64 KiB.
+# The same for ``tool.cancelled``, which has the soft limit of 64 KiB.
 MAX_CANCELLED_CHARACTERS = 8_192
-# Bytes of ``resume`` in ``session.start``, which has to fit into the soft limit of 64 KiB.
+# Bytes of ``resume`` in ``session.start``, which has the soft limit of 64 KiB.
 MAX_RESUME_BYTES = 32_768
 
 _encode = msgspec.json.Encoder().encode
 
 
 def as_text(value: Any) -> str:
-    """Write a handler's result: a string as it is, anything else as JSON. Raises `TypeError`."""
+    """Convert a handler's result: a string unchanged, other values as JSON. Raises `TypeError`."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 
@@ -238,7 +237,7 @@ def failure(call: ToolCallEvent, message: str) -> ToolResultEvent:
 
 
 def fit(result: ToolResultEvent) -> ToolResultEvent:
-    """Truncate a result that does not fit into a frame, and say how much is missing."""
+    """Truncate a result that exceeds a frame, and append the number of omitted characters."""
     result = ToolResultEvent(result.call_id, clean(result.result), clean(result.error))
     if len(_encode(result)) <= MAX_RESULT_FRAME:
         return result
@@ -247,14 +246,14 @@ def fit(result: ToolResultEvent) -> ToolResultEvent:
 
 
 def fit_cancelled(cancelled: ToolCancelled) -> ToolCancelled:
-    """Truncate the result of a cancelled call, and say how much is missing."""
+    """Truncate the result of a cancelled call as `fit` does."""
     result = _shorten(clean(cancelled.result), MAX_CANCELLED_CHARACTERS)
     return ToolCancelled(cancelled.call_id, cancelled.effect, result)
 
 
-def done_by(result: ToolResultEvent, size: int) -> ResumeDone:
-    """Give a call's result as part of ``session.start``, with its content if ``size`` bytes allow it."""
-    # The call's id alone says that it has run; the server asks for what it still wants (``resend``).
+def resume_entry(result: ToolResultEvent, size: int) -> ResumeDone:
+    """Make a result's entry in ``session.start``, without content if its ``size`` in bytes is too large."""
+    # The id alone reports that the call has run. The server requests missing content (``resend``).
     if size > MAX_RESUME_BYTES:
         return ResumeDone(result.call_id)
     return ResumeDone(result.call_id, None if result.error is not None else result.result, result.error)
@@ -271,23 +270,14 @@ def clean(text: str | None) -> str | None:
     return None if text is None else text.encode(errors="replace").decode()
 
 
-# Bytes of a frame: above 1 MiB the server closes the connection (protocol, "Transport").
+# Bytes of a frame; the server closes the connection after a larger one.
 MAX_FRAME_BYTES = 2**20
-
-
-class SessionFrameSender(FrameSender, Protocol):
-    """A `FrameSender` that knows how the session was started."""
-
-    @property
-    def started(self) -> SessionStarted | None: ...
 
 
 class Sender:
     """Sends the events of one session, over all its connections; ``new_id`` makes their ids."""
 
-    def __init__(
-        self, session_id: str, new_id: IdGenerator, connection: SessionFrameSender, outbox: Outbox
-    ) -> None:
+    def __init__(self, session_id: str, new_id: IdGenerator, connection: FrameSender, outbox: Outbox) -> None:
         self._session_id = session_id
         self.new_id = new_id
         self._connection = connection
@@ -295,7 +285,7 @@ class Sender:
 
     @property
     def connection(self) -> int | None:
-        """The number of the socket that can send now; None if there is none."""
+        """The number of the open socket; None without one."""
         return self._connection.connection if self._connection.connected else None
 
     @property
@@ -305,18 +295,18 @@ class Sender:
         return frozenset((started and started.capabilities) or ())
 
     def accepts(self, capability: str) -> bool:
-        """Tell whether the server accepted a capability on the last connection."""
+        """Whether the server accepted a capability on the last connection."""
         return capability in self.capabilities
 
     def frame(self, event_id: str, event: ClientEvent) -> bytes:
         """Encode an event. Raises `ValueError` for one that is too large for a frame."""
         frame = encode_event(event_id, self._session_id, event)
         if len(frame) > MAX_FRAME_BYTES:
-            raise ValueError(f"an event of {len(frame)} bytes is too large: {MAX_FRAME_BYTES} at most")
+            raise ValueError(f"an event has {len(frame)} bytes; the limit is {MAX_FRAME_BYTES}")
         return frame
 
     async def once(self, event: ClientEvent, event_id: str | None = None) -> str:
-        """Send an event on the present socket, and return its id.
+        """Send an event on the open socket, and return its id.
 
         Raises `ConnectionLost`, and `ValueError` for an event that is too large for a frame.
         """
@@ -324,18 +314,13 @@ class Sender:
         await self._connection.send(self.frame(event_id, event))
         return event_id
 
-    async def keep(
-        self, event: ToolResultEvent | ToolCancelled | ToolAccepted, *, shown: bool = False
-    ) -> None:
-        """Send an answer under one id until it is confirmed. Raises `ValueError` as `once` does.
-
-        ``shown``: it answers a UI call.
-        """
+    async def keep(self, event: ToolResultEvent | ToolCancelled | ToolAccepted, *, ui: bool = False) -> None:
+        """Send an answer until it is confirmed; ``ui``: to a UI call. Raises `ValueError` as `once` does."""
         event_id = self.new_id()
         frame = self.frame(event_id, event)
-        done = done_by(event, len(frame)) if isinstance(event, ToolResultEvent) and not shown else None
-        await self._outbox.put(frame, answer=Answer(event_id, event.call_id, done))
+        entry = resume_entry(event, len(frame)) if isinstance(event, ToolResultEvent) and not ui else None
+        await self._outbox.put(frame, answer=Answer(event_id, event.call_id, entry))
 
     async def resend(self, call_id: str) -> None:
-        """Send the answer to a call again, if it is still kept."""
+        """Send the answer to a call again, if it is unconfirmed."""
         await self._outbox.resend(call_id)

@@ -1,4 +1,4 @@
-"""Reconnecting: when to retry, when to give up, and what an app is told."""
+"""Reconnecting: the delays, the end of retrying, and the events for the app."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from conductor.client.errors import CannotConnect, ClientError, ConnectionLost, StartRefused, WaitTimeout
-from conductor.client.tasks import where
+from conductor.client.tasks import describe_error
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import SessionStarted
 
 log = logging.getLogger(__name__)
 
 
-# Together these keep ``factor ** n`` a finite float (1e128 seconds), far above any delay.
+# Together these keep ``factor ** n`` a finite float (1e128 seconds).
 MAX_FACTOR = 100.0
 _MAX_EXPONENT = 64
 
@@ -27,10 +27,9 @@ class Reconnect:
     """When a lost connection is retried: exponential backoff with jitter.
 
     The delay before try ``n`` is ``first_s * factor ** (n - 1)`` seconds, at most ``most_s``, less a random
-    part of up to ``jitter`` of it (0 to 1), so that a thousand apps do not come back at the same moment.
-    After ``tries`` failures in a row the client gives up; None never does. A connection that lasted less than
-    ``steady_s`` seconds counts as a failure: a server that accepts and closes at once is not hammered.
-    ``random`` gives numbers from 0 to 1, ``sleep`` waits for a number of seconds.
+    part of up to ``jitter`` (0 to 1) of it. The client gives up after ``tries`` failures in a row; None
+    retries forever. A connection shorter than ``steady_s`` seconds counts as a failure. ``random`` returns
+    numbers from 0 to 1, ``sleep`` waits for a number of seconds.
 
     Raises `ValueError` for numbers out of range.
     """
@@ -55,12 +54,11 @@ class Reconnect:
             raise ValueError("tries must not be negative")
 
     def delay_s(self, number: int, after: ClientError) -> float:
-        """Give the delay in seconds before try ``number`` (from 1), after the error ``after``.
+        """Return the delay in seconds before try ``number`` (from 1), after the error ``after``.
 
-        ``retryAfterMs`` of the server is respected, up to ``most_s``.
+        The server's ``retryAfterMs`` counts, up to ``most_s``.
         """
         delay = min(self.most_s, self.first_s * self.factor ** min(number - 1, _MAX_EXPONENT))
-        # Less, never more: ``most_s`` stays the limit.
         delay *= 1 - self.jitter * self.random()
         if isinstance(after, StartRefused) and after.event.retry_after_ms is not None:
             delay = max(delay, min(after.event.retry_after_ms / 1000, self.most_s))
@@ -68,21 +66,21 @@ class Reconnect:
 
 
 def is_final(error: ClientError) -> bool:
-    """Tell whether a retry is pointless: the token is refused, or another client has the session."""
+    """Whether a retry is pointless: the token is invalid, or another client has the session."""
     match error:
         case CannotConnect():
-            # A token does not become valid by itself; 429 and 503 pass.
+            # 429 and 503 are temporary.
             return error.status in (401, 403)
         case StartRefused():
             return error.code in ("unauthorized", "unsupported_protocol_version", "session_mismatch")
         case ConnectionLost():
-            # Reconnecting would take the session back, and the two clients would do so for ever.
+            # Two clients would take the session from each other forever.
             return error.close_code == SUPERSEDED
         case _:
             return False
 
 
-# What `Client.on` reports of the connection. These are no server events: "*" and streams leave them out.
+# Events of the connection for `Client.on`. They are not part of "*" and of streams.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class TryFailed:
-    """The try with this number (from 1) failed; there may be more."""
+    """A try failed; ``number`` counts from 1. More tries may follow."""
 
     TYPE: ClassVar[str] = "client.try_failed"
     number: int
@@ -104,7 +102,7 @@ class TryFailed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection is restored, and events that waited for it were sent."""
+    """The connection is restored, and waiting events were sent."""
 
     TYPE: ClassVar[str] = "client.reconnected"
     started: SessionStarted
@@ -112,7 +110,7 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The client stops retrying: the tries are used up, or a retry is pointless. Open turns end now."""
+    """The client stops retrying, and open turns end. Tries are used up, or a retry is pointless."""
 
     TYPE: ClassVar[str] = "client.gave_up"
     error: ClientError
@@ -122,17 +120,17 @@ ConnectionEvent = Lost | TryFailed | Reconnected | GaveUp
 
 
 class Reconnectable(Protocol):
-    """What a `Reconnector` keeps connected."""
+    """A client for a `Reconnector`."""
 
     async def wait_lost(self) -> ConnectionLost:
-        """Wait until the connection is lost, and give the reason."""
+        """Wait until the connection is lost; return the reason."""
 
     async def restore(self) -> SessionStarted:
         """Connect, unless there is a connection. Raises `ClientError`."""
 
 
 class Reconnector:
-    """Reconnects as a `Reconnect` says, from `start` until it gives up or is stopped.
+    """Reconnects by a `Reconnect` policy, from `start` until it gives up or is stopped.
 
     ``notify`` is awaited with each event before the next step.
     """
@@ -153,7 +151,7 @@ class Reconnector:
         return not self._over.is_set()
 
     def start(self) -> None:
-        """Watch the present connection, unless it is watched already."""
+        """Watch the connection; does nothing if it is watched."""
         if not self.running:
             self._over.clear()
             self._task = asyncio.create_task(self._run())
@@ -166,19 +164,19 @@ class Reconnector:
             await asyncio.wait({self._task}, timeout=seconds)
 
     async def wait_over(self, timeout: float | None) -> ClientError:
-        """Wait until there are no more tries, and give the reason. Raises `WaitTimeout`."""
+        """Wait until retrying ends; return the reason. Raises `WaitTimeout`."""
         try:
             async with asyncio.timeout(timeout):
                 await self._over.wait()
         except TimeoutError:
-            raise WaitTimeout(f"The connection was kept for {timeout:g} s.") from None
+            raise WaitTimeout(f"The client did not give up within {timeout:g} s.") from None
         return self._error or ConnectionLost("The client does not reconnect.")
 
     async def _run(self) -> None:
         try:
             self._error = await self._keep()
         except Exception as error:
-            log.error("reconnecting failed: %s", where(error))
+            log.error("reconnector failed: %s", describe_error(error))
             self._error = ClientError("The client failed to reconnect.")
         self._over.set()
         await self._notify(GaveUp(self._error))
@@ -188,12 +186,12 @@ class Reconnector:
         failures = 0
         while True:
             since = loop.time()
-            lost = await self._client.wait_lost()
+            loss = await self._client.wait_lost()
             # Only a connection that lasted resets the backoff.
             if loop.time() - since >= self._policy.steady_s:
                 failures = 0
-            await self._notify(Lost(lost))
-            error: ClientError = lost
+            await self._notify(Lost(loss))
+            error: ClientError = loss
             started = None
             while started is None:
                 if is_final(error) or failures == self._policy.tries:

@@ -1,4 +1,4 @@
-"""Run the app's code in tasks of their own, and log its errors without personal data."""
+"""Wait for tasks that run the app's code, and describe their errors without personal data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ T = TypeVar("T")
 async def finish(task: asyncio.Task[T]) -> T | None:
     """Wait for a task that has its own time limit; None if it was cancelled.
 
-    If the wait itself is cancelled, the task is cancelled as well. (Awaiting the task directly could not tell
-    the two cancellations apart.)
+    Cancelling the wait cancels the task. Awaiting it directly would not tell the two cancellations apart.
     """
     try:
         await asyncio.wait({task})
@@ -21,11 +20,11 @@ async def finish(task: asyncio.Task[T]) -> T | None:
     return None if task.cancelled() else task.result()
 
 
-def where(error: BaseException) -> str:
-    """Name an error's type and place. Its message is left out: it may quote the person."""
-    trace = error.__traceback__
-    place = ""
-    while trace is not None:
-        place = f" in {trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return f"{type(error).__name__}{place}"
+def describe_error(error: BaseException) -> str:
+    """Give an error's type and location. The message is omitted because it may quote the person."""
+    traceback = error.__traceback__
+    location = ""
+    while traceback is not None:
+        location = f" in {traceback.tb_frame.f_code.co_name}, line {traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return f"{type(error).__name__}{location}"

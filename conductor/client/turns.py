@@ -1,4 +1,4 @@
-"""Match events to turns and end turns: no event names its turn, so the order of events decides."""
+"""Assign events to turns by their order, because no event names its turn, and end turns."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from conductor.events.server import (
 )
 
 E = TypeVar("E", bound=msgspec.Struct)
-# Events kept of one turn, so that a turn without an end cannot fill the memory.
+# Events kept of one turn.
 MAX_EVENTS = 10_000
 
 Ending: TypeAlias = Literal["idle", "followed", "lost"]
-"""How a turn ended: by its ``idle``; because the next one followed without an ``idle`` between; or because
-the transcript was never processed (usually it was lost with the connection)."""
+"""How a turn ended: ``idle`` by that state, ``followed`` by the next turn without an ``idle``, ``lost``
+because the transcript was not processed, usually after a lost connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """One tool call of the device; ``result`` or ``error`` is set when it was answered."""
+    """One tool call of the device; ``result`` or ``error`` is set after its answer."""
 
     call_id: str
     name: str
@@ -46,18 +46,17 @@ class CalledTool:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """Everything that followed one transcript, in order.
+    """The events that followed one transcript, in order.
 
-    ``finals`` are the finished messages (words beside tool calls come first), ``text`` is the last of them.
-    ``spoken`` are the texts given to the voice. ``interrupted`` says whether this client interrupted while
-    the turn was open.
+    ``finals`` are the final texts, ``text`` is the last of them. ``speeches`` are the texts for the voice.
+    ``interrupted``: this client interrupted the turn.
     """
 
-    said: str
+    transcript: str
     ending: Ending
     interrupted: bool
     finals: tuple[str, ...]
-    spoken: tuple[str, ...]
+    speeches: tuple[str, ...]
     partials: tuple[str, ...]
     calls: tuple[CalledTool, ...]
     errors: tuple[ErrorEvent, ...]
@@ -65,30 +64,30 @@ class TurnResult:
 
     @property
     def text(self) -> str:
-        """The answer: the last final text, or an empty text."""
+        """The answer: the last final text; empty if there is none."""
         return self.finals[-1] if self.finals else ""
 
     @property
     def ok(self) -> bool:
-        """Whether there was an answer and no error."""
+        """Whether there is an answer and no error."""
         return bool(self.finals) and not self.errors
 
 
 class Turn:
-    """One transcript and what follows it. ``await turn`` waits for its end, with a limit of ``turn_s``."""
+    """One transcript and its events. ``await turn`` waits for its end, at most ``turn_s`` seconds."""
 
     def __init__(self, text: str, event_id: str, connection: int, turn_s: float) -> None:
         self.text = text
         self.event_id = event_id
         self.connection = connection
         self.interrupted = False
-        # What the server has done with the transcript; set by `Turns`.
+        # The server's progress with the transcript; set by `Turns`.
         self.stage: Literal["waiting", "running", "refused"] = "waiting"
         # Whether the outbox keeps the transcript for the next connection.
-        self.held = False
-        # Whether ``event.ack`` named the transcript: the server will process it.
-        self.recorded = False
-        self._asked: set[str] = set()
+        self.is_kept = False
+        # Whether the server confirmed the transcript by ``event.ack``: it will be processed.
+        self.is_recorded = False
+        self._open_requests: set[str] = set()
         self._turn_s = turn_s
         self._events: list[Event] = []
         self._answers: dict[str, ToolResultEvent] = {}
@@ -98,11 +97,11 @@ class Turn:
 
     @property
     def asking(self) -> bool:
-        """Whether an approval request of this turn is open: its ``idle`` is for the answer by voice."""
-        return bool(self._asked)
+        """Whether an approval request is open: the turn's ``idle`` is then for the answer by voice."""
+        return bool(self._open_requests)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the turn has ended."""
         return self._ended.is_set()
 
@@ -112,8 +111,8 @@ class Turn:
     async def wait(self, timeout: float | None = None) -> TurnResult:
         """Wait for the end, at most ``timeout`` seconds (None: ``ClientLimits.turn_s``).
 
-        Raises `WaitTimeout`, and `ConnectionLost` once the client was closed. A lost connection alone does
-        not end a turn: the session goes on after a reconnect.
+        Raises `WaitTimeout`, and `ConnectionLost` when the client is closed. A lost connection does not end
+        a turn: the session continues after a reconnect.
         """
         limit = self._turn_s if timeout is None else timeout
         try:
@@ -123,42 +122,41 @@ class Turn:
             raise WaitTimeout(f"The turn did not end within {limit:g} s.") from None
         if isinstance(self._outcome, TurnResult):
             return self._outcome
-        raise self._outcome or ClientError("The turn was left.")
+        raise self._outcome or ClientError("The turn was abandoned.")
 
     async def until(
-        self, kind: type[E], timeout: float, where: Callable[[E], bool] = lambda _event: True
+        self, kind: type[E], timeout: float, matches: Callable[[E], bool] = lambda _event: True
     ) -> E:
-        """Wait for the turn's first event of a class for which ``where`` holds.
+        """Wait for the turn's first event of class ``kind`` that ``matches``.
 
-        Raises `WaitTimeout`, and `ClientError` if the turn ended without one.
+        Raises `WaitTimeout`, and `ClientError` if the turn ended without such an event.
         """
 
         def fits(event: Event) -> bool:
-            return isinstance(event, kind) and where(event)
+            return isinstance(event, kind) and matches(event)
 
-        found: Event | None = next(filter(fits, self._events), None)
-        if found is None and not self.done:
+        event: Event | None = next(filter(fits, self._events), None)
+        if event is None and not self.is_done:
             future: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
             self._watchers.append((fits, future))
             try:
                 async with asyncio.timeout(timeout):
-                    found = await future
+                    event = await future
             except TimeoutError:
                 raise WaitTimeout(f"No {kind.__name__} within {timeout:g} s.") from None
-        if not isinstance(found, kind):
+        if not isinstance(event, kind):
             raise ClientError(f"The turn ended without a {kind.__name__}.")
-        return found
+        return event
 
     def note(self, event: Event) -> None:
         """Record an event of the turn."""
         if isinstance(event, ApprovalRequest):
-            self._asked.add(event.approval_id)
+            self._open_requests.add(event.approval_id)
         elif isinstance(event, ApprovalResolved) and event.outcome != "refused":
-            self._asked.discard(event.approval_id)
+            self._open_requests.discard(event.approval_id)
         elif isinstance(event, SpeechFinal) or _fails_turn(event):
-            # After a lost connection the outcome of a question may come later than the turn's end.
-            self._asked.clear()
-        # Bounded: a turn with long partials may have thousands.
+            # After a reconnect a request's outcome may follow the end of the turn.
+            self._open_requests.clear()
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
         for fits, future in self._watchers:
@@ -166,13 +164,13 @@ class Turn:
                 future.set_result(event)
         self._watchers = [watcher for watcher in self._watchers if not watcher[1].done()]
 
-    def answered(self, result: ToolResultEvent) -> None:
+    def add_result(self, result: ToolResultEvent) -> None:
         """Record a result of the device."""
         self._answers[result.call_id] = result
 
     def end(self, outcome: Ending | ClientError) -> None:
         """End the turn; the first end counts."""
-        if self.done:
+        if self.is_done:
             return
         self._outcome = outcome if isinstance(outcome, ClientError) else self._result(outcome)
         self._ended.set()
@@ -183,11 +181,11 @@ class Turn:
     def _result(self, ending: Ending) -> TurnResult:
         events = self._events
         return TurnResult(
-            said=self.text,
+            transcript=self.text,
             ending=ending,
             interrupted=self.interrupted,
             finals=tuple(event.text for event in events if isinstance(event, SpeechFinal)),
-            spoken=tuple(_texts(events, "tts.speak")),
+            speeches=tuple(_texts(events, "tts.speak")),
             partials=tuple(event.text for event in events if isinstance(event, SpeechPartial)),
             calls=tuple(_runs(events, self._answers)),
             errors=tuple(event for event in events if isinstance(event, ErrorEvent)),
@@ -211,8 +209,8 @@ def _runs(events: Iterable[Event], answers: Mapping[str, ToolResultEvent]) -> It
 class Turns:
     """The open turns, oldest first.
 
-    A turn is *running* when its transcript has come back in ``convo.appendMessage``, and *refused* when an
-    error names it. An ``idle`` before that is not its own: it ends an earlier turn, or follows a resume.
+    A turn is *running* after its transcript has returned in ``convo.appendMessage``, and *refused* after an
+    error names it. An earlier ``idle`` belongs to another turn, or follows a resume.
     """
 
     def __init__(self) -> None:
@@ -232,64 +230,64 @@ class Turns:
         """Remove a turn whose transcript could not be sent."""
         self._open.remove(turn)
 
-    def interrupted(self) -> None:
-        """Record an interruption by this client."""
+    def mark_interrupted(self) -> None:
+        """Mark the open turns as interrupted by this client."""
         for turn in self._open:
             turn.interrupted = True
 
-    def answered(self, result: ToolResultEvent) -> None:
+    def add_result(self, result: ToolResultEvent) -> None:
         """Record a result of the device."""
         for turn in self._open:
-            turn.answered(result)
+            turn.add_result(result)
 
     def note(self, event: Event) -> Sequence[str]:
         """Record an event with its turn, before it is handled.
 
-        Returns the ids of the transcripts that it confirms.
+        Returns the ids of the transcripts that the event confirms.
         """
-        answered: list[str] = []
-        if isinstance(event, EventAck):  # belongs to no turn
-            return answered
+        confirmed: list[str] = []
+        if isinstance(event, EventAck):  # has no turn
+            return confirmed
         if isinstance(event, ErrorEvent):
             turn = self._about(event)
             if turn is not None and turn.event_id == event.event_id:
-                answered.append(turn.event_id)
+                confirmed.append(turn.event_id)
         else:
             started = self._accept(event)
             if started is not None:
-                answered.append(started.event_id)
+                confirmed.append(started.event_id)
             turn = self._current()
             if turn is None and self._open and state_of(event) == "thinking":
                 turn = self._open[0]
         if turn is not None:
             turn.note(event)
-        return answered
+        return confirmed
 
-    def forgotten(self) -> None:
-        """Clear what the server had recorded: the session is a new one."""
+    def forget_recorded(self) -> None:
+        """Mark no transcript as recorded, because the session is a new one."""
         for turn in self._open:
-            turn.recorded = False
+            turn.is_recorded = False
 
     def settle(self, event: Event, connection: int) -> None:
-        """End the turns that an event ends, after it was handled."""
+        """End the turns that an event ends, after its handlers."""
         if state_of(event) != "idle":
             return
         self._thinking = False
-        passed = False
+        has_passed = False
         for turn in reversed(list(self._open)):  # the newest first
             if turn.asking:
-                passed = True
+                has_passed = True
             elif turn.stage != "waiting":
                 self._end(turn, "idle")
-                passed = passed or turn.stage == "running"
-            elif passed or (turn.connection < connection and not (turn.held or turn.recorded)):
-                # The server processes transcripts in order, so one that a later turn has passed is lost. And
-                # "a resume with no turn running sends a fresh idle": the transcript was lost with its
-                # connection, unless it is kept to be sent again, or was recorded and is queued.
+                has_passed = has_passed or turn.stage == "running"
+            elif has_passed or (turn.connection < connection and not (turn.is_kept or turn.is_recorded)):
+                # The server processes transcripts in order, so a transcript older than a processed one is
+                # lost. A resume without a running turn sends ``idle``: a transcript of an earlier connection
+                # is then lost, unless the outbox keeps it or the server recorded it.
                 self._end(turn, "lost")
 
     def close(self, error: ClientError) -> None:
-        """End all turns with an error: the client is closed."""
+        """End all turns with an error."""
         for turn in self._open:
             turn.end(error)
         self._open.clear()
@@ -308,8 +306,7 @@ class Turns:
         waiting = [turn for turn in self._open if turn.stage == "waiting"]
         text = _plain(str(arguments.get("text", "")))
         started = next((turn for turn in waiting if _plain(turn.text) == text), None)
-        # A server may rewrite the text. After `thinking` it still belongs to a new turn; without, it may be
-        # the replay of an older one.
+        # A server may rewrite the text. Without a ``thinking`` before it, it may be a replay.
         if started is None and waiting and self._thinking:
             started = waiting[0]
         if started is None:

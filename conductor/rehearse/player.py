@@ -16,7 +16,7 @@ from conductor.client.approvals import Approval, ApprovalDecision, allow, deny, 
 from conductor.client.calls import SPEAK
 from conductor.client.client import Client, connect
 from conductor.client.errors import ClientError, ConnectionLost
-from conductor.client.options import SERVED
+from conductor.client.options import DEFAULT_CAPABILITIES
 from conductor.client.reconnect import Reconnect
 from conductor.client.turns import Turn
 from conductor.errors import SettingsError
@@ -124,7 +124,7 @@ class Player:
             token=token,
             locale=rehearsal.locale,
             time_zone=rehearsal.time_zone,
-            capabilities=(*SERVED, *extra),
+            capabilities=(*DEFAULT_CAPABILITIES, *extra),
             tools=[tool.declaration for tool in rehearsal.tools],
             handlers={tool.name: self._handler(tool) for tool in rehearsal.tools},
             speak=self._speak,

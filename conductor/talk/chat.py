@@ -166,7 +166,7 @@ class TerminalChat:
         if result.ending == "lost":
             raise ConnectionLost("That was lost on the way to the server; say it again.")
         asked = any(isinstance(event, ApprovalRequest) for event in result.events)
-        answered = bool(result.finals or result.spoken) or asked  # a question is spoken, or shown
+        answered = bool(result.finals or result.speeches) or asked  # a question is spoken, or shown
         stopped = result.interrupted or result.ending == "followed"  # by the person, with more words
         if not answered and not result.errors and not stopped:
             self._view.error("There was no answer.")

@@ -564,7 +564,7 @@ class LibraryClient(Talker):
             self._injector.soon("transcript sent", self.name)
             barges = self._injector.wants_barge_in() or self._chance.random() < 0.03
             barging = asyncio.create_task(self._barge_in(client, job)) if barges else None
-            while not turn.done:
+            while not turn.is_done:
                 try:
                     await turn.wait(1.0)
                 except WaitTimeout:

@@ -500,7 +500,7 @@ async def test_the_questions_that_are_remembered_are_bounded() -> None:
         turn = await client.say("go")
         await soon(stopped)
         assert ended == ["appr_0", "appr_1", "appr_2"]
-        assert not turn.done
+        assert not turn.is_done
     assert sorted(ended) == [f"appr_{number}" for number in range(5)]  # closing stops the rest
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conductor.client import ClientLimits, Reconnect, ToolCancelledError, ToolRun, connect
-from conductor.client.calls import Calls, speaking_for, takes_two
+from conductor.client.calls import Calls, takes_two_arguments
 from conductor.client.outbox import Outbox, Sender
 from conductor.events.client import ToolResultEvent
 from conductor.events.envelope import IdGenerator
@@ -85,7 +85,7 @@ class Tool:
 def test_a_handler_with_a_second_parameter_and_no_default_for_it_takes_the_run(
     handler: Any, takes: bool
 ) -> None:
-    assert takes_two(handler) is takes
+    assert takes_two_arguments(handler) is takes
 
 
 # -- leases
@@ -242,7 +242,7 @@ async def test_a_cancelled_call_says_how_much_of_it_happened(name: str, handler:
 
     def begins(arguments: Json, run: ToolRun) -> Any:
         begun.set()
-        return handler(arguments, run) if takes_two(handler) else handler(arguments)
+        return handler(arguments, run) if takes_two_arguments(handler) else handler(arguments)
 
     begun = asyncio.Event()
     got: list[Json] = []
@@ -273,10 +273,13 @@ async def test_a_call_that_is_cancelled_while_its_start_is_told_had_no_effect() 
     sender = Sender("s", IdGenerator("cevt"), road, Outbox(road, limits))
     results: list[ToolResultEvent] = []
     runs: list[Json] = []
-    calls = Calls(limits, speaking_for(0), sender, results.append, lambda _name: False)
+
+    async def speak(_text: str) -> None: ...
+
+    calls = Calls(limits, speak, sender, results.append, lambda _name: False)
     calls.handlers["notes.add"] = runs.append
     call = ToolCallEvent("c", "notes.add", "{}")
-    calls.arrived(call)
+    calls.record(call)
     async with asyncio.timeout(LIMIT_S):
         answering = asyncio.create_task(calls.answer(call, 1))
         assert (await road.sent.get())["type"] == "tool.started"
@@ -427,7 +430,7 @@ async def test_a_job_needs_a_name_that_can_be_sent(name: str) -> None:
 
     errors: list[str] = []
     await conversation(part, handlers={"notes.index": index})
-    assert errors == ["a job's name must be a text of 1 to 256 characters"]
+    assert errors == ["job_id must have 1 to 256 characters"]
 
 
 async def test_a_job_can_be_cancelled_and_closing_the_client_stops_one() -> None:

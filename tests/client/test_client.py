@@ -30,7 +30,7 @@ async def test_a_plain_turn_ends_with_idle_and_holds_what_came_in_order() -> Non
     assert result.ok
     assert result.text == "You said: hello"
     assert result.partials == ("You", "You said: hello")
-    assert result.spoken == ("You said: hello",)
+    assert result.speeches == ("You said: hello",)
     assert result.ending == "idle"
     kinds = [event.name if isinstance(event, ToolCallEvent) else type(event) for event in result.events]
     assert kinds == [

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from conductor.client.connection import show_url
-from conductor.client.events import SeenIds, UnknownEvent, decode_frame, wire_type
+from conductor.client.events import RecentIds, UnknownEvent, decode_frame, wire_type
 from conductor.events.envelope import encode_event
 from conductor.events.server import ErrorEvent, ServerEvent, SessionPing, SpeechPartial
 
@@ -82,7 +82,7 @@ def test_an_unknown_type_keeps_its_payload() -> None:
 
 
 def test_only_the_last_ids_are_remembered() -> None:
-    seen = SeenIds(2)
+    seen = RecentIds(2)
     assert [seen.add(event_id) for event_id in ("a", "b", "a", "c", "b", "a")] == [
         True,
         True,

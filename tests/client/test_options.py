@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conductor.client.options import SERVED, ClientOptions
+from conductor.client.options import DEFAULT_CAPABILITIES, ClientOptions
 
 
 def options(**more: Any) -> ClientOptions:
@@ -16,9 +16,9 @@ def options(**more: Any) -> ClientOptions:
 @pytest.mark.parametrize(
     ("given", "approvals", "capabilities"),
     [
-        ({}, False, [*SERVED]),
-        ({"tools": ({"name": "a"},)}, True, [*SERVED, "tools", "approval"]),
-        ({"resume": False}, False, [*SERVED[1:]]),
+        ({}, False, [*DEFAULT_CAPABILITIES]),
+        ({"tools": ({"name": "a"},)}, True, [*DEFAULT_CAPABILITIES, "tools", "approval"]),
+        ({"resume": False}, False, [*DEFAULT_CAPABILITIES[1:]]),
         ({"capabilities": ()}, True, ["approval"]),
         ({"capabilities": ("approval",)}, True, ["approval"]),
         ({"capabilities": ("resume",), "resume": False}, False, []),
@@ -41,4 +41,4 @@ def test_the_start_names_what_the_app_can_do(
     ],
 )
 def test_a_tool_reads_only_where_its_declaration_says_so(tool: Any, reads: bool) -> None:
-    assert options(tools=(tool,)).reads("a") is reads
+    assert options(tools=(tool,)).is_read_only("a") is reads

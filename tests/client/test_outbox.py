@@ -11,6 +11,7 @@ from conductor.client.options import ClientLimits
 from conductor.client.outbox import Answer, Outbox
 from conductor.client.turns import Turn
 from conductor.events.client import ResumeDone
+from conductor.events.server import SessionStarted
 
 LIMIT_S = 5.0
 
@@ -20,6 +21,7 @@ class Road:
 
     def __init__(self, *, acknowledges: bool = False) -> None:
         self.acknowledges = acknowledges
+        self.started: SessionStarted | None = None
         self.connection = 0
         self.room = 0
         self.sent: list[list[bytes]] = []
@@ -90,7 +92,7 @@ async def test_an_answered_transcript_confirms_all_that_was_sent_before_it_and_n
     outbox.confirm("some other")
     assert len(outbox) == 3
     outbox.confirm("t1")
-    assert not turn.held
+    assert not turn.is_kept
     road.open()
     await outbox.flush()
     assert road.sent[1] == [b"result 2"]
@@ -151,7 +153,7 @@ async def test_a_transcript_is_not_sent_again_when_it_is_old_or_its_turn_has_end
     ended.end("lost")
     old.expire()
     outbox.expire()
-    assert not turn.held
+    assert not turn.is_kept
     road.open()
     await old.flush()
     await outbox.flush()
@@ -199,8 +201,8 @@ async def test_what_is_acknowledged_by_its_id_is_forgotten_and_a_transcript_coun
     await outbox.put(b"result 1", answer=result(1))
     await outbox.put(b"result 2", answer=result(2))
     outbox.acknowledge(["e2", "t1", "unknown"])
-    assert (turn.held, turn.recorded) == (False, True)
-    assert outbox.done() == [ResumeDone("c1", "on")]
+    assert (turn.is_kept, turn.is_recorded) == (False, True)
+    assert outbox.results() == [ResumeDone("c1", "on")]
     road.open()
     await outbox.flush()
     assert road.sent[1] == [b"result 1"]
@@ -218,7 +220,7 @@ async def test_an_answered_transcript_confirms_only_what_is_not_acknowledged_by_
     outbox.confirm("t1")
     turn.stage = "running"
     outbox.expire()
-    assert turn.held and not turn.recorded
+    assert turn.is_kept and not turn.is_recorded
     road.open()
     await outbox.flush()
     assert road.sent[1] == [b"result 1", b"said", b"shown 3"]

@@ -46,7 +46,7 @@ async def test_a_dropped_connection_is_noticed_and_nothing_can_be_sent() -> None
             await client.say("hello")
         await client.reconnect()
         assert client.connected
-        assert client.lost is None
+        assert client.loss is None
         assert (await (await client.say("again")).wait(LIMIT_S)).ok
 
 
@@ -124,7 +124,7 @@ async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None
         turn = await client.say("what is it?")
         await turn.until(SpeechPartial, LIMIT_S)
         client.drop()
-        assert not turn.done
+        assert not turn.is_done
         await client.reconnect()
         result = await turn.wait(LIMIT_S)
     assert result.ok
@@ -226,7 +226,7 @@ async def test_a_reader_that_cannot_hand_on_gives_the_socket_up_and_takes_the_re
         client.on_tool("slow", slow)
         client.on_tool("kept", lambda _: runs.append("kept"))
         client.on_tool("refused", lambda _: runs.append("refused"))
-        assert "took nothing" in str(await client.wait_lost(LIMIT_S))
+        assert "accepted no event" in str(await client.wait_lost(LIMIT_S))
         release.set()
         await client.reconnect()
         assert (await (await client.say("go")).wait(LIMIT_S)).ok

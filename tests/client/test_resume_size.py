@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from conductor.client.events import ReplayCursor
-from conductor.client.outbox import MAX_RESUME_BYTES, done_by
+from conductor.client.outbox import MAX_RESUME_BYTES, resume_entry
 from conductor.client.resume import fit_resume
 from conductor.events.client import MAX_RESUMED, Resume, ResumeDone, ToolResultEvent
 
@@ -62,9 +62,9 @@ def test_no_room_at_all_is_no_error() -> None:
 
 
 def test_an_error_is_told_without_the_result_and_a_large_result_without_either() -> None:
-    assert done_by(ToolResultEvent("c1", "on"), 100) == ResumeDone("c1", "on")
-    assert done_by(ToolResultEvent("c1", "on", "broken"), 100) == ResumeDone("c1", None, "broken")
-    assert done_by(ToolResultEvent("c1", "x"), MAX_RESUME_BYTES + 1) == ResumeDone("c1")
+    assert resume_entry(ToolResultEvent("c1", "on"), 100) == ResumeDone("c1", "on")
+    assert resume_entry(ToolResultEvent("c1", "on", "broken"), 100) == ResumeDone("c1", None, "broken")
+    assert resume_entry(ToolResultEvent("c1", "x"), MAX_RESUME_BYTES + 1) == ResumeDone("c1")
 
 
 def test_the_last_handled_event_has_nothing_unfinished_before_it() -> None:

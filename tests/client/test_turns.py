@@ -50,7 +50,7 @@ async def test_the_idle_of_an_earlier_turn_does_not_end_one_just_said() -> None:
     wire = Wire()
     turn = wire.say("now")
     wire.hear(SpeechFinal("of an earlier turn"), IDLE)
-    assert not turn.done
+    assert not turn.is_done
     wire.hear(THINKING, append_message("c", "user", "now"), SpeechFinal("Yes."), IDLE)
     assert (await turn).finals == ("Yes.",)
 
@@ -59,7 +59,7 @@ async def test_a_refused_transcript_ends_with_the_idle_after_its_error() -> None
     wire = Wire()
     turn = wire.say("")
     wire.hear(ErrorEvent("invalid_transcript", "Empty.", event_id=turn.event_id))
-    assert not turn.done
+    assert not turn.is_done
     wire.hear(IDLE)
     result = await turn
     assert [error.code for error in result.errors] == ["invalid_transcript"]
@@ -74,14 +74,14 @@ async def test_an_error_that_names_no_event_is_the_running_turns_or_else_the_old
     second, third = wire.say("two"), wire.say("three")
     wire.hear(append_message("c", "user", "two"), ErrorEvent("model_provider_failed", "Down."), IDLE)
     assert [error.code for error in (await second).errors] == ["model_provider_failed"]
-    assert not third.done
+    assert not third.is_done
 
 
 async def test_an_error_about_something_else_refuses_no_transcript() -> None:
     wire = Wire()
     turn = wire.say("one")
     wire.hear(ErrorEvent("invalid_event", "Odd.", event_id="some other"), IDLE)
-    assert not turn.done
+    assert not turn.is_done
 
 
 async def test_a_refused_transcript_does_not_take_the_running_turns_events() -> None:
@@ -116,16 +116,16 @@ async def test_a_transcript_comes_back_in_other_spacing_or_composition() -> None
     wire = Wire()
     turn = wire.say(" cafe\u0301  now ")
     wire.hear(append_message("c", "user", "café now"), IDLE)
-    assert turn.done
+    assert turn.is_done
 
 
 async def test_a_rewritten_transcript_begins_its_turn_only_after_thinking() -> None:
     wire = Wire()
     turn = wire.say("my number is 123")
     wire.hear(append_message("c", "user", "of long ago"), IDLE)
-    assert not turn.done
+    assert not turn.is_done
     wire.hear(THINKING, append_message("c", "user", "my number is [REDACTED]"), IDLE)
-    assert turn.done
+    assert turn.is_done
 
 
 async def test_what_the_app_still_composes_begins_no_turn() -> None:
@@ -133,7 +133,7 @@ async def test_what_the_app_still_composes_begins_no_turn() -> None:
     turn = wire.say("hello")
     partial = ToolCallEvent("c", "convo.appendMessage", '{"role":"user","text":"hello","isPartial":true}')
     wire.hear(partial, IDLE)
-    assert not turn.done
+    assert not turn.is_done
 
 
 async def test_a_fresh_idle_on_a_later_connection_tells_that_the_transcript_is_lost() -> None:
@@ -148,7 +148,7 @@ async def test_a_turn_outlasts_the_idle_at_which_its_question_is_answered() -> N
     wire = Wire()
     turn = wire.say("delete it")
     wire.hear(append_message("c", "user", "delete it"), SpeechFinal("Let me see."), QUESTION, IDLE)
-    assert not turn.done
+    assert not turn.is_done
     wire.hear(ApprovalResolved("appr_1", "allowed"), THINKING, SpeechFinal("Gone."), IDLE)
     assert (await turn).finals == ("Let me see.", "Gone.")
 
@@ -167,7 +167,7 @@ async def test_the_result_holds_what_the_device_answered() -> None:
     wire = Wire()
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "notes.add", "{}"))
-    wire.turns.answered(ToolResultEvent("c2", "added"))
+    wire.turns.add_result(ToolResultEvent("c2", "added"))
     wire.hear(IDLE)
     (run,) = (await turn).calls
     assert (run.call_id, run.name, run.result, run.error) == ("c2", "notes.add", "added", None)
@@ -177,7 +177,7 @@ async def test_arguments_that_are_no_json_are_no_state() -> None:
     wire = Wire()
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "convo.setState", "idle"))
-    assert not turn.done
+    assert not turn.is_done
 
 
 async def test_closing_ends_every_turn_by_the_error() -> None:

@@ -16,7 +16,7 @@ from websockets.asyncio.server import serve
 
 from conductor.cli import main
 from conductor.client import Approval, ApprovalDecision, Client, Reconnect, allow, connect
-from conductor.client.options import SERVED
+from conductor.client.options import DEFAULT_CAPABILITIES
 from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
 
 FIRST = STEPS[0]
@@ -55,7 +55,7 @@ def outcomes(steps: list[Step]) -> dict[str, str]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_our_library_does_all_right(seed: int) -> None:
-    capabilities = (*SERVED, "segments", "goaway")
+    capabilities = (*DEFAULT_CAPABILITIES, "segments", "goaway")
     async with (
         playing(seed) as (play, url),
         app(url, capabilities=capabilities, on_approval=shown_and_allowed),

@@ -120,7 +120,7 @@ async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehears
         assert "expected at most 0 tokens in, was " in out
         code, _, err = await asyncio.to_thread(rehearse, HELLO, *url)
         assert code == 2
-        assert "so the token is missing or not accepted" in err
+        assert "the token is missing or not accepted" in err
 
 
 def test_a_judge_is_asked_only_if_named(rehearse: Rehearse) -> None:

@@ -98,7 +98,7 @@ class Walk:
 
     async def has_waiting(self, most: int) -> None:
         """Wait until no more turns are under way than that."""
-        open_turns = [turn for turn in self.turns if not turn.done]
+        open_turns = [turn for turn in self.turns if not turn.is_done]
         for turn in open_turns[: len(open_turns) - most]:
             await turn.wait(LIMIT_S)
 
@@ -170,5 +170,5 @@ async def is_owed(turn: Turn) -> bool:
     try:
         await turn
     except ConnectionLost:
-        return turn.recorded
+        return turn.is_recorded
     return turn.stage != "refused"

@@ -113,7 +113,7 @@ async def test_a_refused_session_is_status_2_and_one_sentence() -> None:
 async def test_a_token_that_no_header_can_carry_is_said_to_be_one() -> None:
     session = Session()
     assert await session.talk("ws://127.0.0.1:9/ws", "hello", token="two words") == 2
-    assert session.err == "The token holds characters that no header can carry.\n"
+    assert session.err == "The token contains characters that are not allowed in a header.\n"
 
 
 async def test_a_lost_connection_is_said_and_the_turn_goes_on_after_the_reconnect() -> None:
@@ -413,7 +413,7 @@ def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) 
         parser.parse_args(["--voice-speed", "nan"])
     capsys.readouterr()
     assert run(parser.parse_args(["--url", "nonsense", "hello"])) == 2
-    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: it is not a WebSocket URL")
+    assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
 
 
 async def test_an_interruption_says_how_much_was_spoken() -> None:
