@@ -77,6 +77,11 @@ def test_a_figure_without_a_budget_fails(checkout: Path) -> None:
         ("words.conductor", "# It is removed meanwhile.", "# It is removed meanwhile."),
         ("docs.dangling references", "# See section 7.", "# See section 7."),
         ("docs.dangling references", "# See docs/nowhere.md.", "# See docs/nowhere.md."),
+        (
+            "docs.dangling references",
+            '# As it stands (tools, "Permissions").',
+            '# As it stands (tools, "Permissions").',
+        ),
         ("code.numeric constants", "SIZE = 4", "4"),
     ],
 )
