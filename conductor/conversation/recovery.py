@@ -15,8 +15,8 @@ import msgspec
 import structlog
 
 from conductor.conversation.approvals import FIELD as APPROVALS
-from conductor.conversation.approvals import ApprovalBatch
 from conductor.conversation.context import TurnContext
+from conductor.conversation.pending_approvals import ApprovalBatch
 from conductor.conversation.snapshot import ClaimsSnapshot, TurnSnapshot, decode, encode
 from conductor.conversation.tool_round import ToolRound
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
@@ -150,7 +150,7 @@ def _take(
         case PreparedCall():
             found.round.ready.append(how)
         case ApprovalNeeded():
-            found.round.asked.append(how)
+            found.round.gated.append(how)
             if approval is not None:
                 found.standing.append((how, approval))
         case ToolOutcome():

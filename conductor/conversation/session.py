@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from conductor.conversation.approvals import Approvals, SpokenPrompts
+from conductor.conversation.approvals import Approvals
 from conductor.conversation.background_requests import CacheWarming
 from conductor.conversation.client_profile import ClientProfile
 from conductor.conversation.commit import CallLimits, Committer, EventEncoder
@@ -22,6 +22,7 @@ from conductor.conversation.fields import Fields, PersonFields
 from conductor.conversation.grants import Grants
 from conductor.conversation.inbound import InboundHandler, InboundResult, of_start
 from conductor.conversation.outbox import Outbox
+from conductor.conversation.pending_approvals import SpokenPrompts
 from conductor.conversation.recovery import FIELD as CLAIMS
 from conductor.conversation.recovery import with_claim_of_now
 from conductor.conversation.services import Services

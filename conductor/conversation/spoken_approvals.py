@@ -9,7 +9,8 @@ from dataclasses import replace
 import msgspec
 import structlog
 
-from conductor.conversation.approvals import NOT_SPOKEN, Approvals, PendingApproval, SpokenAnswer
+from conductor.conversation.approvals import Approvals
+from conductor.conversation.pending_approvals import NO_UTTERANCE, PendingApproval, Utterance
 from conductor.errors import Duplicate, Fenced, StoreError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ApprovalResolved, set_state
@@ -55,20 +56,20 @@ class SpokenApprovals:
             return False
         self._stop_waiting_for_silence()
         answer = classify_answer(text, focus.question)
-        shown = self._approvals.profile.append_message("user", text)
-        said = SpokenAnswer([RememberInbound(event_id)], [shown])
+        message = self._approvals.profile.append_message("user", text)
+        utterance = Utterance([RememberInbound(event_id)], [message])
         if focus.by_card:
-            return await self._take_answer_to_cards(focus, answer, said, began_at)
+            return await self._take_answer_to_cards(focus, answer, utterance, began_at)
         if answer.kind == "other":
             return False
         if answer.kind == "deny":
-            await self._approvals.reject(focus, "denied", denied(answer.words), said)
+            await self._approvals.reject(focus, "denied", denied(answer.words), utterance)
         elif answer.kind != "allow" or not focus.approval.presented:
-            await self._present_again(focus, said)
+            await self._present_again(focus, utterance)
         elif self._is_early(focus):
             self._take_later(text, event_id, began_at, focus)
         else:
-            await self._allow(focus, answer, said)
+            await self._allow(focus, answer, utterance)
         return True
 
     async def prompt_spoken(self, call_id: str) -> None:
@@ -95,7 +96,7 @@ class SpokenApprovals:
 
     def prompt_unanswered(self, call_id: str) -> None:
         """Note that a prompt's acknowledgement timed out: it counts as presented if its text was shown."""
-        if self._prompted(call_id) is not None and self._approvals.prompts.text_shown:
+        if self._prompted(call_id) is not None and self._approvals.prompts.is_text_visible:
             self._approvals.tasks.spawn(self._logged(self.prompt_spoken(call_id)))
 
     def person_speaks(self) -> None:
@@ -124,9 +125,10 @@ class SpokenApprovals:
         """
         if new:
             self._partial_until = 0.0
-            self._approvals.forget_shown()
+            for question in self._approvals.pending.values():
+                question.visible_at = None
             self._forget_heard(same_process)
-        if self._approvals.pending or self._approvals.undelivered:
+        if self._approvals.pending or self._approvals.closed.undelivered:
             self._approvals.tasks.spawn(self._logged(self._present_pending(new)))
 
     def close(self) -> None:
@@ -144,37 +146,37 @@ class SpokenApprovals:
             prompts.interrupted = True
 
     async def _take_answer_to_cards(
-        self, focus: PendingApproval, answer: Answer, said: SpokenAnswer, began_at: float
+        self, focus: PendingApproval, answer: Answer, utterance: Utterance, began_at: float
     ) -> bool:
         # A yes counts only for the single card, and only if it was visible before the person began to speak
         # (tools, "Spoken approvals"). A yes that does not count leaves the cards open.
         cards = list(self._approvals.pending.values())
         if any(_is_yes(answer.words, card.question) for card in cards):
-            if answer.kind == "allow" and len(cards) == 1 and self._was_shown(focus, before=began_at):
-                await self._allow(focus, answer, said)
+            if answer.kind == "allow" and len(cards) == 1 and self._was_visible(focus, before=began_at):
+                await self._allow(focus, answer, utterance)
             else:
                 idle = set_state(new_call_id(), "idle")
-                await self._approvals.commit(said.operations, [*said.events, idle])
+                await self._approvals.commit(utterance.operations, [*utterance.events, idle])
             return True
         if answer.kind != "deny":
             return False
         for card in cards:
             key = card.approval.approval_id
             if self._approvals.pending.get(key) is card and key not in self._approvals.deciding:
-                await self._approvals.reject(card, "denied", denied(answer.words), said)
-                said = NOT_SPOKEN
+                await self._approvals.reject(card, "denied", denied(answer.words), utterance)
+                utterance = NO_UTTERANCE
         return True
 
-    def _was_shown(self, card: PendingApproval, *, before: float) -> bool:
-        if card.shown_at is None:
+    def _was_visible(self, card: PendingApproval, *, before: float) -> bool:
+        if card.visible_at is None:
             return False
-        since = max(card.shown_at, self._approvals.closed_at)
+        since = max(card.visible_at, self._approvals.closed_at)
         return before > since + self._approvals.limits.heard_window
 
-    async def _allow(self, question: PendingApproval, answer: Answer, said: SpokenAnswer) -> None:
+    async def _allow(self, question: PendingApproval, answer: Answer, utterance: Utterance) -> None:
         lasts = answer.scope == "session" and question.approval.risk != "high"
         scope: Scope = "session" if lasts and "session" in question.approval.scopes else "once"
-        await self._approvals.allow(question, question.asked.ready, "allowed", scope, answer.words, said)
+        await self._approvals.allow(question, question.need.ready, "allowed", scope, answer.words, utterance)
 
     def _is_early(self, question: PendingApproval) -> bool:
         # The loop's timers may fire a moment early.
@@ -195,18 +197,18 @@ class SpokenApprovals:
         except Duplicate:
             pass  # the client has sent it twice
 
-    async def _present_again(self, question: PendingApproval, said: SpokenAnswer = NOT_SPOKEN) -> None:
+    async def _present_again(self, question: PendingApproval, utterance: Utterance = NO_UTTERANCE) -> None:
         approval = question.approval
         if approval.presented and not question.question.by_voice:
-            await self._approvals.reject(question, "expired", not_answered("screen"), said)
+            await self._approvals.reject(question, "expired", not_answered("screen"), utterance)
             return
         unclear = approval.unclear + (1 if approval.presented else 0)
         if unclear > _MAX_UNCLEAR or approval.presentations >= _MAX_PRESENTATIONS:
-            await self._approvals.reject(question, "expired", not_answered("unclear"), said)
+            await self._approvals.reject(question, "expired", not_answered("unclear"), utterance)
             return
         question.approval = msgspec.structs.replace(approval, unclear=unclear)
         prompt = self._approvals.prompts.present(question)
-        await self._approvals.commit(said.operations, [*said.events, *prompt])
+        await self._approvals.commit(utterance.operations, [*utterance.events, *prompt])
 
     def _repeat_in_silence(self, question: PendingApproval) -> None:
         self._repeat_timer = None
@@ -232,9 +234,9 @@ class SpokenApprovals:
     async def _present_pending(self, new: bool) -> None:
         approvals = self._approvals
         await approvals.decisions_recorded()
-        if approvals.undelivered and "approval" in approvals.profile.capabilities:
-            told, approvals.undelivered = approvals.undelivered, []
-            await approvals.commit([], [ApprovalResolved(key, outcome) for key, outcome in told])
+        if approvals.closed.undelivered and "approval" in approvals.profile.capabilities:
+            outcomes, approvals.closed.undelivered = approvals.closed.undelivered, []
+            await approvals.commit([], [ApprovalResolved(key, outcome) for key, outcome in outcomes])
         if approvals.focus is None:
             return
         if "approval" in approvals.profile.capabilities:
@@ -244,22 +246,22 @@ class SpokenApprovals:
 
     async def _show_cards(self, new: bool) -> None:
         approvals = self._approvals
-        unshown = [one for one in approvals.pending.values() if not one.by_card]
-        if not (unshown or new):
+        spoken = [question for question in approvals.pending.values() if not question.by_card]
+        if not (spoken or new):
             return
-        for one in unshown:
-            approvals.withdraw_card(one)
-        await approvals.commit([], approvals.cards(unshown))
-        for one in unshown:
-            if one.approval.approval_id not in approvals.pending:
-                approvals.withdraw_card(one)  # it was closed during the commit
+        for question in spoken:
+            approvals.withdraw_card(question)
+        await approvals.commit([], approvals.cards(spoken))
+        for question in spoken:
+            if question.approval.approval_id not in approvals.pending:
+                approvals.withdraw_card(question)  # it was closed during the commit
 
     async def _present_focus(self, focus: PendingApproval, new: bool) -> None:
         approvals = self._approvals
         approvals.withdraw_cards()
         unheard = new and not focus.approval.presented and not approvals.prompts.speaking
         if unheard or focus.approval.presentations == 0:
-            await approvals.commit([], approvals.prompts.present(focus, to_newcomer=True))
+            await approvals.commit([], approvals.prompts.present(focus, is_new_client=True))
         elif new:
             await approvals.commit([], [set_state(new_call_id(), "idle")])
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from conductor.conversation.approvals import QUESTION, ApprovalBatch, Decided
+from conductor.conversation.approvals import QUESTION
 from conductor.conversation.context import TurnContext
+from conductor.conversation.pending_approvals import ApprovalBatch, Decided
 from conductor.conversation.snapshot import TURN
 from conductor.conversation.tool_round import ToolRound
 from conductor.conversation.turn_state import TurnState
@@ -58,20 +59,20 @@ class ToolCallRunner:
             return Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
         return self._context.permit(spec, arguments)
 
-    async def run(self, prepared: ToolRound, asked: ApprovalBatch | None = None) -> None:
+    async def run(self, prepared: ToolRound, batch: ApprovalBatch | None = None) -> None:
         """Run the permitted calls, then ask about the others, and run those that are allowed.
 
-        ``asked`` are approvals that are already pending.
+        ``batch`` holds approvals that are already pending.
         """
         running = self._running = {self._begin(one): one for one in prepared.ready}
-        self.batch = asked or self.batch
+        self.batch = batch or self.batch
         self._asked_ns = time.time_ns()
         bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
         try:
             await self._see_to(prepared, running)
-            if prepared.asked and asked is None:
+            if prepared.gated and batch is None:
                 self._turn.check()
-                self.batch = await self._context.approvals.ask(self._turn.id, prepared.asked)
+                self.batch = await self._context.approvals.ask(self._turn.id, prepared.gated)
                 await self._see_to(prepared, running)
         finally:
             if bridge is not None:
@@ -164,19 +165,19 @@ class ToolCallRunner:
     async def _take_decision(
         self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
     ) -> None:
-        asked = decided.asked
+        need = decided.need
         said = "allowed" if decided.ready is not None else "not allowed"
-        attributes = {"gen_ai.tool.name": asked.ready.spec.name, "conductor.approval.outcome": said}
-        self._context.note_step("approval", asked.ready.spec.name, self._asked_ns, "", attributes)
+        attributes = {"gen_ai.tool.name": need.ready.spec.name, "conductor.approval.outcome": said}
+        self._context.note_step("approval", need.ready.spec.name, self._asked_ns, "", attributes)
         self._turn.stats.trace.append(said)
         if decided.ready is not None:
             prepared.ready.append(decided.ready)
             running[self._begin(decided.ready)] = decided.ready
         elif decided.outcome is not None:
             if decided.outcome.metadata.reason == "denied":  # an expired one may be asked again
-                self._denied.add(arguments_digest(asked.ready.spec.name, asked.ready.arguments))
-            prepared.refused.add(asked.ready.call.call_id)
-            await self._record(prepared, asked.ready, decided.outcome)
+                self._denied.add(arguments_digest(need.ready.spec.name, need.ready.arguments))
+            prepared.refused.add(need.ready.call.call_id)
+            await self._record(prepared, need.ready, decided.outcome)
 
     async def _record(self, prepared: ToolRound, ready: PreparedCall, outcome: ToolOutcome) -> None:
         call_id = ready.call.call_id
@@ -216,8 +217,8 @@ class ToolCallRunner:
                 result = self._context.executor.to_result(call_id, outcome)
             prepared.results[call_id] = result
             self._end(ready, outcome)
-        for asked in prepared.asked:
-            call_id = asked.ready.call.call_id
+        for need in prepared.gated:
+            call_id = need.ready.call.call_id
             record = self._context.record(call_id)
             if record is not None and record.result is not None:
                 prepared.results.setdefault(call_id, record.result)

@@ -28,20 +28,20 @@ _CUT_OFF = (
 class ToolRound:
     """The calls of one reply.
 
-    ``ready`` calls may run, ``asked`` ones need an approval; ``results`` are those known so far. ``refused``
+    ``ready`` calls may run, ``gated`` ones need an approval; ``results`` are those known so far. ``refused``
     holds the ids of calls that a rule or a person denied. ``closed``: the results are in the log.
     """
 
     calls: tuple[ToolCall, ...]
     ready: list[PreparedCall] = field(default_factory=list)
-    asked: list[ApprovalNeeded] = field(default_factory=list)
+    gated: list[ApprovalNeeded] = field(default_factory=list)
     results: dict[str, ToolResult] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     closed: bool = False
 
     @property
     def device_calls(self) -> list[PreparedCall]:
-        return [one for one in self.ready if one.spec.source == "device"]
+        return [ready for ready in self.ready if ready.spec.source == "device"]
 
     @property
     def all_refused(self) -> bool:
@@ -50,16 +50,16 @@ class ToolRound:
     def open(self, turn_id: str) -> list[Operation]:
         """Make the operations that record every call, before any of them is sent or run."""
         now = time.time_ns() // 1_000_000
-        known = {one.call.call_id: one for one in (*self.ready, *(asked.ready for asked in self.asked))}
-        questions = {asked.ready.call.call_id for asked in self.asked}
+        gated = {need.ready.call.call_id: need.ready for need in self.gated}
+        prepared = gated | {ready.call.call_id: ready for ready in self.ready}
         operations: list[Operation] = []
         for call in self.calls:
-            ready = known.get(call.call_id)
+            ready = prepared.get(call.call_id)
             source, effect = (ready.spec.source, ready.spec.effect) if ready is not None else ("none", "read")
             notes = ready.notes if ready is not None else ()
             result = self.results.get(call.call_id)
             untrusted = ready is not None and ready.spec.untrusted
-            consent: Literal["", "asked"] = "asked" if call.call_id in questions else ""
+            consent: Literal["", "asked"] = "asked" if call.call_id in gated else ""
             record = CallRecord(
                 call.call_id, call.name, turn_id, source, effect, now, result, notes, untrusted, consent
             )
@@ -112,7 +112,7 @@ async def prepare_round(
         if isinstance(checked, PreparedCall):
             prepared.ready.append(checked)
         elif isinstance(checked, ApprovalNeeded):
-            prepared.asked.append(checked)
+            prepared.gated.append(checked)
         else:
             prepared.results[call.call_id] = executor.to_result(call.call_id, checked)
             if checked.error_type == "permission_denied":

@@ -375,7 +375,7 @@ class Turn:
         try:
             await self._say(msgspec.structs.replace(message, calls=prepared.calls), prepared)
             self._reply = ReplyBuffer()
-            if prepared.ready or prepared.asked:
+            if prepared.ready or prepared.gated:
                 await self._runner.run(prepared)
         finally:
             for ready in prepared.device_calls:
@@ -403,7 +403,7 @@ class Turn:
             return
         self._context.results.round = prepared
         try:
-            if prepared.ready or prepared.asked:
+            if prepared.ready or prepared.gated:
                 await self._runner.run(prepared, recovered.batch)
         finally:
             for ready in prepared.device_calls:
@@ -421,7 +421,9 @@ class Turn:
             # A result that is being recorded may close the round.
             await self._context.committer.settled(self._context.limits.close_timeout)
             recorded = self._context.record(prepared.calls[0].call_id) is not None
-            prepared.ready += [one.ready for one in self._runner.batch.rest() if one.ready is not None]
+            prepared.ready += [
+                decided.ready for decided in self._runner.batch.drain() if decided.ready is not None
+            ]
             if recorded or prepared.closed:
                 self._runner.give_up(prepared, cause)
             if recorded:

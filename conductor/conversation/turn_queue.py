@@ -23,6 +23,7 @@ from conductor.conversation.recovery import recover
 from conductor.conversation.reminders import Reminders
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import (
+    DECIDED,
     LATE,
     TURN,
     WAITING,
@@ -101,7 +102,7 @@ class TurnQueue:
         """Resume the turn of another process, and restore its queues."""
         state = self._committer.state
         self.waiting.restore(state.fields.get(WAITING), state.seen)
-        self._approvals.restore_outcomes()
+        self._approvals.closed.restore(state.fields.get(DECIDED))
         snapshot = decode(state.fields.get(TURN), TurnSnapshot)
         if snapshot is None:
             if self.waiting.transcripts:

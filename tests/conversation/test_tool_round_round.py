@@ -59,8 +59,8 @@ def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> No
     wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
     prepared = asyncio.run(prepare_round(executor(bounds), wanted, bounds, permit, room=40, whole=True))
     assert [one.call.call_id for one in prepared.ready] == ["c0"]
-    assert [one.ready.call.call_id for one in prepared.asked] == ["c1", "c3"]
-    assert [one.verdict.reasons for one in prepared.asked] == [("Because.",)] * 2
+    assert [one.ready.call.call_id for one in prepared.gated] == ["c1", "c3"]
+    assert [one.verdict.reasons for one in prepared.gated] == [("Because.",)] * 2
     assert [one.call.call_id for one in prepared.device_calls] == ["c0"], "nothing that asks is sent"
     assert errors(prepared) == {"c2": "permission_denied"}
     assert prepared.refused == {"c2"}
