@@ -17,7 +17,7 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.device import known_tools
 from conductor.tools.permissions import GateOptions, decide, is_dry, offered, steps
 from conductor.tools.policies import REREAD_S, add, lint, load, policies_path, remove
-from conductor.tools.rules import Rule, RuleError, describe, hint, parse_json, parse_rule, rule_object
+from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 from conductor.tools.validation import Valid, validate
 
 _TAKEN_UP = f"Running servers take it up within {REREAD_S:g} seconds."
@@ -140,7 +140,7 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
     specs = {spec.name: spec for spec in known_tools(settings)}
     spec = specs.get(options.tool)
     if spec is None:
-        raise SettingsError(f"There is no tool {options.tool!r}{hint(options.tool, specs)}.")
+        raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)
     policies, gate = load(policies_path(settings)), GateOptions.of(settings)
     rules = policies.rules

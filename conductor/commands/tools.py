@@ -32,7 +32,7 @@ from conductor.tools.permissions import Gate, GateOptions, decide, offered
 from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
 from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
-from conductor.tools.rules import Rule, RuleError, describe, hint, parse_rule
+from conductor.tools.rules import Rule, RuleError, describe, parse_rule
 
 # Seconds until an MCP server has connected and listed its tools.
 CONNECT_S = 20.0
@@ -220,7 +220,7 @@ def _unknown(name: str, toolsets: Sequence[Toolset], settings: Settings) -> str:
         return f"{name} runs on the device: only a conversation can call it."
     if name in known:
         return f"{name} is disabled; tools list says why."
-    return f"There is no tool {name!r}{hint(name, known)}."
+    return f"There is no tool {name!r}."
 
 
 def _consents(asked: ApprovalNeeded, out: TextIO, stdin: TextIO) -> bool:

@@ -30,7 +30,7 @@ from conductor.tools.base import (
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.schema_checker import CheckBudget
-from conductor.tools.validation import Valid, nearest, validate
+from conductor.tools.validation import Valid, validate
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +111,7 @@ class ToolExecutor:
         """
         found = self._tools.get(call.name)
         if found is None:
-            return failed("not_found", self._unknown(call.name))
+            return failed("not_found", f"There is no tool {call.name[:128]!r}. Nothing was run.")
         spec, toolset = found
         # Validation comes before permission: a rule is matched against coerced arguments, as they would run.
         checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
@@ -260,11 +260,6 @@ class ToolExecutor:
         if rate is None:
             rate = self._rates[spec.name] = TokenBucket(per_minute / 60, per_minute, now)
         return rate.take(now) > 0
-
-    def _unknown(self, name: str) -> str:
-        near = nearest(name, self._tools)
-        hint = f" Did you mean {near}?" if near else ""
-        return f"There is no tool {name[:128]!r}.{hint} Nothing was run."
 
 
 _UNKNOWN = (

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -22,8 +21,8 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.tools.base import ToolSpec, canonical_json
-from conductor.tools.predicates import Argument, PredicateName, matcher
+from conductor.tools.base import ToolSpec
+from conductor.tools.predicates import matcher
 from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 
 log = structlog.get_logger(__name__)
@@ -61,8 +60,8 @@ def load(path: Path, *, required: bool = False) -> Policies:
     Raises `SettingsError` for a file that cannot be read or is invalid.
     """
     path = Path(os.path.realpath(path))
-    document, text = _read(path, required=required)
-    policies = Policies(_rules(document["rules"], text, path.name), _notes(path))
+    document = _read(path, required=required)
+    policies = Policies(_rules(document["rules"], path.name), _notes(path))
     for note in policies.notes:
         log.warning("policies", note=note)
     return policies
@@ -111,8 +110,8 @@ def add(path: Path, rule: Rule) -> int:
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
-        document, text = _read(path)
-        _rules(document["rules"], text, path.name)  # refuse to change a file that would not load
+        document = _read(path)
+        _rules(document["rules"], path.name)  # refuse to change a file that would not load
         document["rules"] = [*document["rules"], rule_object(rule)]
         _write(path, document)
         return len(document["rules"])
@@ -125,7 +124,7 @@ def remove(path: Path, number: int) -> Mapping[str, Any]:
     """
     path = Path(os.path.realpath(path))
     with _locked(path):
-        document, _ = _read(path)
+        document = _read(path)
         rules = list(document["rules"])
         if not 1 <= number <= len(rules):
             there = f"has rules 1 to {len(rules)}" if rules else "has no rules"
@@ -139,7 +138,7 @@ def remove(path: Path, number: int) -> Mapping[str, Any]:
 # -- reading
 
 
-def _read(path: Path, *, required: bool = False) -> tuple[dict[str, Any], str]:
+def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
     try:
         # Opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -149,16 +148,15 @@ def _read(path: Path, *, required: bool = False) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         if required:
             raise SettingsError(f"The rules file {path} is not there.") from None
-        return {"version": VERSION, "rules": []}, ""
+        return {"version": VERSION, "rules": []}
     except OSError as error:
         raise SettingsError(f"{path.name} cannot be read: {error.strerror}.") from None
     if len(encoded) > MAX_POLICIES_BYTES:
         raise SettingsError(f"{path.name} is larger than {MAX_POLICIES_BYTES} bytes.")
     try:
-        text = encoded.decode("utf-8-sig")
-        document = parse_json(text)
+        document: Any = parse_json(encoded.decode("utf-8-sig"))
     except RuleError as error:
-        raise SettingsError(f"{path.name} is not valid{_place(text, error.wrong)}: {error}.") from None
+        raise SettingsError(f"{path.name} is not valid: {error}.") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise SettingsError(f"{path.name} is not valid JSON, {where}: {error.msg.lower()}.") from None
@@ -170,10 +168,10 @@ def _read(path: Path, *, required: bool = False) -> tuple[dict[str, Any], str]:
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
     if document.get("version") != VERSION or isinstance(document["version"], bool):
         raise SettingsError(f'{path.name} must have "version": {VERSION}; it may be from another release.')
-    return document, text
+    return document
 
 
-def _rules(values: Sequence[Any], text: str, name: str) -> tuple[Rule, ...]:
+def _rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
     if len(values) > MAX_RULES:
         raise SettingsError(f"{name} has more than {MAX_RULES} rules.")
     rules = []
@@ -181,17 +179,8 @@ def _rules(values: Sequence[Any], text: str, name: str) -> tuple[Rule, ...]:
         try:
             rules.append(parse_rule(value))
         except RuleError as error:
-            place = _place(text, error.wrong)
-            raise SettingsError(f"Rule {number} of {name} is not valid{place}: {error}.") from None
+            raise SettingsError(f"Rule {number} of {name} is not valid: {error}.") from None
     return tuple(rules)
-
-
-def _place(text: str, wrong: str) -> str:
-    quoted = json.dumps(wrong, ensure_ascii=False)
-    if text.count(quoted) != 1:
-        return ""
-    before = text[: text.index(quoted)]
-    return f", line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
 
 
 def _notes(path: Path) -> tuple[str, ...]:
@@ -257,13 +246,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# -- what is wrong with rules
+# -- lint
 
-_ORDER = ("deny", "ask", "allow")
+_OPEN_KEYWORDS = frozenset("patternProperties allOf anyOf oneOf if then else dependentSchemas $ref".split())
+"""Keywords by which a schema may have arguments besides its ``properties``."""
+_NO_TOOL = "no tool of the catalog or the server has this name; a tool that an app declares may"
 
 
 def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> list[str]:
-    """Return a warning for each rule that can never match or is dangerously wide.
+    """Return a warning for each rule that has expired, matches no known tool or is dangerously wide.
 
     ``specs`` are the tools of the catalog and the server; an app may declare others. Rules are numbered from
     1. ``now`` is in epoch seconds.
@@ -271,103 +262,36 @@ def lint(rules: Sequence[Rule], specs: Sequence[ToolSpec], *, now: float) -> lis
     return [
         f"Rule {number} ({describe(rule)}) {problem}."
         for number, rule in enumerate(rules, 1)
-        for problem in _problems(rule, rules, specs, now)
+        for problem in _problems(rule, specs, now)
     ]
 
 
 def lint_allowed(globs: Sequence[str], specs: Sequence[ToolSpec]) -> list[str]:
     """Return a warning for each name in ALLOWED_TOOLS that matches no tool; an app may declare others."""
     return [
-        f"names {glob}, but no tool of the catalog or the server has this name{_meant(glob, specs)}; "
-        "a tool that an app declares may"
+        f"names {glob}, but {_NO_TOOL}"
         for glob in globs
         if not any(matcher(glob)(spec.name) for spec in specs)
     ]
 
 
-def _problems(rule: Rule, rules: Sequence[Rule], specs: Sequence[ToolSpec], now: float) -> Iterator[str]:
+def _problems(rule: Rule, specs: Sequence[ToolSpec], now: float) -> Iterator[str]:
     if rule.expired(now):
         yield "has expired"
         return
     covered = [spec for spec in specs if rule.covers(spec)]
     if not covered and rule.source == "builtin":
-        yield f"can never match: no tool of the server has this name{_meant(rule.tool, specs)}"
+        yield "can never match: no tool of the server has this name"
     elif not covered and not any(matcher(rule.tool)(spec.name) for spec in specs):
-        yield (
-            f"may never match: no tool of the catalog or the server has this name{_meant(rule.tool, specs)}; "
-            "a tool that an app declares may"
-        )
-    yield from _argument_problems(rule, covered)
-    for name, predicates in rule.args.items():
-        yield from _contradictions(rule, name, predicates)
-    for number, other in enumerate(rules, 1):
-        if _shadows(other, rule):
-            yield f"can never decide: rule {number} is to {other.effect} all that it covers"
-            break
+        yield f"may never match: {_NO_TOOL}"
+    unknown = [name for name in rule.args if covered and not any(_takes(spec, name) for spec in covered)]
+    if unknown:
+        yield f"can never match: no known tool that it covers takes the argument {', '.join(unknown)}"
     if rule.effect == "allow" and rule.unconditional and not rule.tool.strip("*?."):
         yield "is dangerously wide: it allows every tool that no other rule stops"
     if rule.effect != "allow" and any("max" in predicates for predicates in rule.args.values()):
         yield "stops small numbers and lets large ones through; max is meant for allow rules"
 
 
-def _meant(tool: str, specs: Sequence[ToolSpec]) -> str:
-    names = [spec.name for spec in specs]
-    groups = sorted({f"{name.rpartition('.')[0]}.*" for name in names if "." in name})
-    near = get_close_matches(tool, [*names, *groups], 1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _argument_problems(rule: Rule, covered: Sequence[ToolSpec]) -> Iterator[str]:
-    if not rule.args or not covered:
-        return
-    unknown = [name for name in rule.args if not any(_takes(spec, name) for spec in covered)]
-    if unknown:
-        yield f"can never match: no known tool that it covers takes the argument {', '.join(unknown)}"
-    elif not any(all(_takes(spec, name) for name in rule.args) for spec in covered):
-        yield "can never match: no known tool that it covers takes all of its arguments"
-    elif rule.effect == "allow":
-        missing = [set(spec.input_schema.get("required", ())) - rule.args.keys() for spec in covered]
-        if all(missing):
-            names = ", ".join(sorted(missing[0]))
-            yield f"can never match: it does not mention {names}, which each call has"
-
-
 def _takes(spec: ToolSpec, name: str) -> bool:
-    schema = spec.input_schema
-    elsewhere = {key: value for key, value in schema.items() if key not in ("properties", "$defs")}
-    hidden = b'roperties":' in canonical_json(elsewhere).replace(b'"additionalProperties":', b"")
-    return name in schema.get("properties", {}) or hidden or b'"$ref":' in canonical_json(elsewhere)
-
-
-def _contradictions(rule: Rule, name: str, predicates: Mapping[PredicateName, Any]) -> Iterator[str]:
-    if predicates.get("in", True) in ([], ()):
-        yield f"can never match: the list of values for {name} is empty"
-        return
-    values = [predicates["eq"]] if "eq" in predicates else predicates.get("in", ())
-    arguments = [Argument(value) for value in values]
-    strict = rule.effect == "allow"
-    if arguments and not any(
-        all(each.holds(one) if strict else each.meant(one) for each in rule.conditions[name])
-        for one in arguments
-    ):
-        yield f"can never match: its predicates for {name} contradict each other"
-
-
-def _shadows(other: Rule, rule: Rule) -> bool:
-    return (
-        _ORDER.index(other.effect) < _ORDER.index(rule.effect)
-        and other.unconditional
-        and (other.expires is None or other.expires == rule.expires)
-        and other.fingerprint in (None, rule.fingerprint)
-        and _wider(other.tool, rule.tool)
-        and (other.source is None or (rule.source is not None and _wider(other.source, rule.source)))
-    )
-
-
-def _wider(wide: str, narrow: str) -> bool:
-    if wide in ("*", narrow):
-        return True
-    if not any(sign in narrow for sign in "*?["):
-        return matcher(wide)(narrow)
-    # With * as its only sign, the wide one takes the narrow one's signs for what they stand for.
-    return not any(sign in wide for sign in "?[") and "[" not in narrow and matcher(wide)(narrow)
+    return name in spec.input_schema.get("properties", {}) or not _OPEN_KEYWORDS.isdisjoint(spec.input_schema)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -32,11 +31,7 @@ Match: TypeAlias = Literal["no", "yes", "unclear"]
 
 
 class RuleError(ValueError):
-    """A rule that is not valid. The message says why in one clause; ``wrong`` is the offending text."""
-
-    def __init__(self, message: str, wrong: str = "") -> None:
-        super().__init__(message)
-        self.wrong = wrong
+    """A rule that is not valid. The message says why in one clause."""
 
 
 def parse_expiry(text: str) -> float:
@@ -271,18 +266,11 @@ def parse_rule(value: Any) -> Rule:
         case "missing":
             raise RuleError(f"{where} is missing")
         case "unexpected_keyword_argument":
-            names = [to_camel(each.name) for each in fields(Rule)]
-            raise RuleError(f"there is no field {where!r}{hint(name, names)}", name)
+            names = ", ".join(to_camel(field.name) for field in fields(Rule))
+            raise RuleError(f"there is no field {where!r}, only {names}")
         case "literal_error" if is_key:
-            raise RuleError(f"{where} has the unknown predicate {name!r}{hint(name, PREDICATES)}", name)
-    given = first["input"]
-    raise RuleError(f"{where} {message[:1].lower()}{message[1:]}", given if isinstance(given, str) else name)
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint in brackets: the closest known name, or all of them."""
-    near = get_close_matches(name, known := list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else f" (there are {', '.join(known)})"
+            raise RuleError(f"{where} has the unknown predicate {name!r}, not one of {', '.join(PREDICATES)}")
+    raise RuleError(f"{where} {message[:1].lower()}{message[1:]}")
 
 
 def parse_json(text: str) -> Any:
@@ -300,12 +288,12 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         # The last of two would win silently, and a reader may look at the first.
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise RuleError(f"the field {twice!r} is there twice", twice)
+        raise RuleError(f"the field {twice!r} occurs twice")
     return made
 
 
 def _constant(name: str) -> Any:
-    raise RuleError(f"{name} is no JSON number")
+    raise RuleError(f"{name} is not valid JSON")
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import heapq
 import itertools
 import json
 import math
@@ -20,20 +18,14 @@ from conductor.tools.schema import SchemaError, required_choice
 from conductor.tools.schema_checker import CheckBudget, Checker, TooMuchWork, checkers
 
 ENDING = "Nothing was run. Call it again with corrected arguments."
-# Errors, and hints, in one message: a model corrects these before it reads more.
+# Errors in one message: a model corrects these before it reads more.
 MAX_ERRORS = 5
-MAX_HINTS = 5
 
 # How much of values, names, forms and hints a message quotes.
 _VALUE_CHARS = 80
 _LISTED_NAMES = 12
 _LISTED_FORMS = 3
 _HINT_CHARS = 160
-# How many names are searched for a similar one, how many are compared, and by how many characters: within a
-# millisecond.
-_SEARCHED_NAMES = 256
-_COMPARED_NAMES = 4
-_COMPARED_CHARS = 32
 
 
 def refusal(tool: str, errors: Iterable[str]) -> str:
@@ -53,29 +45,6 @@ def explain(errors: Iterable[ValidationError], schema: Mapping[str, Any]) -> lis
     return list(said)
 
 
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """Say " (did you mean ...?)" where one of the names is near enough, else nothing."""
-    near = nearest(name, names)
-    return f" (did you mean {near!r}?)" if near is not None else ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Find the name that was meant, if one is near enough.
-
-    `difflib` takes a millisecond for two texts of 64 letters, so it compares but the beginnings of the few
-    whose letters are most alike.
-    """
-    wanted = name[:_COMPARED_CHARS].lower()
-    letters = set(wanted)
-
-    def unlike(other: str) -> int:
-        return len(letters ^ set(other)) + abs(len(wanted) - len(other))
-
-    known = {each[:_COMPARED_CHARS].lower(): each for each in itertools.islice(names, _SEARCHED_NAMES)}
-    near = difflib.get_close_matches(wanted, heapq.nsmallest(_COMPARED_NAMES, known, key=unlike), 1, 0.6)
-    return known[near[0]] if near else None
-
-
 def place(path: Sequence[str | int]) -> str:
     """Name a place in the arguments."""
     where = ""
@@ -87,7 +56,6 @@ def place(path: Sequence[str | int]) -> str:
 class _Explainer:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self._hints = MAX_HINTS
 
     def of(self, error: ValidationError, where: str = "") -> Iterator[str]:
         where = where or place(error.instance_path)[:_VALUE_CHARS]
@@ -106,10 +74,11 @@ class _Explainer:
             case ValidationErrorKind.Required(missing):
                 yield f"{inside}missing required argument {missing[:_VALUE_CHARS]!r}"
             case ValidationErrorKind.AdditionalProperties(unexpected):
+                allowed = _listed(list(holder.get("properties", ())), str) or "none"
                 for unknown in unexpected:
-                    yield f"{inside}{self._unknown_name(unknown, list(holder.get('properties', ())))}"
+                    yield f"{inside}unknown argument {unknown[:_VALUE_CHARS]!r} (allowed: {allowed})"
             case ValidationErrorKind.Enum():
-                yield f"{name} must be one of {self._options(value, holder['enum'])}"
+                yield f"{name} must be one of {_listed(holder['enum'], _shown)}, got {_shown(value)}"
             case ValidationErrorKind.Pattern(pattern):
                 hint = holder.get("description", "")[:_HINT_CHARS]
                 yield f"{name} must match {pattern}, got {_shown(value)}{f' ({hint})' if hint else ''}"
@@ -130,26 +99,6 @@ class _Explainer:
             holder = holder[step]
         return holder
 
-    def _suggestion(self, name: str, names: Iterable[str]) -> str:
-        if self._hints == 0:
-            return ""
-        self._hints -= 1
-        return suggestion(name, names)
-
-    def _unknown_name(self, name: str, names: Sequence[str]) -> str:
-        hint = self._suggestion(name, names)
-        if not hint:
-            listed = ", ".join(names[:_LISTED_NAMES]) + (", …" if len(names) > _LISTED_NAMES else "")
-            hint = f" (allowed: {listed})" if names else " (none is taken)"
-        return f"unknown argument {name[:_VALUE_CHARS]!r}{hint}"
-
-    def _options(self, value: Any, allowed: Sequence[Any]) -> str:
-        listed = ", ".join(_shown(each) for each in allowed[:_LISTED_NAMES])
-        more = f" (and {len(allowed) - _LISTED_NAMES} more)" if len(allowed) > _LISTED_NAMES else ""
-        texts = [each for each in allowed if isinstance(each, str)]
-        hint = self._suggestion(value, texts) if isinstance(value, str) else ""
-        return f"{listed}{more}, got {_shown(value)}{hint}"
-
     def _nearest_branch(
         self, error: ValidationError, branches: Sequence[Sequence[ValidationError]], name: str
     ) -> str:
@@ -164,6 +113,11 @@ class _Explainer:
         # Branches inside branches are left out: they can be very many.
         forms = [next(self.of(first)) for first, *_ in branches[:_LISTED_FORMS] if not _has_branches(first)]
         return ", or ".join(dict.fromkeys(forms)) or f"{name} fits none of its forms"
+
+
+def _listed(values: Sequence[Any], to_text: Callable[[Any], str]) -> str:
+    more = f" (and {len(values) - _LISTED_NAMES} more)" if len(values) > _LISTED_NAMES else ""
+    return ", ".join(map(to_text, values[:_LISTED_NAMES])) + more
 
 
 def _is_wrong_type(error: ValidationError, outer: ValidationError) -> bool:

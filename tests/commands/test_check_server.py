@@ -72,14 +72,12 @@ async def test_the_operators_rules_are_counted(tmp_path: Path) -> None:
 async def test_a_rule_for_a_misspelt_tool_is_warned_about(tmp_path: Path) -> None:
     lines = await policies(tmp_path, '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancle"}]}')
     assert lines[1].startswith("warn  POLICIES_FILE: Rule 1 (deny agent.cancle) may never match")
-    assert "did you mean agent.cancel?" in lines[1]
 
 
 async def test_an_allowed_tool_that_nothing_declares_is_warned_about() -> None:
     (item,) = await found("ALLOWED_TOOLS", allowed_tools=("agent.stauts", "agent.*", "calculator"))
     line = str(item)
     assert line.startswith("warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog")
-    assert "(did you mean agent.status?)" in line
 
 
 async def test_rules_that_cannot_be_read_fail_with_their_place(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def test_predicates_are_read_from_options(given: list[str], args: dict[str, Any]
         (["--arg", ":eq=1"], "--arg ':eq=1' must be NAME:PRED=VALUE, for example path:under=/srv/notes."),
         (
             ["--arg", "a:undr=/x"],
-            "The rule is not valid: args.a has the unknown predicate 'undr' (did you mean under?).",
+            "The rule is not valid: args.a has the unknown predicate 'undr', "
+            "not one of eq, in, glob, under, host, max.",
         ),
         (["--arg", "a:eq=1", "--arg", "a:eq=2"], "--arg a:eq is given twice."),
         (["--arg", "a:max=x"], "The rule is not valid: args.a max must be a number."),
@@ -128,11 +129,11 @@ def test_a_rule_that_makes_no_sense_is_warned_about() -> None:
     assert len(json.loads(ran("list", "--json"))["findings"]) == 1
 
 
-def test_a_rule_for_a_misspelt_tool_is_warned_about_with_the_one_that_is_meant() -> None:
+def test_a_rule_for_a_misspelt_tool_is_warned_about() -> None:
     said = ran("add", "deny", "agent.cancle")
-    assert "no tool of the catalog or the server has this name (did you mean agent.cancel?)" in said
+    assert "no tool of the catalog or the server has this name" in said
     assert "a tool that an app declares may" in said
-    assert "agent.cancel?" in ran("list")
+    assert "may never match" in ran("list")
     assert "can never match" in ran("add", "deny", "calculater", "--source", "builtin")
     assert "warn" not in ran("add", "deny", "read_file"), "it is the server's own, in use or not"
 
@@ -220,11 +221,8 @@ def test_the_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "DRY_RUN is set" in said and "does not get to see" not in said
 
 
-def test_an_unknown_tool_is_said_with_the_one_that_is_meant() -> None:
-    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan' (did you mean agent.spawn?)."
-    assert mistake("explain", "zzz").startswith(
-        "There is no tool 'zzz' (there are get_current_time, calculator"
-    )
+def test_an_unknown_tool_cannot_be_explained() -> None:
+    assert mistake("explain", "agent.spwan") == "There is no tool 'agent.spwan'."
 
 
 @pytest.mark.parametrize("text", ["{", "nope", '{"a":1,"a":2}', "[" * 100_000])

@@ -100,7 +100,7 @@ def test_a_call_is_checked_and_asked_about_as_any() -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("agent.spawn", "runs on the device"), ("calculater", "did you mean calculator")],
+    [("agent.spawn", "runs on the device"), ("calculater", "There is no tool 'calculater'")],
 )
 def test_a_tool_that_cannot_be_called_here_is_one_sentence(name: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):

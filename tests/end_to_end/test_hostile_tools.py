@@ -218,7 +218,7 @@ def fails_with(text: str) -> Any:
 
 
 SAYS = {
-    "in its result": lambda a: "\n".join(f"{name}: {value}" for name, value in LEAK.items()),
+    "in its result": lambda a: "\n".join(f"{name}={value}" for name, value in LEAK.items()),
     "in JSON": lambda a: json.dumps(LEAK),
     "in JSON in a string in JSON": lambda a: json.dumps({"body": json.dumps({"inner": json.dumps(LEAK)})}),
     "in its error": fails_with(json.dumps(LEAK)),

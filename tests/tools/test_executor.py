@@ -116,16 +116,14 @@ def test_the_tools_of_all_toolsets_are_offered_and_found() -> None:
     assert executor.spec("nap") is NAP and executor.spec("none") is None
 
 
-def test_a_tool_that_is_not_there_is_said_to_be_so_with_its_nearest_name() -> None:
+def test_a_call_of_an_unknown_tool_fails() -> None:
     outcome = refuse(ToolExecutor([shelf()], LIMITS), "add_tasks")
     assert outcome.error_type == "not_found"
-    assert outcome.error_message == "There is no tool 'add_tasks'. Did you mean add_task? Nothing was run."
+    assert outcome.error_message == "There is no tool 'add_tasks'. Nothing was run."
 
 
-@pytest.mark.parametrize("name", ["", "x" * 100_000, "quite else", "\x00", "日本"])
-def test_a_name_like_no_other_gets_no_hint_and_a_short_answer(name: str) -> None:
-    message = refuse(ToolExecutor([shelf()], LIMITS), name).error_message or ""
-    assert "Did you mean" not in message and len(message) < 700
+def test_an_unknown_name_is_quoted_in_part() -> None:
+    assert len(refuse(ToolExecutor([shelf()], LIMITS), "x" * 100_000).error_message or "") < 700
 
 
 def test_without_tools_nothing_is_found() -> None:

@@ -77,17 +77,17 @@ RULES = '{"version": 1, "rules": [\n  {"effect": "deny", "tool": "a.*"},\n  %s\n
 INVALID = [
     (
         '{"effect": "permit", "tool": "b"}',
-        "Rule 2 of policies.json is not valid, line 3, column 14: effect must be 'allow', 'ask' or 'deny'.",
+        "Rule 2 of policies.json is not valid: effect must be 'allow', 'ask' or 'deny'.",
     ),
     (
         '{"effect": "deny", "tool": "b", "args": {"path": {"undr": "/etc"}}}',
-        "Rule 2 of policies.json is not valid, line 3, column 53: args.path has the unknown predicate 'undr' "
-        "(did you mean under?).",
+        "Rule 2 of policies.json is not valid: args.path has the unknown predicate 'undr', "
+        "not one of eq, in, glob, under, host, max.",
     ),
     (
         '{"effect": "allow", "tool": "b", "arg": {"path": {"under": "/srv"}}}',
-        "Rule 2 of policies.json is not valid, line 3, column 36: there is no field 'arg' "
-        "(did you mean args?).",
+        "Rule 2 of policies.json is not valid: there is no field 'arg', only effect, tool, source, session, "
+        "args, scope, fingerprint, expires, argumentsDigest, comment.",
     ),
     (
         '{"effect": "deny"}',
@@ -104,9 +104,9 @@ INVALID = [
     ),
     (
         '{"effect": "deny", "effect": "allow", "tool": "b"}',
-        "policies.json is not valid: the field 'effect' is there twice.",
+        "policies.json is not valid: the field 'effect' occurs twice.",
     ),
-    ('{"effect": "deny", "tool": NaN}', "policies.json is not valid: NaN is no JSON number."),
+    ('{"effect": "deny", "tool": NaN}', "policies.json is not valid: NaN is not valid JSON."),
     ("1" * 5_000, "policies.json is not valid JSON."),
     ("[" * 100_000, "policies.json is not valid JSON."),
 ]
@@ -394,15 +394,6 @@ def findings(*rules: Rule) -> list[str]:
     [
         (Rule("deny", "clock", expires="2020-01-01T00:00:00Z"), "has expired"),
         (Rule("deny", "file.*", args={"pth": {"under": "/a"}}), "takes the argument pth"),
-        (Rule("ask", "file.*", args={"path": {"eq": 1}, "folder": {"eq": 1}}), "takes all of its arguments"),
-        (Rule("allow", "file.write", args={"limit": {"max": 1}}), "it does not mention path"),
-        (Rule("deny", "file.write", args={"path": {"in": []}}), "the list of values for path is empty"),
-        (Rule("deny", "file.write", args={"path": {"eq": "a", "in": ["b"]}}), "contradict each other"),
-        (Rule("deny", "file.write", args={"path": {"eq": "/a", "under": "/b"}}), "contradict each other"),
-        (
-            Rule("deny", "file.write", args={"path": {"in": ["a", "b"], "glob": "c*"}}),
-            "contradict each other",
-        ),
         (Rule("ask", "file.write", args={"limit": {"max": 9}}), "max is meant for allow rules"),
         (Rule("allow", "*"), "dangerously wide"),
         (Rule("allow", "*.*", source="mcp:*"), "dangerously wide"),
@@ -420,7 +411,6 @@ def test_a_rule_that_makes_no_sense_is_found(rule: Rule, problem: str) -> None:
         Rule("deny", "clock", expires="2090-01-01T00:00:00Z"),
         Rule("deny", "file.*", args={"folder": {"under": "/a"}}),
         Rule("allow", "file.write", args={"path": {"in": ["a", "b"], "glob": "b*"}, "limit": {"max": 1}}),
-        Rule("deny", "file.write", args={"path": {"eq": "a", "in": ["a"]}}),
         Rule("deny", "any", args={"x-a": {"eq": 1}}),
         Rule("deny", "*"),
         Rule("allow", "*", args={"path": {"under": "/srv"}}),
@@ -433,52 +423,19 @@ def test_a_rule_that_makes_sense_is_not_found(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "meant"),
+    ("rule", "problem"),
     [
-        (Rule("deny", "file.wirte"), " (did you mean file.write?)"),
-        (Rule("deny", "flie.*"), " (did you mean file.*?)"),
-        (Rule("ask", "lamp.on"), ""),
-        (Rule("allow", "clok", source="device"), " (did you mean clock?)"),
+        (
+            Rule("deny", "file.wirte"),
+            "may never match: no tool of the catalog or the server has this name; "
+            "a tool that an app declares may.",
+        ),
+        (
+            Rule("deny", "clok", source="builtin"),
+            "can never match: no tool of the server has this name.",
+        ),
     ],
 )
-def test_a_rule_for_a_name_that_no_known_tool_has_is_found(rule: Rule, meant: str) -> None:
-    (found,) = findings(rule)
-    assert found.endswith(
-        f"may never match: no tool of the catalog or the server has this name{meant}; "
-        "a tool that an app declares may."
-    )
-
-
-def test_a_rule_for_a_tool_of_the_servers_own_that_is_not_there_can_never_match() -> None:
-    (found,) = findings(Rule("deny", "clok", source="builtin"))
-    assert found.endswith("can never match: no tool of the server has this name (did you mean clock?).")
-
-
-SHADOWED = [
-    (Rule("deny", "file.*"), Rule("allow", "file.write"), True),
-    (Rule("deny", "file.*"), Rule("allow", "file.w*"), True),
-    (Rule("deny", "*"), Rule("ask", "file.*", args={"path": {"eq": "a"}}), True),
-    (Rule("ask", "file.*"), Rule("allow", "file.*"), True),
-    (Rule("deny", "file.*", source="device"), Rule("allow", "file.*", source="device"), True),
-    (Rule("deny", "file.*", source="mcp:*"), Rule("allow", "file.*", source="mcp:a"), True),
-    (Rule("deny", "file.*", source="device"), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.w*"), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.?"), Rule("allow", "file.*"), False),
-    (Rule("deny", "*b]"), Rule("allow", "[ab]"), False),
-    (Rule("ask", "file.*"), Rule("deny", "file.write"), False),
-    (Rule("deny", "file.*", args={"path": {"eq": "a"}}), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.*", arguments_digest="d"), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.*", fingerprint="f"), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.*", fingerprint="f"), Rule("allow", "file.*", fingerprint="f"), True),
-    (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), Rule("allow", "file.*"), False),
-    (Rule("deny", "file.*", expires="2020-01-01T00:00:00Z"), Rule("allow", "file.*"), False),
-]
-
-
-@pytest.mark.parametrize(("earlier", "later", "expected"), SHADOWED)
-def test_a_rule_that_another_always_comes_before_is_found(earlier: Rule, later: Rule, expected: bool) -> None:
-    for rules in ((earlier, later), (later, earlier)):
-        found = [each for each in findings(*rules) if "can never decide" in each]
-        assert len(found) == expected
-        if expected:
-            assert f"rule {rules.index(earlier) + 1} is to {earlier.effect} all" in found[0]
+def test_a_rule_for_an_unknown_tool_is_reported(rule: Rule, problem: str) -> None:
+    (finding,) = findings(rule)
+    assert finding.endswith(problem)

@@ -251,12 +251,8 @@ REFUSED = [
         "args.a must have one or more of eq, in, glob, under, host, max",
     ),
     (
-        {"effect": "deny", "tool": "*", "args": {"a": {"undr": "/x"}}},
-        "args.a has the unknown predicate 'undr' (did you mean under?)",
-    ),
-    (
         {"effect": "deny", "tool": "*", "args": {"a": {"regex": "x"}}},
-        "args.a has the unknown predicate 'regex' (there are eq, in, glob, under, host, max)",
+        "args.a has the unknown predicate 'regex', not one of eq, in, glob, under, host, max",
     ),
     ({"effect": "deny", "tool": "*", "args": {"a": {"in": "x"}}}, "args.a in must be a list"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"glob": 1}}}, "args.a glob must be text"),
@@ -281,14 +277,8 @@ REFUSED = [
     ({"effect": "deny", "tool": "a\u200b"}, "tool has a character that is not printable"),
     ({"effect": "deny", "tool": "*", "source": "\x1b[31m"}, "source has a character that is not printable"),
     ({"effect": "deny", "tool": "*", "args": {"a\n": {"eq": 1}}}, "args has a character that is not print"),
-    ({"effect": "allow", "tool": "*", "arg": {}}, "there is no field 'arg' (did you mean args?)"),
-    ({"effect": "allow", "tool": "*", "Args": {}}, "there is no field 'Args' (did you mean args?)"),
-    (
-        {"effect": "allow", "tool": "*", "until": ""},
-        "there is no field 'until' (there are effect, tool, source",
-    ),
-    ({"effect": "allow", "tool": "*", "expire": ""}, "there is no field 'expire' (did you mean expires?)"),
-    ({"effect": "allow", "tool": "*", "finger_print": ""}, "did you mean fingerprint?)"),
+    ({"effect": "allow", "tool": "*", "arg": {}}, "there is no field 'arg', only effect, tool, source"),
+    ({"effect": "allow", "tool": "*", "Args": {}}, "there is no field 'Args', only effect, tool, source"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conductor.tools.schema_checker import CheckBudget, Checker
-from conductor.tools.validation import explain, refusal, suggestion
+from conductor.tools.validation import explain, refusal
 
 
 def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
@@ -38,7 +38,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         (
             {"enum": ["open", "closed"]},
             "Opne",
-            'v must be one of "open", "closed", got "Opne" (did you mean \'open\'?)',
+            'v must be one of "open", "closed", got "Opne"',
         ),
         (
             {"enum": list(range(20))},
@@ -51,7 +51,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         (
             {"anyOf": [{"type": "integer"}, {"enum": ["all"]}]},
             "all!",
-            'v must be integer, got "all!", or v must be one of "all", got "all!" (did you mean \'all\'?)',
+            'v must be integer, got "all!", or v must be one of "all", got "all!"',
         ),
         (
             {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
@@ -81,7 +81,7 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         (
             {"$ref": "#/$defs/page"},
             {"sise": 1},
-            "v: unknown argument 'sise' (did you mean 'size'?)",
+            "v: unknown argument 'sise' (allowed: size)",
         ),
         ({"items": {"type": "integer"}}, [1, "x"], 'v[1] must be integer, got "x"'),
         ({"propertyNames": {"maxLength": 1}}, {"ab": 1}, 'v must have at most 1 character, got "ab"'),
@@ -96,13 +96,11 @@ def test_each_rule_has_its_words(schema: dict[str, Any], value: Any, message: st
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"prompt": {}}, "unknown argument 'promt' (did you mean 'prompt'?)"),
-        ({"Prompt": {}}, "unknown argument 'promt' (did you mean 'Prompt'?)"),
         ({"id": {}, "limit": {}}, "unknown argument 'promt' (allowed: id, limit)"),
-        ({}, "unknown argument 'promt' (none is taken)"),
+        ({}, "unknown argument 'promt' (allowed: none)"),
     ],
 )
-def test_an_unknown_name_comes_with_the_one_that_was_meant(names: dict[str, Any], message: str) -> None:
+def test_an_unknown_argument_is_reported_with_the_allowed_names(names: dict[str, Any], message: str) -> None:
     assert explained({"properties": names, "additionalProperties": False}, {"promt": 1}) == [message]
 
 
@@ -111,18 +109,10 @@ def test_each_unknown_name_is_told() -> None:
     assert explained({"additionalProperties": False}, {"a": 1}) == ["no argument is taken"]
 
 
-def test_what_was_meant_is_said_of_five_names_at_most() -> None:
-    names = {f"argument{letter}": {"type": "string"} for letter in "abcdefghij"}
-    branch = {"properties": names, "additionalProperties": False}
-    wrong = {f"argumen{letter}": "x" for letter in "abcdefghij"}
-    (message,) = explained({"properties": {"v": {"anyOf": [branch, {"type": "integer"}]}}}, {"v": wrong})
-    assert (message.count("unknown argument"), message.count("did you mean")) == (10, 5)
-
-
 def test_an_unknown_name_inside_an_argument_says_where() -> None:
     inner = {"properties": {"size": {}}, "additionalProperties": False}
     assert explained({"properties": {"page": inner}}, {"page": {"sise": 1}}) == [
-        "page: unknown argument 'sise' (did you mean 'size'?)"
+        "page: unknown argument 'sise' (allowed: size)"
     ]
 
 
@@ -149,7 +139,3 @@ def test_a_refusal_says_that_nothing_was_run() -> None:
     assert refusal("t", ["a", "b"]) == (
         "Invalid arguments for t: a; b. Nothing was run. Call it again with corrected arguments."
     )
-
-
-def test_nothing_is_suggested_where_nothing_is_near() -> None:
-    assert suggestion("colour", ["id", "limit"]) == ""
