@@ -1,6 +1,6 @@
 """The tools ``schedule_task``, ``list_scheduled_tasks`` and ``cancel_scheduled_task``: reminders of a person.
 
-A session of the person tells a reminder when its time has come (`conductor.conversation.reminders`).
+A session of the person delivers a reminder when it is due (`conductor.conversation.reminders`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from conductor.errors import StoreError
-from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.clock import find_zone, utc_now
 from conductor.tools.builtin.definitions import argument, definition
-from conductor.tools.builtin.tasks import TaskError
+from conductor.tools.builtin.tasks import TaskError, change_field, no_storage
 
 FIELD = "reminders"
-# Reminders of a person, and characters of one: all are stored in one field.
+# Reminders of a person, which are one field, and characters of a reminder.
 MAX_REMINDERS = 200
 MAX_TEXT_CHARS = 500
 # Days until a reminder.
@@ -33,7 +32,7 @@ _WEEKDAYS: Mapping[Repeat, range] = {"daily": range(7), "weekdays": range(5), "w
 class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
     """A reminder. ``due_ms`` is epoch milliseconds; ``zone`` is the IANA time zone of its repetitions.
 
-    ``session`` is the session that tells it now, since ``taken_ms``.
+    ``session`` is the session that delivers it, since ``taken_ms``.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^reminder_[1-9][0-9]{0,5}$")]
@@ -45,18 +44,18 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
     taken_ms: int = 0
 
     @property
-    def shown(self) -> dict[str, str]:
+    def view(self) -> dict[str, str]:
         """The reminder as the model reads it; its time is local."""
         repeat = {"repeat": self.repeat} if self.repeat is not None else {}
         return {"id": self.id, "text": self.text, "at": self.local.isoformat(timespec="minutes"), **repeat}
 
     @property
     def local(self) -> datetime:
-        """Its time where the person is."""
+        """Its local time."""
         return datetime.fromtimestamp(self.due_ms / 1000, ZoneInfo(self.zone))
 
     def next(self, now_ms: int) -> Reminder | None:
-        """Return its first repetition after ``now_ms``, taken by no session; None if it is told once."""
+        """Return its first repetition after ``now_ms``, taken by no session; None if it has no repetition."""
         if self.repeat is None:
             return None
         due = self.local
@@ -66,11 +65,11 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _repeated(due: datetime, repeat: Repeat) -> datetime:
-    # Local arithmetic: eight o'clock stays eight o'clock when the clocks change.
+    # Local arithmetic: the time of day stays the same when the clocks change.
     if repeat == "weekly":
         return due + timedelta(days=7)
     due, day = due + timedelta(days=1), due.day
-    # A month without the day is left out, as RFC 5545 does.
+    # A month without the day is left out, as in RFC 5545.
     while due.day != day if repeat == "monthly" else due.weekday() not in _WEEKDAYS[repeat]:
         due += timedelta(days=1)
     return due
@@ -80,7 +79,7 @@ Reminders: TypeAlias = tuple[Reminder, ...]
 
 
 def read_reminders(text: str | None) -> Reminders:
-    """Decode what is stored; what cannot be read is none."""
+    """Decode stored reminders; a text that cannot be read has no reminders."""
     try:
         return msgspec.json.decode(text, type=Reminders) if text else ()
     except msgspec.DecodeError:
@@ -128,30 +127,22 @@ class ScheduleTask:
         """Answer with the new ``reminder``."""
         now = self._now()
         zone = find_zone(context.time_zone or "UTC") or ZoneInfo("UTC")
-        try:
-            due = _due(arguments, now, zone)
-            if due - now > timedelta(days=MAX_DAYS):
-                raise TaskError("validation_failed", "That is more than five years away.")
-        except TaskError as error:
-            return failed(error.error_type, f"{error} Nothing was scheduled.")
-        made: list[Reminder] = []
 
-        def add(reminders: Reminders) -> Reminders:
+        def add(text: str | None) -> tuple[str, ToolOutcome]:
+            due, reminders = _due(arguments, now, zone), read_reminders(text)
             if len(reminders) >= MAX_REMINDERS:
                 raise TaskError("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
-            number = 1 + max((int(one.id.removeprefix("reminder_")) for one in reminders), default=0)
-            made[:] = [
-                Reminder(
-                    f"reminder_{number}",
-                    " ".join(arguments["text"].split()),
-                    epoch_ms(due),
-                    arguments.get("repeat"),
-                    zone.key,
-                )
-            ]
-            return (*reminders, *made)
+            number = 1 + max((int(item.id.removeprefix("reminder_")) for item in reminders), default=0)
+            reminder = Reminder(
+                f"reminder_{number}",
+                " ".join(arguments["text"].split()),
+                epoch_ms(due),
+                arguments.get("repeat"),
+                zone.key,
+            )
+            return write_reminders((*reminders, reminder)), succeeded({"reminder": reminder.view})
 
-        return await _changed(context, add, lambda: {"reminder": made[0].shown})
+        return await change_field(context.person, FIELD, "reminders", add)
 
 
 class ListScheduledTasks:
@@ -169,9 +160,9 @@ class ListScheduledTasks:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``reminders``."""
         if context.person is None:
-            return _no_place()
-        reminders = read_reminders(context.person.get(FIELD))
-        return succeeded({"reminders": [one.shown for one in sorted(reminders, key=lambda one: one.due_ms)]})
+            return no_storage("reminders")
+        reminders = sorted(read_reminders(context.person.get(FIELD)), key=lambda reminder: reminder.due_ms)
+        return succeeded({"reminders": [reminder.view for reminder in reminders]})
 
 
 class CancelScheduledTask:
@@ -189,16 +180,16 @@ class CancelScheduledTask:
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with the ``cancelled`` reminder."""
-        gone: list[Reminder] = []
 
-        def cancel(reminders: Reminders) -> Reminders:
-            gone[:] = [one for one in reminders if one.id == arguments["id"]]
-            if not gone:
-                ids = ", ".join(one.id for one in reminders[:10]) or "none"
+        def cancel(text: str | None) -> tuple[str, ToolOutcome]:
+            reminders = {reminder.id: reminder for reminder in read_reminders(text)}
+            cancelled = reminders.pop(arguments["id"], None)
+            if cancelled is None:
+                ids = ", ".join(list(reminders)[:10]) or "none"
                 raise TaskError("not_found", f"There is no such reminder. The ids are: {ids}.")
-            return tuple(one for one in reminders if one not in gone)
+            return write_reminders(tuple(reminders.values())), succeeded({"cancelled": cancelled.view})
 
-        return await _changed(context, cancel, lambda: {"cancelled": gone[0].shown})
+        return await change_field(context.person, FIELD, "reminders", cancel)
 
 
 def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
@@ -206,37 +197,21 @@ def _due(arguments: Mapping[str, Any], now: datetime, zone: tzinfo) -> datetime:
         raise TaskError("validation_failed", "Give either in_minutes or at.")
     if "in_minutes" in arguments:
         return now + timedelta(minutes=arguments["in_minutes"])
-    here, text = now.astimezone(zone), arguments["at"].strip()
+    local, text = now.astimezone(zone), arguments["at"].strip()
     try:
         if "T" in text.upper() or " " in text or len(text) > len("08:00:00"):
             due = datetime.fromisoformat(text)
             due = due.replace(tzinfo=zone) if due.tzinfo is None else due
         else:
             hour, minute = (int(part) for part in text.split(":"))
-            due = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
-            due = due if due > here else due + timedelta(days=1)
+            due = local.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            due = due if due > local else due + timedelta(days=1)
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
         raise TaskError("validation_failed", message) from None
     if due <= now:
-        told = here.isoformat(timespec="minutes")
-        raise TaskError("validation_failed", f"That time has passed: the user's time is {told}.")
+        time = local.isoformat(timespec="minutes")
+        raise TaskError("validation_failed", f"That time has passed: the user's time is {time}.")
+    if due - now > timedelta(days=MAX_DAYS):
+        raise TaskError("validation_failed", "That is more than five years away.")
     return due
-
-
-async def _changed(
-    context: CallContext, change: Callable[[Reminders], Reminders], data: Callable[[], dict[str, Any]]
-) -> ToolOutcome:
-    if context.person is None:
-        return _no_place()
-    try:
-        await context.person.update(FIELD, lambda text: write_reminders(change(read_reminders(text))))
-    except TaskError as error:
-        return failed(error.error_type, f"{error} Nothing was changed.")
-    except StoreError:
-        return failed("io_error", "The reminders could not be saved.")
-    return succeeded(data())
-
-
-def _no_place() -> ToolOutcome:
-    return failed("io_error", "This session cannot keep reminders. Nothing was changed.")

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from conductor.errors import StoreError
-from conductor.tools.base import CallContext, ErrorType, ToolOutcome, failed, succeeded
+from conductor.tools.base import CallContext, ErrorType, SessionFields, ToolOutcome, failed, succeeded
 from conductor.tools.builtin.definitions import argument, definition
 
 FIELD = "tasks"
-# Tasks of a list, bytes of all together, and characters of one: the list is stored in a session's field.
+# Tasks of a list, bytes of the list, which is one field of the session, and characters of a task.
 MAX_TASKS = 200
 MAX_BYTES = 32 * 1024
 MAX_TITLE_CHARS = 200
@@ -25,7 +25,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 _TITLE: Mapping[str, Any] = {"minLength": 1, "maxLength": MAX_TITLE_CHARS}
 _NOTES: Mapping[str, Any] = {"maxLength": MAX_NOTES_CHARS}
 _STATUS: Mapping[str, Any] = {"enum": list(STATUSES)}
-_ANEW = "The earlier list could not be read; this is a new one. Tell the user."
+_UNREADABLE = "The earlier list could not be read; this is a new one. Tell the user."
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -37,7 +37,7 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     notes: str = ""
 
     @property
-    def shown(self) -> dict[str, str]:
+    def view(self) -> dict[str, str]:
         """The task as the model reads it."""
         notes = {"notes": self.notes} if self.notes else {}
         return {"id": self.id, "title": self.title, "status": self.status, **notes}
@@ -47,7 +47,7 @@ Tasks: TypeAlias = tuple[Task, ...]
 
 
 class TaskError(Exception):
-    """A change to a list of tasks that cannot be made; the message is for the model."""
+    """A change that cannot be made; the message is for the model."""
 
     def __init__(self, error_type: ErrorType, message: str) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class AddTask:
             )
             return (*tasks, task), task
 
-        return await _changed(context, change)
+        return await _change(context, change)
 
 
 class ListTasks:
@@ -100,13 +100,13 @@ class ListTasks:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``tasks``, oldest first, and ``counts`` of all tasks by status."""
         if context.fields is None:
-            return _no_place()
+            return no_storage("tasks")
         tasks, notes = _read(context.fields.get(FIELD))
-        wanted = arguments.get("status")
+        status = arguments.get("status")
         return succeeded(
             {
-                "tasks": [task.shown for task in tasks if wanted in (None, task.status)],
-                "counts": {status: sum(task.status == status for task in tasks) for status in STATUSES},
+                "tasks": [task.view for task in tasks if status in (None, task.status)],
+                "counts": {name: sum(task.status == name for task in tasks) for name in STATUSES},
             },
             notes=notes,
         )
@@ -136,7 +136,7 @@ class UpdateTask:
         """Answer with the changed ``task`` and ``open``: how many are not completed."""
         changes = {name: arguments[name] for name in ("status", "title", "notes") if name in arguments}
         if not changes:
-            return failed("validation_failed", "Nothing is to change: give status, title or notes.")
+            return failed("validation_failed", "There is nothing to change: give status, title or notes.")
 
         def change(tasks: Tasks) -> tuple[Tasks, Task]:
             for index, task in enumerate(tasks):
@@ -149,47 +149,68 @@ class UpdateTask:
                     return (*tasks[:index], task, *tasks[index + 1 :]), task
             raise TaskError("not_found", _unknown(arguments["id"], tasks))
 
-        return await _changed(context, change)
+        return await _change(context, change)
 
 
-async def _changed(context: CallContext, change: Callable[[Tasks], tuple[Tasks, Task]]) -> ToolOutcome:
-    if context.fields is None:
-        return _no_place()
+async def _change(context: CallContext, change: Callable[[Tasks], tuple[Tasks, Task]]) -> ToolOutcome:
+    def update(text: str | None) -> tuple[str, ToolOutcome]:
+        tasks, notes = _read(text)
+        tasks, task = change(tasks)
+        data = msgspec.json.encode(tasks)
+        # The list is written as a whole with each change, and read with each claim.
+        if len(data) > MAX_BYTES:
+            raise TaskError("validation_failed", f"The list is full: it has {MAX_BYTES // 1024} KiB of text.")
+        open_tasks = sum(task.status != "completed" for task in tasks)
+        return data.decode(), succeeded({"task": task.view, "open": open_tasks}, notes=notes)
+
+    return await change_field(context.fields, FIELD, "tasks", update)
+
+
+async def change_field(
+    fields: SessionFields | None,
+    name: str,
+    content: str,
+    change: Callable[[str | None], tuple[str, ToolOutcome]],
+) -> ToolOutcome:
+    """Replace a field by the text that ``change`` returns, and return its outcome.
+
+    A `TaskError` of ``change`` becomes the outcome. ``content`` names the field in messages.
+    """
+    if fields is None:
+        return no_storage(content)
     outcome: ToolOutcome | None = None
 
     def update(text: str | None) -> str:
         nonlocal outcome
-        tasks, notes = _read(text)
-        tasks, task = change(tasks)
-        data = msgspec.json.encode(tasks)
-        # The list is written whole with each change, and read with each claim.
-        if len(data) > MAX_BYTES:
-            raise TaskError("validation_failed", f"The list is full: it has {MAX_BYTES // 1024} KiB of text.")
-        still_open = sum(task.status != "completed" for task in tasks)
-        outcome = succeeded({"task": task.shown, "open": still_open}, notes=notes)
-        return data.decode()
+        text, outcome = change(text)
+        return text
 
     try:
         # Read and written in one step: calls of a round may run at the same time.
-        await context.fields.update(FIELD, update)
+        await fields.update(name, update)
     except TaskError as error:
         return failed(error.error_type, f"{error} Nothing was changed.")
     except StoreError:
-        return failed("io_error", "The list could not be saved.")
+        return failed("io_error", f"The {content} could not be saved.")
     assert outcome is not None  # the store has called `update`, or raised
     return outcome
 
 
+def no_storage(content: str) -> ToolOutcome:
+    """Make the outcome of a call in a session that stores nothing."""
+    return failed("io_error", f"This session cannot keep {content}. Nothing was changed.")
+
+
 def _read(text: str | None) -> tuple[Tasks, tuple[str, ...]]:
-    # A field that cannot be read counts as empty, with a note that says so.
+    # A field that cannot be read counts as empty, and is reported in a note.
     if not text:
         return (), ()
     try:
         tasks = msgspec.json.decode(text, type=Tasks)
     except (msgspec.DecodeError, UnicodeEncodeError):
-        return (), (_ANEW,)
+        return (), (_UNREADABLE,)
     if len({task.id for task in tasks}) < len(tasks):
-        return (), (_ANEW,)
+        return (), (_UNREADABLE,)
     return tasks, ()
 
 
@@ -200,13 +221,9 @@ def _title(title: str) -> str:
     return line
 
 
-def _unknown(wanted: str, tasks: Tasks) -> str:
-    ids = [task.id for task in tasks]
+def _unknown(task_id: str, tasks: Tasks) -> str:
+    task_id, ids = task_id[:64], [task.id for task in tasks]
     if not ids:
-        return f"There is no task {wanted[:64]!r}: the list is empty."
-    near = difflib.get_close_matches(wanted[:64], ids, 3, cutoff=0.5) or ids[:3]
-    return f"There is no task {wanted[:64]!r}. Did you mean {' or '.join(near)}? There are {len(ids)} tasks."
-
-
-def _no_place() -> ToolOutcome:
-    return failed("io_error", "This session cannot keep tasks. Nothing was changed.")
+        return f"There is no task {task_id!r}: the list is empty."
+    near = difflib.get_close_matches(task_id, ids, 3, cutoff=0.5) or ids[:3]
+    return f"There is no task {task_id!r}. Did you mean {' or '.join(near)}? There are {len(ids)} tasks."

@@ -63,8 +63,8 @@ async def test_times_are_the_persons(given: dict[str, Any], due: datetime) -> No
     outcome = await schedule(fields, **given)
     (reminder,) = kept(fields)
     assert reminder.due_ms == epoch_ms(due)
-    assert outcome.data["reminder"] == reminder.shown
-    assert reminder.shown["id"] == "reminder_1"
+    assert outcome.data["reminder"] == reminder.view
+    assert reminder.view["id"] == "reminder_1"
 
 
 @pytest.mark.parametrize(

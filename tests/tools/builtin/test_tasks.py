@@ -186,7 +186,7 @@ async def test_a_session_that_keeps_nothing_is_an_outcome() -> None:
 async def test_a_store_that_fails_is_an_outcome() -> None:
     fields = Fields(fails=True)
     outcome = await add(fields)
-    assert (outcome.error_type, outcome.error_message) == ("io_error", "The list could not be saved.")
+    assert (outcome.error_type, outcome.error_message) == ("io_error", "The tasks could not be saved.")
     assert fields.texts == {}
 
 
