@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tests.stand_ins.anthropic_script import Call, JsonObject, Reply, Thought
@@ -82,9 +81,3 @@ class BenchPersona:
         return Reply(
             text="".join(chunks), chunks=chunks, delay_s=self.delay_s, first_delay_s=self.first_delay_s
         )
-
-
-PERSONAS: Mapping[str, Callable[..., Callable[[JsonObject], Reply]]] = {
-    "bench": BenchPersona,
-    "thinks": partial(BenchPersona, thinks=True),
-}

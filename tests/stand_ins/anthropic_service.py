@@ -1,15 +1,11 @@
 """A strict stand-in for Anthropic's Messages API, over real HTTP on a loopback port.
 
 It answers what a script says (`anthropic_script`) and refuses what the service refuses (`anthropic_rules`).
-Alone, for benchmarks: ``python -m tests.stand_ins.anthropic_service --port 9000 --persona bench``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import signal
-import sys
 from collections import deque
 from typing import Any
 
@@ -18,7 +14,6 @@ import msgspec
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused
-from tests.stand_ins.anthropic_persona import PERSONAS
 from tests.stand_ins.anthropic_rules import MAX_BODY_BYTES, check_betas, check_body, check_headers
 from tests.stand_ins.anthropic_script import (
     Break,
@@ -112,41 +107,3 @@ class AnthropicService(ModelService):
 def _error_event(broken: Break) -> bytes:
     error = {"type": broken.error_type, "message": "Scripted error"}
     return b"event: error\ndata: " + msgspec.json.encode({"type": "error", "error": error}) + b"\n\n"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A strict stand-in for the Messages API.")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one, which is printed")
-    parser.add_argument("--persona", choices=sorted(PERSONAS), default="bench")
-    parser.add_argument("--rounds", type=int, default=3, help="tool rounds a turn")
-    parser.add_argument("--tokens", type=int, default=40, help="tokens of the answer")
-    parser.add_argument("--token-delay-ms", type=float, default=0.0)
-    parser.add_argument("--first-token-delay-ms", type=float, default=0.0)
-    return parser.parse_args()
-
-
-async def _serve(arguments: argparse.Namespace) -> None:
-    persona = PERSONAS[arguments.persona](
-        rounds=arguments.rounds,
-        tokens=arguments.tokens,
-        delay_s=arguments.token_delay_ms / 1000,
-        first_delay_s=arguments.first_token_delay_ms / 1000,
-    )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    service = AnthropicService(default=persona, api_keys=None, keep_requests=0, port=arguments.port)
-    async with service:
-        sys.stdout.write(f"{service.base_url}\n")
-        sys.stdout.flush()
-        await stop.wait()
-
-
-if __name__ == "__main__":
-    try:
-        import uvloop
-
-        uvloop.run(_serve(_arguments()))
-    except ImportError:
-        asyncio.run(_serve(_arguments()))

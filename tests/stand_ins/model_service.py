@@ -34,7 +34,6 @@ class ModelService:
         default: ServiceScript | None = None,
         api_keys: frozenset[str] | None = frozenset({"test-key"}),
         keep_requests: int = 200,
-        port: int = 0,
     ) -> None:
         self.replies: deque[ServiceScript] = deque()
         self.default: ServiceScript = default or Reply(text="All right.")
@@ -46,7 +45,6 @@ class ModelService:
         self.completed = 0
         self.open_streams = 0
         self.api_keys = api_keys
-        self._port = port
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._errors: list[Exception] = []
@@ -73,7 +71,7 @@ class ModelService:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, "127.0.0.1", self._port, backlog=1024)
+        self._server = await loop.create_server(self._connection, "127.0.0.1", 0, backlog=1024)
         return self
 
     def _connection(self) -> Connection:

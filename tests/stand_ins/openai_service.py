@@ -2,14 +2,10 @@
 
 It answers what a script says (`anthropic_script`) and refuses what the service refuses (`openai_rules`). The
 events are those of the documented streaming formats; what was recorded is in ``tests/providers/recorded``.
-Alone, for benchmarks: ``python -m tests.stand_ins.openai_service --tokens 40``.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -189,17 +185,3 @@ def responses_pieces(
         return
     ended = {**response, "status": "incomplete", "usage": figures, "incomplete_details": {"reason": why}}
     yield event("response.incomplete", {"response": ended})
-
-
-async def _serve(tokens: int) -> None:
-    default = Reply(chunks=["word "] * tokens, text="word " * tokens)
-    async with OpenAIService(default=default, api_keys=None, keep_requests=0) as service:
-        sys.stdout.write(f"{service.base_url}\n")
-        sys.stdout.flush()
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="A strict stand-in for OpenAI's API.")
-    parser.add_argument("--tokens", type=int, default=40, help="tokens of the answer")
-    asyncio.run(_serve(parser.parse_args().tokens))
