@@ -138,8 +138,6 @@ def _serve(options: argparse.Namespace) -> int:
     settings, token = _settings(options)
     settings = _within_descriptors(settings, quiet=worker is not None)
     configure_logs(settings.log_level, settings.log_format, content=settings.log_content)
-    if worker is None:
-        _warn_of_misspelt_names()
     if worker is None and settings.workers > 1:
         from conductor.server.workers import Supervisor
 
@@ -166,14 +164,6 @@ def _serve(options: argparse.Namespace) -> int:
     check_exposure(settings, insecure=options.insecure_no_auth)
     _run(serve(settings, ready, worker, stopping))
     return 0
-
-
-def _warn_of_misspelt_names() -> None:
-    from conductor.env_file import misspelt
-    from conductor.settings import Settings, environment_names
-
-    for name, hint in misspelt(environment_names(), Settings.model_fields):
-        _say(f"conductor: {name} is no setting (in the environment); {hint}")
 
 
 def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
@@ -223,8 +213,10 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
-    from conductor.commands.banner import banner
+    from conductor.commands.banner import banner, unknown_names
 
+    for name in unknown_names(settings):
+        _say(f"conductor: {name} in .env is not a setting.")
     _say(banner(settings, port, lan_token))
 
 

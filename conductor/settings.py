@@ -20,6 +20,8 @@ from conductor.errors import SettingsError
 Milliseconds: TypeAlias = Annotated[int, Field(gt=0, le=86_400_000)]
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 
+# Names, such as API keys, that are no settings and that configuration files refer to.
+referenced_names: set[str] = set()
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -367,6 +369,7 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
 
 def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
     """Read a name that is no setting, from the environment or else from the file; None if it is not set."""
+    referenced_names.add(name)
     file = read_env_file(env_file, {name.lower()}, os.environ)
     given = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
     return (given or "").strip() or None

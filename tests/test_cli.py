@@ -195,12 +195,16 @@ def test_no_command_runs_with_a_file_that_it_cannot_read(
     assert said.startswith("Line 2 of .env cannot be read: ")
 
 
-def test_a_misspelt_name_in_the_environment_is_told_at_the_start(conductor: Main) -> None:
-    code, _, err = conductor("--provider", "parrot", AUTH_TOKEN=SECRET)
-    assert code == 2 and SECRET not in err
-    assert err.startswith(
-        "conductor: AUTH_TOKEN is no setting (in the environment); did you mean AUTH_TOKENS?\n"
+async def test_an_unknown_setting_is_one_line_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"AUTH_TOKEN={SECRET}\nCLOUD_KEY={SECRET}\n")
+    (tmp_path / "models.toml").write_text(
+        'default = "toy"\n[[profile]]\nname = "toy"\nprovider = "demo"\n[[profile]]\nname = "cloud"\n'
+        'provider = "anthropic"\nmodel = "m"\napi_key_env = "CLOUD_KEY"\n'
     )
+    async with server(tmp_path) as served:
+        lines = [line for line in served.lines if "not a setting" in line]
+        assert lines == ["conductor: AUTH_TOKEN in .env is not a setting."]
+        assert SECRET not in "\n".join(served.lines)
 
 
 @pytest.mark.parametrize("arguments", [["--port", "eighty"], ["bogus"], ["--bogus"], ["serve", "bogus"]])

@@ -12,8 +12,9 @@ from conductor.commands import lan
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
-from conductor.settings import Settings, read_settings
+from conductor.settings import Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
+from conductor.tools.http_tools import load_http_tools
 from conductor.tools.mcp.config import load_mcp_servers
 
 
@@ -42,6 +43,14 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
         # The page takes the token out of the fragment, which no browser sends to a server.
         code = ["", lan.qr_code(f"{page}#token={lan_token}" if page else url)]
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
+
+
+def unknown_names(settings: Settings) -> list[str]:
+    """List the names in ``.env`` that are no settings and that no configuration file refers to."""
+    for load in (load_profiles, load_mcp_servers, load_http_tools):
+        load(settings)
+    file = read_settings(ENV_FILE, {}).file
+    return [name for name in file.unknown if name not in referenced_names] if file else []
 
 
 def _page(settings: Settings, port: int) -> str | None:

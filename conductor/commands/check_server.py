@@ -14,7 +14,6 @@ from pathlib import Path
 
 from conductor.app import check_exposure, file_roots, knowledge_index, notes_dir
 from conductor.commands.check_item import Item, fail, ok, warn
-from conductor.env_file import misspelt
 from conductor.errors import SettingsError
 from conductor.prompts import load_system_prompt
 from conductor.server.access import why_not_bound
@@ -53,12 +52,9 @@ def settings_items(env_file: Path | None, found: Found, also_used: Collection[st
     yield ok("settings", f"{text}.")
     for mistake in file.mistakes if file else ():
         yield fail("settings", mistake)
-    others = [name for name in file.others if name not in also_used] if file else []
-    if env_file and others:
-        names = ", ".join(others)
-        yield warn("settings", f"in {env_file.name} these are no settings and do nothing: {names}.")
-    for name, hint in misspelt(environment, Settings.model_fields):
-        yield warn(name, f"is no setting (in the environment); {hint}")
+    for name in file.unknown if file else ():
+        if env_file is not None and name not in also_used:
+            yield warn("settings", f"{name} in {env_file.name} is not a setting.")
     for name, reason in found.invalid.items():
         yield fail(name.upper(), f"{reason} .env.example says what it takes.")
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from conductor.env_file import hint_for
 from conductor.errors import ModelFailure, SettingsError
 from conductor.settings import Settings
 
@@ -232,8 +231,7 @@ class Rehearsal(_Part):
     def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if name.lower() not in Settings.model_fields:
-                hint = hint_for(name, Settings.model_fields)
-                raise ValueError(f"{name} is no setting{f'; {hint}' if hint else '.'}")
+                raise ValueError(f"{name} is not a setting")
             if name.lower() in OWN_SETTINGS:
                 raise ValueError(f"{name} is chosen by the rehearsal")
         return {name.lower(): one for name, one in value.items()}

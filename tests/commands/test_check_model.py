@@ -167,8 +167,9 @@ async def test_each_profile_of_a_file_is_asked(
     said = [f"{item.level} {item.text}" for item in items if item.subject.startswith("model")]
     assert said[0] == "ok models.toml has cloud, toy; cloud answers."
     assert said[1].startswith("ok cloud: Claude (m) answered in ") and said[2].startswith("ok the demo, ")
-    (unknown,) = [item.text for item in items if "are no settings" in item.text]
-    assert unknown.endswith("do nothing: OTHER.")
+    assert [item.text for item in items if "not a setting" in item.text] == [
+        "OTHER in .env is not a setting."
+    ]
 
 
 async def test_a_provider_whose_package_is_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ STEPS = "steps: [{say: Hello}]"
         ),
         (
             f"{STEPS}\nsettings: {{LOG_LEVL: info}}",
-            ", line 2: settings is not valid: LOG_LEVL is no setting; did you mean LOG_LEVEL?",
+            ", line 2: settings is not valid: LOG_LEVL is not a setting.",
         ),
         (
             f"{STEPS}\nsettings: {{PORT: 80}}",
