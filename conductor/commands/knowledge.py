@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
             raise SettingsError(f"The index cannot be written: {error}.") from None
     out.write(
         f"{update.documents:,} documents: {update.indexed:,} indexed, {update.removed:,} removed, "
-        f"{len(update.problems):,} not readable, in {update.took_s:.1f} s\n"
+        f"{len(update.problems):,} not readable, in {update.duration_s:.1f} s\n"
     )
     if not update.problems:
         return 0

@@ -1,4 +1,4 @@
-"""The tools that run in the server itself: one file each, and one line each in `standard_tools`."""
+"""The tools that run in the server: each has one line in `standard_tools`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BuiltinTool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """Give the definition; its ``source`` is ``builtin``."""
+        """Return the definition; its ``source`` is ``builtin``."""
         ...
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -46,10 +46,10 @@ def standard_tools(
     web_fetch: bool = False,
     web_search: str | None = None,
 ) -> tuple[BuiltinTool, ...]:
-    """Make the standard tools; ``now`` gives the time with its offset.
+    """Make the standard tools; ``now`` returns the time with its offset.
 
-    The file tools need folders, ``file_roots``, the notes need ``notes_dir``, the knowledge base its index,
-    and all of them a system that can open files without following links. ``web_search`` is the search engine.
+    The file tools need ``file_roots``, the notes ``notes_dir`` and the knowledge base its index, and all of
+    them a system that can open files without following links. ``web_search`` is the search engine.
     """
     tools: list[BuiltinTool] = [
         CurrentTime(now),
@@ -81,11 +81,11 @@ def standard_tools(
 
 
 def builtin_specs() -> tuple[ToolSpec, ...]:
-    """List the definitions of all standard tools, also of those that the settings disable."""
+    """List the definitions of all standard tools, including the ones that the settings disable."""
     top = Path("/")
     index = KnowledgeIndex(top, top / "unused")
-    made = standard_tools(file_roots=[top], notes_dir=top, knowledge=index)
-    return (*(tool.spec for tool in made), WebFetch.spec, WebSearch.spec)
+    tools = standard_tools(file_roots=[top], notes_dir=top, knowledge=index)
+    return (*(tool.spec for tool in tools), WebFetch.spec, WebSearch.spec)
 
 
 class BuiltinToolset:
@@ -93,19 +93,19 @@ class BuiltinToolset:
 
     def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
         self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
-        self._specs = tuple(_with_says(tool) for tool in self._tools.values())
-        self._watching: list[asyncio.Task[None]] = []
+        self._specs = tuple(_spec(tool) for tool in self._tools.values())
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start what the tools do beside calls: an index is kept up to date."""
+        """Start the background work of the tools, which keeps an index up to date."""
         watches = [getattr(tool, "watch", None) for tool in self._tools.values()]
-        self._watching = [asyncio.create_task(watch()) for watch in watches if watch is not None]
+        self._tasks = [asyncio.create_task(watch()) for watch in watches if watch is not None]
 
     async def aclose(self) -> None:
-        """Stop that."""
-        for task in self._watching:
+        """Stop the background work."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools, in the order of the registry."""
@@ -119,6 +119,6 @@ class BuiltinToolset:
         return await tool.run(arguments, context)
 
 
-def _with_says(tool: BuiltinTool) -> ToolSpec:
+def _spec(tool: BuiltinTool) -> ToolSpec:
     sensitive, preview = getattr(tool, "sensitive", None), getattr(tool, "preview", None)
     return replace(tool.spec, sensitive=sensitive, preview=preview)

@@ -1,6 +1,6 @@
-"""The tool ``calculator``: arithmetic that is exact where it can be, and always ends at once.
+"""The tool ``calculator``: arithmetic, exact where possible, within milliseconds.
 
-Ready-made evaluators hang on ``9**9**9`` or on factorials; this one looks at the size of a result before it
+Ready-made evaluators hang on ``9**9**9`` or on factorials; this one estimates the size of a result before it
 computes it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
 from conductor.tools.builtin.definitions import argument, definition
 
-# Characters and nesting of an expression: parsing recurses.
+# Characters and nesting of an expression, which is parsed recursively.
 MAX_CHARS = 512
 MAX_DEPTH = 64
 
@@ -34,51 +34,48 @@ class CalculationError(ValueError):
 
 
 def normalise(expression: str, names: Collection[str]) -> str:
-    """Rewrite an expression in Python's spelling. Raises `CalculationError`.
+    """Rewrite an expression in Python's syntax.
 
     ``^`` is power. ``%`` between two operands is the remainder; at the end of an operand it is per cent, and
-    becomes the call ``percent(x)``; ``of`` after it multiplies. Names other than ``names`` are refused, and
-    what people read in two ways is too.
+    becomes the call ``percent(x)``; ``of`` after it multiplies. Raises `CalculationError` for names other
+    than ``names``, and for an ambiguous ``%``.
     """
     if len(expression) > MAX_CHARS:
         raise CalculationError(f"The expression is longer than {MAX_CHARS} characters.")
     tokens = _tokens(expression.translate(_SIGNS).strip(), names)
-    written: list[str] = []
-    opened: list[int] = []
+    output: list[str] = []
+    brackets = 0
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
-        if token == "(":
-            opened.append(len(written))
-            if len(opened) > MAX_DEPTH:
-                raise CalculationError(f"The brackets are nested more than {MAX_DEPTH} deep.")
+        brackets += (token == "(") - (token == ")" and brackets > 0)
+        if brackets > MAX_DEPTH:
+            raise CalculationError(f"The brackets are nested more than {MAX_DEPTH} deep.")
         if token == "%" and _is_percent_sign(following):
-            _make_percent(written, following)
+            _make_percent(output, following)
         elif token == "of":
-            if not written or written[-1] != _PERCENT_END:
+            if not output or output[-1] != _PERCENT_END:
                 raise CalculationError('"of" is understood only after a percentage, as in "17% of 2340".')
-            written.append("*")
+            output.append("*")
         else:
-            written.append("**" if token == "^" else token)
-        if token == ")" and opened:
-            opened.pop()
-    return " ".join(written)
+            output.append("**" if token == "^" else token)
+    return " ".join(output)
 
 
-_PERCENT_END = " )"  # the blank tells it from a bracket of the expression
+_PERCENT_END = " )"  # the space distinguishes it from a bracket of the expression
 
 
 def _tokens(text: str, names: Collection[str]) -> list[str]:
     tokens: list[str] = []
-    at = 0
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise CalculationError(f"{text[at:].strip()[:1]!r} is not understood.")
-        token = found[0].strip()
-        if found["name"] and token != "of" and token not in names:
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise CalculationError(f"{text[position:].strip()[:1]!r} is not understood.")
+        token = match[0].strip()
+        if match["name"] and token != "of" and token not in names:
             raise CalculationError(f"{token[:40]!r} is not known here. Known: {', '.join(sorted(names))}.")
-        # Python takes no leading zeros, and 007 is no octal for people.
-        tokens.append(re.sub(r"^0+(?=\d)", "", token) if found["number"] else token)
-        at = found.end()
+        # Python refuses leading zeros, and 007 is not octal here.
+        tokens.append(re.sub(r"^0+(?=\d)", "", token) if match["number"] else token)
+        position = match.end()
     if not tokens:
         raise CalculationError("The expression is empty.")
     return tokens
@@ -93,23 +90,23 @@ def _is_percent_sign(following: str) -> bool:
     return following in _AFTER_PERCENT or following in ("of", "^")
 
 
-def _make_percent(written: list[str], following: str) -> None:
-    start = len(written) - 1
-    if start < 0 or written[start] in ("+", "-", "*", "/", "//", "**", "%", "(", ","):
+def _make_percent(output: list[str], following: str) -> None:
+    start = len(output) - 1
+    if start < 0 or output[start] in ("+", "-", "*", "/", "//", "**", "%", "(", ","):
         raise CalculationError("There is nothing before %.")
     depth = 0
-    for start in range(len(written) - 1, -1, -1):
-        depth += written[start].count(")") - written[start].count("(")
+    for start in range(len(output) - 1, -1, -1):
+        depth += output[start].count(")") - output[start].count("(")
         if depth <= 0:
             break
-    if start > 0 and written[start] == "(" and written[start - 1][0].isalpha():
+    if start > 0 and output[start] == "(" and output[start - 1][0].isalpha():
         start -= 1  # a function's name
-    if following == "of" and start > 0 and written[start - 1] in ("/", "//", "%", "**"):
+    if following == "of" and start > 0 and output[start - 1] in ("/", "//", "%", "**"):
         raise CalculationError(f'Put the "{following}" part in brackets, as in 100 / (10% of 50).')
-    written[start:] = ["percent(", *written[start:], _PERCENT_END]
+    output[start:] = ["percent(", *output[start:], _PERCENT_END]
 
 
-# Bits of a whole number, largest factorial, digits of a rounding: each takes less than a millisecond.
+# Bits of a whole number, the largest factorial, and digits of a rounding: each takes under a millisecond.
 MAX_BITS = 4096
 MAX_FACTORIAL = 400
 MAX_ROUND_DIGITS = 400
@@ -152,9 +149,9 @@ def calculate(expression: str) -> str:
     """Compute an expression. Raises `CalculationError`, and nothing else, within milliseconds."""
     text = normalise(expression, _NAMES)
     try:
-        # Only parsed, never evaluated by Python: `_evaluate` knows the few nodes that are arithmetic.
+        # Python only parses it: `_evaluate` accepts the nodes of arithmetic.
         tree = ast.parse(text, mode="eval").body
-        return _written(_evaluate(tree, 0))
+        return _format(_evaluate(tree, 0))
     except SyntaxError:
         raise CalculationError("The expression is not complete, or not well formed.") from None
     except ZeroDivisionError:
@@ -166,7 +163,7 @@ def calculate(expression: str) -> str:
     except (ValueError, TypeError) as error:
         if isinstance(error, CalculationError):
             raise
-        raise CalculationError("A function was given a value for which it has no result.") from None
+        raise CalculationError("A function has no result for this value.") from None
 
 
 _TOO_LARGE = f"A result is too large: whole numbers have at most {MAX_BITS} bits, others at most 308 digits."
@@ -199,20 +196,20 @@ def _evaluate(node: ast.expr, depth: int) -> Number:
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:
-    # A loop, not recursion: a long sum is not a deep one.
-    links: list[ast.BinOp] = []
-    left: ast.expr = node
-    while isinstance(left, ast.BinOp):
-        links.append(left)
-        left = left.left
-    value = _evaluate(left, depth + 1)
-    for link in reversed(links):
-        if isinstance(link.op, ast.Add | ast.Sub) and _is_percent(link.right):
+    # A loop, not recursion: a long sum is not nested.
+    operations: list[ast.BinOp] = []
+    first: ast.expr = node
+    while isinstance(first, ast.BinOp):
+        operations.append(first)
+        first = first.left
+    value = _evaluate(first, depth + 1)
+    for operation in reversed(operations):
+        if isinstance(operation.op, ast.Add | ast.Sub) and _is_percent(operation.right):
             raise CalculationError(
                 "Adding per cent may mean two things: write 200 * 1.1 to raise 200 by a tenth, or 200 + 0.1."
             )
-        right = _evaluate(link.right, depth + 1)
-        compute = _OPERATORS.get(type(link.op))
+        right = _evaluate(operation.right, depth + 1)
+        compute = _OPERATORS.get(type(operation.op))
         if compute is None:
             raise CalculationError("This operator is not known here.")
         value = _bounded(compute(value, right))
@@ -226,8 +223,8 @@ def _is_percent(node: ast.expr) -> bool:
 def _call(name: str, arguments: list[Number]) -> Number:
     function, least, most = _FUNCTIONS[name]
     if not least <= len(arguments) <= most:
-        wanted = str(least) if least == most else f"{least} to {most}"
-        raise CalculationError(f"{name} takes {wanted} value{'' if wanted == '1' else 's'}.")
+        count = str(least) if least == most else f"{least} to {most}"
+        raise CalculationError(f"{name} takes {count} value{'' if count == '1' else 's'}.")
     return _bounded(function(*arguments))
 
 
@@ -241,7 +238,7 @@ def _bounded(value: int | float | complex) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # The size is known before the work is done: |base| ≥ 2 ** (bits - 1).
+    # The size of the result is known beforehand: |base| ≥ 2 ** (bits - 1).
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 0:
         if (base.bit_length() - 1) * exponent > MAX_BITS:
             raise CalculationError(_TOO_LARGE)
@@ -293,8 +290,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
 _NAMES = (_FUNCTIONS.keys() | _CONSTANTS.keys()) - {"percent"}
 
 
-def _written(value: Number) -> str:
+def _format(value: Number) -> str:
     if isinstance(value, int):
         return str(value)
-    # 15 digits are those that a float holds for certain: 0.1 + 0.2 is 0.3.
+    # A float is exact to 15 digits: 0.1 + 0.2 is 0.3.
     return f"{value:.15g}" if value else "0"  # no -0

@@ -1,4 +1,4 @@
-"""The tool ``get_current_time``: what the time and date are, where the user is or elsewhere."""
+"""The tool ``get_current_time``: the time and date in the user's time zone or another one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MAX_ZONE_CHARS = 64
 
 
 def utc_now() -> datetime:
-    """Give the present time in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class CurrentTime:
-    """``get_current_time``. ``now`` gives the present time, with an offset."""
+    """``get_current_time``. ``now`` returns the current time, with an offset."""
 
     spec = definition(
         "get_current_time",
@@ -48,11 +48,11 @@ class CurrentTime:
 
         The zone is ``timezone``, else that of the session, else UTC.
         """
-        asked = arguments.get("timezone")
-        zone = find_zone(asked) if asked else find_zone(context.time_zone or "UTC")
-        if zone is None and asked:
-            return failed("validation_failed", f"There is no time zone {asked!r}{_suggestion(asked)}")
-        # An unknown zone of the session is no mistake of the model: answer in UTC.
+        name = arguments.get("timezone")
+        zone = find_zone(name or context.time_zone or "UTC")
+        if zone is None and name:
+            return failed("validation_failed", f"There is no time zone {name!r}{_suggestion(name)}")
+        # The model cannot correct an unknown zone of the session: answer in UTC.
         time = self._now().astimezone(zone or UTC)
         return succeeded(
             {
@@ -65,13 +65,13 @@ class CurrentTime:
 
 @lru_cache(maxsize=256)
 def find_zone(name: str) -> zoneinfo.ZoneInfo | None:
-    """Give the time zone of an IANA name, None if there is none."""
-    # A model's or a client's text: the name becomes a path among the zone files.
+    """Return the time zone of an IANA name, or None."""
+    # The name comes from a model or a client, and becomes a path among the zone files.
     if len(name) > _MAX_ZONE_CHARS:
         return None
     try:
         return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # unknown; a path; a folder of zones
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # unknown; a path; a folder
         return None
 
 
@@ -84,6 +84,6 @@ def _names() -> dict[str, str]:
 
 
 def _suggestion(name: str) -> str:
-    wanted = name[:_MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
-    near = difflib.get_close_matches(wanted, _names(), n=1, cutoff=0.7)
+    name = name[:_MAX_ZONE_CHARS].strip().lower().replace(" ", "_")
+    near = difflib.get_close_matches(name, _names(), n=1, cutoff=0.7)
     return f", did you mean {_names()[near[0]]}?" if near else "; use an IANA name such as Europe/Berlin."

@@ -1,8 +1,8 @@
-"""What a ``.gitignore`` leaves out, by git's own rules.
+"""The rules of ``.gitignore`` files, as git reads them.
 
-The file is a stranger's, so a match never backtracks, whatever the pattern. The ready-made translation to
-regular expressions (pathspec 1.1) took 14 s for ``*a*a*a*a*b`` with the interpreter locked, raises on
-``[z-a]``, and lets ``*`` win over a later ``!*/``.
+The files are not trusted, so a match never backtracks. The library pathspec (1.1) took 14 s for
+``*a*a*a*a*b`` with the interpreter locked, raises on ``[z-a]``, and lets ``*`` take precedence over a later
+``!*/``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Bytes, rules and characters of a rule that are read: the file is a stranger's.
+# Bytes of a file, its rules, and characters of a rule.
 MAX_BYTES = 64 * 1024
 MAX_RULES = 1000
 MAX_RULE_CHARS = 512
@@ -45,7 +45,7 @@ class IgnoreRule:
     segments: tuple[re.Pattern[str] | None, ...]
 
     def matches(self, parts: Sequence[str], is_folder: bool) -> bool:
-        """Tell whether the rule names this very path, not one above it."""
+        """Return whether the rule names this path itself, not a folder above it."""
         if self.folders_only and not is_folder:
             return False
         if not self.anchored:
@@ -55,10 +55,9 @@ class IgnoreRule:
 
 
 def parse(data: bytes) -> tuple[tuple[IgnoreRule, ...], int]:
-    """Read a file's rules, and count the lines beyond the bounds that were left out.
+    """Read a file's rules; also return the number of lines left out because of the limits.
 
-    What git takes for no pattern at all is dropped. Names that are not UTF-8 are matched as `os.fsdecode`
-    gives them.
+    Lines that are no pattern to git are dropped. Names that are not UTF-8 match in `os.fsdecode`'s form.
     """
     text = data[:MAX_BYTES].decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     rules: list[IgnoreRule] = []
@@ -74,10 +73,10 @@ def parse(data: bytes) -> tuple[tuple[IgnoreRule, ...], int]:
 
 
 def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) -> bool | None:
-    """Tell whether a path, in parts from the rules' folder on, is ignored; None if no rule matches.
+    """Return whether a path, in parts below the rules' folder, is ignored; None if no rule matches.
 
-    The last rule that matches decides. The caller must not enter an ignored folder: as in git, a later rule
-    cannot show anything in it.
+    The last matching rule decides. The caller must not enter an ignored folder: as in git, a later rule
+    cannot include a path below it.
     """
     for rule in reversed(rules):
         if rule.matches(parts, is_folder):
@@ -86,11 +85,11 @@ def verdict(rules: Sequence[IgnoreRule], parts: Sequence[str], is_folder: bool) 
 
 
 def _trimmed(line: str) -> str:
-    kept = line.rstrip(" ")
-    # An escaped blank at the end counts, and only that one.
-    if len(kept) < len(line) and (len(kept) - len(kept.rstrip("\\"))) % 2:
-        return kept + " "
-    return kept
+    trimmed = line.rstrip(" ")
+    # One escaped space at the end is part of the pattern.
+    if len(trimmed) < len(line) and (len(trimmed) - len(trimmed.rstrip("\\"))) % 2:
+        return trimmed + " "
+    return trimmed
 
 
 def _rule(line: str) -> IgnoreRule | None:
@@ -100,67 +99,67 @@ def _rule(line: str) -> IgnoreRule | None:
     pattern = pattern[:-1] if folders_only else pattern
     if not pattern:
         return None
-    # To git an escaped slash is a slash, and divides names as any other.
-    pattern = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], pattern, flags=re.DOTALL)
+    # To git an escaped slash is a slash.
+    pattern = re.sub(r"\\(.)", lambda match: "/" if match[1] == "/" else match[0], pattern, flags=re.DOTALL)
     anchored = "/" in pattern
     names = pattern.removeprefix("/").split("/")
     segments: list[re.Pattern[str] | None] = []
     for name in names:
         if anchored and len(name) > 1 and not name.strip("*"):  # to git three stars are two
-            if not segments or segments[-1] is not _ANY_FOLDERS:  # a second one adds nothing
+            if not segments or segments[-1] is not _ANY_FOLDERS:
                 segments.append(_ANY_FOLDERS)
             continue
         segment = _segment(name)
         if segment is None:
             return None
         segments.append(segment)
-    if segments[-1] is _ANY_FOLDERS:  # ``a/**`` is all that is in ``a``, but not ``a``
+    if segments[-1] is _ANY_FOLDERS:  # ``a/**`` matches everything in ``a``, but not ``a``
         segments.append(re.compile("", re.DOTALL))
     return IgnoreRule(ignores, folders_only, anchored, tuple(segments))
 
 
 def _match(segments: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> bool:
-    # Only the last ``**`` ever needs to take one part more, so this is no backtracking.
-    at = part = 0
+    # Only the last ``**`` ever has to take one more part, so nothing is tried twice.
+    index = part = 0
     retry: tuple[int, int] | None = None
     while part < len(parts):
-        segment = segments[at] if at < len(segments) else None
-        if at < len(segments) and segment is _ANY_FOLDERS:
-            at += 1
-            retry = (at, part)
+        segment = segments[index] if index < len(segments) else None
+        if index < len(segments) and segment is _ANY_FOLDERS:
+            index += 1
+            retry = (index, part)
         elif segment is not None and segment.match(parts[part]):
-            at, part = at + 1, part + 1
+            index, part = index + 1, part + 1
         elif retry is not None:
-            at, part = retry[0], retry[1] + 1
-            retry = (at, part)
+            index, part = retry[0], retry[1] + 1
+            retry = (index, part)
         else:
             return False
-    return at == len(segments)
+    return index == len(segments)
 
 
 def _segment(glob: str) -> re.Pattern[str] | None:
-    # Each stretch between two stars takes its first match and is never tried again (an atomic group): a glob
-    # needs no more, and there is no backtracking.
+    # The text between two stars takes its first match and is not tried again (an atomic group): a glob needs
+    # no backtracking.
     pieces = [""]
-    at = 0
-    while at < len(glob):
-        char = glob[at]
-        at += 1
+    position = 0
+    while position < len(glob):
+        char = glob[position]
+        position += 1
         if char == "*":
             pieces.append("")
         elif char == "?":
             pieces[-1] += "."
         elif char == "[":
-            found = _set(glob, at)
-            if found is None:
+            characters = _set(glob, position)
+            if characters is None:
                 return None
-            pieces[-1] += found[0]
-            at = found[1]
+            pieces[-1] += characters[0]
+            position = characters[1]
         elif char == "\\":
-            if at == len(glob):
+            if position == len(glob):
                 return None
-            pieces[-1] += re.escape(glob[at])
-            at += 1
+            pieces[-1] += re.escape(glob[position])
+            position += 1
         else:
             pieces[-1] += re.escape(char)
     first, middle, last = pieces[0], [piece for piece in pieces[1:-1] if piece], pieces[-1]
@@ -171,46 +170,46 @@ def _segment(glob: str) -> re.Pattern[str] | None:
     return re.compile(first + gaps + tail, re.DOTALL)
 
 
-def _set(glob: str, at: int) -> tuple[str, int] | None:
-    # As git reads it: the first character may be ``]``, a range may be empty, ``[:alpha:]`` names a class.
-    negated = glob[at : at + 1] in ("!", "^")
-    at += negated
+def _set(glob: str, position: int) -> tuple[str, int] | None:
+    # As in git: the first character may be ``]``, a range may be empty, ``[:alpha:]`` names a class.
+    negated = glob[position : position + 1] in ("!", "^")
+    position += negated
     items: list[str] = []
-    previous = ""  # what a range may start from
+    range_start = ""
     first = True
-    while first or glob[at : at + 1] != "]":
+    while first or glob[position : position + 1] != "]":
         first = False
-        char = glob[at : at + 1]
-        if char == "-" and previous and glob[at + 1 : at + 2] not in ("", "]"):
-            at += 1 + (glob[at + 1] == "\\")
-            end = glob[at : at + 1]
-            if end and previous <= end:
-                items.append(f"{_escaped(previous)}-{_escaped(end)}")
-            previous = ""
-        elif char == "[" and glob[at + 1 : at + 2] == ":" and (named := _named(glob, at + 2)) is not None:
-            if not named[0]:
+        char, following = glob[position : position + 1], glob[position + 1 : position + 2]
+        if char == "-" and range_start and following not in ("", "]"):
+            position += 1 + (following == "\\")
+            range_end = glob[position : position + 1]
+            if range_end and range_start <= range_end:
+                items.append(f"{_escaped(range_start)}-{_escaped(range_end)}")
+            range_start = ""
+        elif char == "[" and following == ":" and (names := _class(glob, position + 2)) is not None:
+            if not names[0]:
                 return None
-            items.append(named[0])
-            at, previous = named[1], ""
+            items.append(names[0])
+            position, range_start = names[1], ""
         else:
-            at += char == "\\"
-            previous = glob[at : at + 1]
-            items.append(_escaped(previous))
-        if at >= len(glob):
+            position += char == "\\"
+            range_start = glob[position : position + 1]
+            items.append(_escaped(range_start))
+        if position >= len(glob):
             return None
-        at += 1
+        position += 1
     body = "".join(items)
     if not body:
-        return ("." if negated else "(?!)"), at + 1
-    return f"[{'^' if negated else ''}{body}]", at + 1
+        return ("." if negated else "(?!)"), position + 1
+    return f"[{'^' if negated else ''}{body}]", position + 1
 
 
-def _named(glob: str, at: int) -> tuple[str, int] | None:
-    end = glob.find("]", at)
-    if end <= at or glob[end - 1] != ":":
+def _class(glob: str, position: int) -> tuple[str, int] | None:
+    end = glob.find("]", position)
+    if end <= position or glob[end - 1] != ":":
         return None
-    # An unknown class makes a pattern that matches nothing, as in git.
-    return _CLASSES.get(glob[at : end - 1], ""), end
+    # A pattern with an unknown class matches nothing, as in git.
+    return _CLASSES.get(glob[position : end - 1], ""), end
 
 
 def _escaped(char: str) -> str:

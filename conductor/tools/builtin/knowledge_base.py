@@ -50,13 +50,12 @@ class KnowledgeBase:
             hits = self._index.search(arguments["query"], arguments.get("limit", 5), stop)
             pending = self._index.pending
             notes = [f"The index is not complete yet: {pending:,} documents are missing."] if pending else []
-            return succeeded(
-                {"results": [_shown(number, hit) for number, hit in enumerate(hits, 1)]}, notes=notes
-            )
+            results = [_result(number, hit) for number, hit in enumerate(hits, 1)]
+            return succeeded({"results": results}, notes=notes)
 
         return await self._index.files.run(work)
 
 
-def _shown(number: int, hit: Hit) -> dict[str, Any]:
-    place = {"page": hit.page} if hit.page else {"lines": f"{hit.first_line}-{hit.last_line}"}
-    return {"number": number, "path": hit.path, **place, "text": hit.text}
+def _result(number: int, hit: Hit) -> dict[str, Any]:
+    position = {"page": hit.page} if hit.page else {"lines": f"{hit.first_line}-{hit.last_line}"}
+    return {"number": number, "path": hit.path, **position, "text": hit.text}

@@ -1,6 +1,6 @@
 """The index of ``query_knowledge_base``: passages of a folder's documents in SQLite's full-text search.
 
-The file can be deleted at any time: it is made again from the documents.
+The file can be deleted at any time: it is rebuilt from the documents.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from conductor.tools.builtin.walk import Walk
 
 log = structlog.get_logger(__name__)
 
-# Bytes of a document, and names that are looked at.
+# Bytes of a document, and names that are scanned.
 MAX_DOCUMENT_BYTES = 20 * 1024 * 1024
 MAX_SCANNED = 2_000_000
-# Words of a query, and passages that are ranked for it, since ranking one takes 2 µs.
+# Words of a query, and passages that are ranked for it; ranking one takes 2 µs.
 MAX_WORDS = 24
 MAX_RANKED = 3000
-# Seconds of one query, and its steps in SQLite between two looks at the clock.
+# Seconds of one query, and its steps in SQLite between two checks of the time.
 QUERY_S = 2.0
 _STEPS = 10_000
-# Seconds between two looks at the folder, at least and as a multiple of the time that one takes.
-LOOK_S = 1.0
-_LOOK_SHARE = 10
-# Seconds of one transaction, so that a query sees what is done, and another process waits no longer.
+# Seconds between two updates: at least, and as a multiple of the duration of an update.
+PAUSE_S = 1.0
+_PAUSE_FACTOR = 10
+# Seconds of one transaction, after which queries see the new documents; seconds to wait for another process.
 _COMMIT_S = 0.5
 _LOCK_S = 5.0
-# Changed documents from which on the index is put together again, which makes queries faster.
+# Changed documents from which on the index is optimized.
 _MANY = 500
 
 _VERSION = 1
@@ -64,7 +64,7 @@ CREATE TABLE passage(
 CREATE INDEX passage_of_file ON passage(file_id);
 CREATE VIRTUAL TABLE words USING fts5(title, text, tokenize='porter unicode61 remove_diacritics 2');
 """
-# A title's word counts more than one of the text.
+# A word of a title counts more than a word of the text.
 _SEARCH = """
 SELECT file.path, passage.first, passage.last, passage.page, snippet(words, 1, '', '', '…', 64)
 FROM words JOIN passage ON passage.id = words.rowid JOIN file ON file.id = passage.file_id
@@ -79,12 +79,12 @@ ON CONFLICT(path) DO UPDATE SET size = excluded.size, changed = excluded.changed
 RETURNING id
 """
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how many of how many changed documents are indexed."""
+"""Gets the number of changed documents that are indexed, and the number of all changed documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found. ``page`` is 0 for a document without pages."""
+    """A matching passage. ``page`` is 0 for a document without pages."""
 
     path: str
     first_line: int
@@ -95,18 +95,18 @@ class Hit:
 
 @dataclass(slots=True)
 class Update:
-    """What an update did; ``problems`` are documents that cannot be read (path -> why)."""
+    """The result of an update; ``problems`` are unreadable documents (path -> reason)."""
 
     documents: int = 0
     indexed: int = 0
     removed: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     complete: bool = True
-    took_s: float = 0.0
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Document:
     id: int
     size: int
     changed: int
@@ -115,7 +115,7 @@ class _Known:
 
 
 class IndexBusy(Exception):
-    """Another process updates the index."""
+    """Another process is updating the index."""
 
 
 class KnowledgeIndex:
@@ -124,69 +124,74 @@ class KnowledgeIndex:
     def __init__(self, folder: Path, database: Path) -> None:
         self.files = Files(Roots([folder]))
         self.pending = 0
-        """How many documents are still to be indexed by the update that runs here."""
+        """The number of documents that the current update has yet to index."""
         self._top = SandboxPath(self.files.roots.all[0], ())
         self._database = database
         self._readers = threading.local()
 
     # -- update
 
-    def update(self, stop: CancelFlag, progress: Progress = lambda done, total: None) -> Update:
-        """Index what has changed since the last update.
+    def update(self, stop: CancelFlag, progress: Progress = lambda count, total: None) -> Update:
+        """Index the documents that have changed since the last update.
 
         Raises `IndexBusy`, `OSError`, `sqlite3.Error`, and `FileError` if ``stop`` was set or the folder is
-        missing; what was indexed until then stays.
+        missing; documents indexed before that stay.
         """
-        began = time.monotonic()
-        done = Update()
+        started = time.monotonic()
+        result = Update()
         self._database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked(), closing(self._open()) as connection:
-            known = _known(connection)
-            changed, seen, done.complete = self._scan(known, stop)
+            documents = _documents(connection)
+            changed, paths, result.complete = self._scan(documents, stop)
             self.pending = len(changed)
             try:
-                self._index(connection, changed, known, done, stop, progress)
+                result.indexed = self._index(connection, changed, documents, stop, progress)
             finally:
                 self.pending = 0
-            # What lies in a folder that cannot be read now has not gone.
-            gone = [known[path].id for path in known.keys() - seen] if done.complete else []
+            # Documents in a folder that cannot be read now stay in the index.
+            removed = [documents[path].id for path in documents.keys() - paths] if result.complete else []
             with connection:
-                for file_id in gone:
-                    _forget(connection, file_id)
+                for file_id in removed:
+                    _delete_passages(connection, file_id)
                     connection.execute("DELETE FROM file WHERE id = ?", (file_id,))
-            done.removed = len(gone)
-            if done.indexed + done.removed >= _MANY:
+            result.removed = len(removed)
+            if result.indexed + result.removed >= _MANY:
                 connection.execute("INSERT INTO words(words) VALUES('optimize')")
             rows = connection.execute("SELECT path, problem FROM file").fetchall()
-        done.documents = len(rows)
-        done.problems = {path: problem for path, problem in rows if problem}
-        done.took_s = time.monotonic() - began
-        return done
+        result.documents = len(rows)
+        result.problems = {path: problem for path, problem in rows if problem}
+        result.duration_s = time.monotonic() - started
+        return result
 
     async def watch(self) -> None:
-        """Update the index at once and then again and again; never returns."""
+        """Update the index, now and again after each pause; never returns."""
         stop = CancelFlag()
-        problem = ""
+        reported = ""
         while True:
-            took = 0.0
+            duration_s, problem = 0.0, ""
             try:
                 update = await asyncio.to_thread(self.update, stop)
-                took, found = update.took_s, ""
+                duration_s = update.duration_s
                 if update.indexed or update.removed:
-                    counts = {"documents": update.documents, "indexed": update.indexed}
-                    problems = len(update.problems)
-                    log.info("knowledge", **counts, removed=update.removed, problems=problems, took_s=took)
+                    log.info(
+                        "knowledge base updated",
+                        documents=update.documents,
+                        indexed=update.indexed,
+                        removed=update.removed,
+                        unreadable=len(update.problems),
+                        duration_s=duration_s,
+                    )
             except asyncio.CancelledError:
                 stop.set()
                 raise
             except IndexBusy:
-                found = ""  # another process of this server does it
-            except Exception as error:  # a document may show a mistake in here: the others are served
-                found = f"{type(error).__name__}: {error}"
-            if found and found != problem:
-                log.error("knowledge not indexed", why=found)
-            problem = found
-            await asyncio.sleep(max(LOOK_S, _LOOK_SHARE * took))
+                pass  # another process of this server updates it
+            except Exception as error:  # a fault must not end the updates
+                problem = f"{type(error).__name__}: {error}"
+            if problem and problem != reported:
+                log.error("knowledge base not updated", error=problem)
+            reported = problem
+            await asyncio.sleep(max(PAUSE_S, _PAUSE_FACTOR * duration_s))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -224,53 +229,53 @@ class KnowledgeIndex:
         return connection
 
     def _scan(
-        self, known: Mapping[str, _Known], stop: CancelFlag
+        self, documents: Mapping[str, _Document], stop: CancelFlag
     ) -> tuple[list[tuple[str, SandboxPath, int, int]], set[str], bool]:
-        changed, seen = [], set()
-        wanted = suffixes()
+        changed, paths = [], set()
+        endings = suffixes()
         walk = Walk(self.files, stop, time.monotonic, float("inf"), MAX_SCANNED)
         try:
             for folder, location in walk.files_below(self._top):
                 name = location.parts[-1]
-                if not name.lower().endswith(wanted) or any(part.startswith(".") for part in location.parts):
+                if not name.lower().endswith(endings) or any(part[0] == "." for part in location.parts):
                     continue
                 path = printable("/".join(location.parts))
-                seen.add(path)
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                before = known.get(path)
-                if before is None or (before.size, before.changed) != (found.st_size, found.st_mtime_ns):
-                    changed.append((path, location, found.st_size, found.st_mtime_ns))
+                paths.add(path)
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                before = documents.get(path)
+                if before is None or (before.size, before.changed) != (status.st_size, status.st_mtime_ns):
+                    changed.append((path, location, status.st_size, status.st_mtime_ns))
         except DirectoryMissing:
-            raise FileError("io_error", "The folder of KNOWLEDGE_DIR is not there.") from None
-        return changed, seen, walk.complete
+            raise FileError("io_error", "The folder of KNOWLEDGE_DIR does not exist.") from None
+        return changed, paths, walk.complete
 
     def _index(
         self,
         connection: sqlite3.Connection,
         changed: list[tuple[str, SandboxPath, int, int]],
-        known: Mapping[str, _Known],
-        done: Update,
+        documents: Mapping[str, _Document],
         stop: CancelFlag,
         progress: Progress,
-    ) -> None:
-        committed = time.monotonic()
+    ) -> int:
+        committed_at, count = time.monotonic(), 0
         for number, (path, location, size, modified) in enumerate(changed, 1):
             stop.check()
             data, problem = self._read(location, stop)
             digest = hashlib.blake2b(data, digest_size=16).digest()
-            before = known.get(path)
+            before = documents.get(path)
             if before is not None and (before.digest, before.problem) == (digest, problem):
                 facts = (size, modified, before.id)
                 connection.execute("UPDATE file SET size = ?, changed = ? WHERE id = ?", facts)
             else:
                 _store(connection, path, before, (size, modified, digest, problem), data, stop)
-                done.indexed += 1
+                count += 1
             self.pending = len(changed) - number
             progress(number, len(changed))
-            if time.monotonic() - committed >= _COMMIT_S:
+            if time.monotonic() - committed_at >= _COMMIT_S:
                 connection.commit()
-                committed = time.monotonic()
+                committed_at = time.monotonic()
         connection.commit()
+        return count
 
     def _read(self, location: SandboxPath, stop: CancelFlag) -> tuple[bytes, str | None]:
         try:
@@ -279,14 +284,14 @@ class KnowledgeIndex:
             stop.check()
             return b"", str(error)
         except (OSError, DirectoryMissing) as error:
-            return b"", f"it cannot be read: {(getattr(error, 'strerror', None) or 'it has gone').lower()}"
+            return b"", f"it cannot be read: {(getattr(error, 'strerror', None) or 'it was removed').lower()}"
 
     # -- search
 
     def search(self, query: str, limit: int, stop: CancelFlag) -> list[Hit]:
-        """Find the passages that fit best. Raises `FileError` if there is no index, and after `QUERY_S`.
+        """Find the best passages. Raises `FileError` if there is no index, and after `QUERY_S`.
 
-        Nothing of the query is read as FTS5's syntax: its words have letters and digits only, and are quoted.
+        The query cannot contain FTS5 syntax: its words have only letters and digits, and are quoted.
         """
         words = [f'"{word}"' for word in dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))]
         if not words:
@@ -303,7 +308,7 @@ class KnowledgeIndex:
             self._readers.connection = None
             connection.close()
             stop.check()
-            log.warning("knowledge not searched", error=str(error))
+            log.warning("knowledge base not searched", error=str(error))
             raise FileError("io_error", "The knowledge base could not be searched in time.") from None
         return [Hit(*row) for row in rows]
 
@@ -329,31 +334,31 @@ class KnowledgeIndex:
 
 
 def _narrowed(connection: sqlite3.Connection, words: list[str]) -> tuple[str, bool]:
-    # The rarest words say most: as many of them as can be ranked in time are searched.
+    # Rare words are the most significant: as many of them are searched as can be ranked in time.
     def count(expression: str) -> int:
         return int(connection.execute(_COUNT, (expression, MAX_RANKED)).fetchone()[0])
 
-    counts = sorted((found, word) for word in words if (found := count(word)))
-    taken, total = [], 0
-    for found, word in counts:
-        total += found
+    counts = sorted((hits, word) for word in words if (hits := count(word)))
+    selected, total = [], 0
+    for hits, word in counts:
+        total += hits
         if total < MAX_RANKED:
-            taken.append(word)
-    if taken or not counts:
-        return " OR ".join(taken or words), True
-    # All words are in very many passages: take those that have all words, or all but the commonest.
-    kept = [word for _, word in counts]
-    while (found := count(" AND ".join(kept))) == 0 and len(kept) > 1:
-        kept.pop()
-    return " AND ".join(kept), found < MAX_RANKED
+            selected.append(word)
+    if selected or not counts:
+        return " OR ".join(selected or words), True
+    # Every word is in very many passages: take the passages with all words, or with all but the commonest.
+    common = [word for _, word in counts]
+    while (hits := count(" AND ".join(common))) == 0 and len(common) > 1:
+        common.pop()
+    return " AND ".join(common), hits < MAX_RANKED
 
 
-def _known(connection: sqlite3.Connection) -> dict[str, _Known]:
+def _documents(connection: sqlite3.Connection) -> dict[str, _Document]:
     rows = connection.execute("SELECT path, id, size, changed, digest, problem FROM file")
-    return {path: _Known(*rest) for path, *rest in rows}
+    return {path: _Document(*fields) for path, *fields in rows}
 
 
-def _forget(connection: sqlite3.Connection, file_id: int) -> None:
+def _delete_passages(connection: sqlite3.Connection, file_id: int) -> None:
     connection.execute(
         "DELETE FROM words WHERE rowid IN (SELECT id FROM passage WHERE file_id = ?)", (file_id,)
     )
@@ -363,7 +368,7 @@ def _forget(connection: sqlite3.Connection, file_id: int) -> None:
 def _store(
     connection: sqlite3.Connection,
     path: str,
-    before: _Known | None,
+    before: _Document | None,
     facts: tuple[int, int, bytes, str | None],
     data: bytes,
     stop: CancelFlag,
@@ -376,13 +381,11 @@ def _store(
         except DocumentError as error:
             problem = str(error)
     if before is not None:
-        _forget(connection, before.id)
+        _delete_passages(connection, before.id)
     (file_id,) = connection.execute(_STORE, (path, size, modified, digest, problem)).fetchone()
     name = re.sub(r"[\W_]+", " ", path)
     for piece in pieces:
-        location = (file_id, piece.first_line, piece.last_line, piece.page)
-        row = connection.execute(
-            "INSERT INTO passage(file_id, first, last, page) VALUES(?, ?, ?, ?)", location
-        )
-        words = (row.lastrowid, f"{name} {piece.heading}", piece.text)
+        row = (file_id, piece.first_line, piece.last_line, piece.page)
+        cursor = connection.execute("INSERT INTO passage(file_id, first, last, page) VALUES(?, ?, ?, ?)", row)
+        words = (cursor.lastrowid, f"{name} {piece.heading}", piece.text)
         connection.execute("INSERT INTO words(rowid, title, text) VALUES(?, ?, ?)", words)

@@ -1,4 +1,4 @@
-"""The passages of a document: pieces of its text, short enough for a search result, with their place."""
+"""The passages of a document: pieces of its text, short enough for a search result, with lines or pages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from importlib.util import find_spec
 
 from conductor.tools.builtin.sandbox import CancelFlag
 
-# Characters from which on a passage ends at a heading, and at a blank line, and which it never exceeds.
+# Characters after which a passage ends at a heading, after which it ends at a blank line, and at most.
 _HEADED_CHARS = 200
 _ENOUGH_CHARS = 600
 _MOST_CHARS = 1500
-# Pages of a PDF, since reading one takes some milliseconds.
+# Pages of a PDF; each takes some milliseconds.
 MAX_PAGES = 2000
-# Bytes and operations of one of its streams when unpacked, and seconds for all of it: a small file may unpack
-# to much.
+# Bytes and operations of one stream of a PDF when unpacked, since a small file can unpack to a large one, and
+# seconds for the whole PDF.
 MAX_STREAM_BYTES = 4 * 1024 * 1024
 MAX_OPERATIONS = 1_000_000
 MAX_PDF_S = 20.0
-# Lines between two looks at the cancel flag.
+# Lines between two checks of the cancel flag.
 _LINES = 1000
 
 _HEADING = re.compile(r"#{1,6} +(\S.*)")
@@ -45,13 +45,13 @@ class Passage:
 
 
 def suffixes() -> tuple[str, ...]:
-    """List the names' endings of the documents that can be read here."""
+    """List the suffixes of the documents that can be read here."""
     text = (".md", ".markdown", ".txt", ".rst")
     return (*text, ".pdf") if find_spec("pypdf") is not None else text
 
 
 def passages(name: str, data: bytes, stop: CancelFlag, seconds: float = MAX_PDF_S) -> Iterator[Passage]:
-    """Cut a document into passages; a PDF within ``seconds``.
+    """Split a document into passages; a PDF within ``seconds``.
 
     Raises `DocumentError`, and `FileError` if ``stop`` is set.
     """
@@ -72,12 +72,12 @@ def _passages(text: Iterable[str], page: int, stop: CancelFlag) -> Iterator[Pass
     for number, line in _lines(text):
         if number % _LINES == 0:
             stop.check()
-        found = _HEADING.match(line)
-        ends = size >= _HEADED_CHARS if found else size >= _ENOUGH_CHARS and not line.strip()
+        match = _HEADING.match(line)
+        ends = size >= _HEADED_CHARS if match else size >= _ENOUGH_CHARS and not line.strip()
         if lines and (ends or size + len(line) > _MOST_CHARS):
             yield Passage(above, "\n".join(lines).rstrip(), first, last, page)
             lines, size = [], 0
-        heading = found[1] if found else heading
+        heading = match[1] if match else heading
         if line.strip():
             first, above = (first, above) if lines else (number, heading)
             last = number
@@ -90,7 +90,7 @@ def _passages(text: Iterable[str], page: int, stop: CancelFlag) -> Iterator[Pass
 
 
 def _lines(text: Iterable[str]) -> Iterator[tuple[int, str]]:
-    # A line may be as long as a file: it comes in pieces with the same number.
+    # A line may be as long as a file: it is split into pieces with the same number.
     for number, line in enumerate(text, 1):
         line = line.rstrip("\r\n")
         for begin in range(0, max(1, len(line)), _MOST_CHARS):
@@ -100,7 +100,7 @@ def _lines(text: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _pages(data: bytes, stop: CancelFlag, seconds: float) -> Iterator[str]:
     import pypdf
 
-    # What is wrong with a file is reported once, by the exception.
+    # The exception reports a faulty file; its log would repeat it.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     deadline = time.monotonic() + seconds
 
@@ -123,6 +123,6 @@ def _pages(data: bytes, stop: CancelFlag, seconds: float) -> Iterator[str]:
             yield page.extract_text(visitor_operand_before=check)
     except (GeneratorExit, MemoryError, DocumentError):
         raise
-    except Exception as error:  # a stranger's file: the library raises whatever comes of it
+    except Exception as error:  # for a faulty file the library raises exceptions of many types
         stop.check()
-        raise DocumentError(f"it is no PDF that can be read ({type(error).__name__})") from None
+        raise DocumentError(f"it is not a readable PDF ({type(error).__name__})") from None

@@ -17,7 +17,7 @@ from conductor.tools.builtin.definitions import argument, definition
 # Bytes of a page, and characters of its text in one result.
 MAX_PAGE_BYTES = 512 * 1024
 MAX_TEXT_CHARS = 10_000
-# Elements of a page whose article is looked for: the time is quadratic, and 5 s for this number.
+# Elements of a page whose article is extracted: the time is quadratic, and 5 s for this number.
 MAX_ELEMENTS = 10_000
 MAX_RESULTS = 8
 _SNIPPET_CHARS = 400
@@ -27,7 +27,7 @@ _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml")
 
 
 class WebFetch:
-    """``web_fetch``. ``allowed`` are networks that it may reach though they are not public."""
+    """``web_fetch``. ``allowed`` are networks that it may reach in addition to public ones."""
 
     spec = definition(
         "web_fetch",
@@ -65,16 +65,16 @@ class WebFetch:
         except web.WebError as error:
             return failed("io_error", str(error))
         if page.status >= 400:
-            return failed("io_error", f"The page answered {page.status}.")
+            return failed("io_error", f"The server answered with status {page.status}.")
         if not page.content_type.startswith(_TEXTS):
-            return failed("parse_error", f"It is no page of text, but {page.content_type[:100]}.")
+            return failed("parse_error", f"The page is not text but {page.content_type[:100]}.")
         title, text = "", page.text
         if "html" in page.content_type:
             title, text = await asyncio.to_thread(_readable, page.text)
         start = arguments.get("offset", 0)
         end = start + MAX_TEXT_CHARS
         data = {"url": page.url, "title": title, "text": text[start:end], "truncated": len(text) > end}
-        notes = ("The page is longer than what was read.",) if page.cut else ()
+        notes = ("The page is longer than the part that was read.",) if page.cut else ()
         return succeeded({**data, "next_offset": end} if len(text) > end else data, notes=notes)
 
 
@@ -89,12 +89,12 @@ def _readable(html: str) -> tuple[str, str]:
         if sum(1 for _ in tree.iter()) > MAX_ELEMENTS:
             texts = tree.xpath("//body//text()[not(parent::script or parent::style)]")
             return tree.findtext(".//title") or "", " ".join(" ".join(texts).split())
-        found: Any = trafilatura.bare_extraction(tree, include_comments=False, with_metadata=True)
-    except Exception:  # whatever a parser makes of a stranger's page
-        found = None
-    if found is None:
+        article: Any = trafilatura.bare_extraction(tree, include_comments=False, with_metadata=True)
+    except Exception:  # for a faulty page a parser raises exceptions of many types
+        article = None
+    if article is None:
         return "", ""
-    return str(found.title or ""), str(found.text or "")
+    return str(article.title or ""), str(article.text or "")
 
 
 class WebSearch:
@@ -122,19 +122,19 @@ class WebSearch:
         query = arguments["query"]
         try:
             if self._engine == DDGS:
-                found = await asyncio.to_thread(_by_ddgs, query)
+                hits = await asyncio.to_thread(_by_ddgs, query)
             else:
-                found = await self._by_searxng(query)
+                hits = await self._by_searxng(query)
         except SearchError as error:
             return failed("io_error", str(error))
         results = [
             {
                 "number": number,
-                "title": str(one.get("title") or ""),
-                "url": str(one.get("url") or one.get("href") or ""),
-                "text": str(one.get("content") or one.get("body") or "")[:_SNIPPET_CHARS],
+                "title": str(hit.get("title") or ""),
+                "url": str(hit.get("url") or hit.get("href") or ""),
+                "text": str(hit.get("content") or hit.get("body") or "")[:_SNIPPET_CHARS],
             }
-            for number, one in enumerate(found[:MAX_RESULTS], 1)
+            for number, hit in enumerate(hits[:MAX_RESULTS], 1)
         ]
         return succeeded({"results": results})
 
@@ -145,14 +145,14 @@ class WebSearch:
             # The operator's own server, which may be at any address.
             answer = await web.fetch("GET", url, timeout_s=TIMEOUT_S, allowed=web.EVERYWHERE)
             if answer.status == 403:
-                raise SearchError("The SearXNG server does not permit JSON: add json to its search.formats.")
+                raise SearchError("The SearXNG server does not allow JSON: add json to its search.formats.")
             results = json.loads(answer.text)["results"] if answer.status == 200 else None
         except web.WebError as error:
             raise SearchError(str(error)) from None
         except (ValueError, KeyError, TypeError):
             results = None
-        if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
-            raise SearchError("The search engine gave no results that can be read.")
+        if not isinstance(results, list) or not all(isinstance(hit, dict) for hit in results):
+            raise SearchError("The search engine's answer has no readable results.")
         return results
 
 
@@ -165,7 +165,7 @@ def _by_ddgs(query: str) -> list[Any]:
 
     try:
         return Engines(timeout=int(TIMEOUT_S)).text(query, max_results=MAX_RESULTS)
-    except Exception as error:  # of the package; "no results" is one of them
+    except Exception as error:  # the package also raises one for no results
         raise SearchError(f"The search failed: {type(error).__name__}.") from None
 
 

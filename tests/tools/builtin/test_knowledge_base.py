@@ -177,7 +177,7 @@ async def test_words_that_are_everywhere_do_not_hide_the_others(
 async def test_a_folder_that_is_missing_keeps_its_index(index: KnowledgeIndex, folder: Path) -> None:
     update(index)
     os.rename(folder, folder.parent / "away")
-    with pytest.raises(FileError, match="The folder of KNOWLEDGE_DIR is not there"):
+    with pytest.raises(FileError, match="The folder of KNOWLEDGE_DIR does not exist"):
         update(index)
     assert await paths(index, "heron") == ["birds/heron.md"]
 
@@ -238,7 +238,7 @@ class Watched(KnowledgeIndex):
 
 
 async def test_the_server_finds_changes_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knowledge_index, "LOOK_S", 0.001)
+    monkeypatch.setattr(knowledge_index, "PAUSE_S", 0.001)
     index = Watched(folder, folder.parent / "data" / "knowledge.db")
     index.updated, index.loop = asyncio.Event(), asyncio.get_running_loop()
     toolset = BuiltinToolset(standard_tools(knowledge=index))

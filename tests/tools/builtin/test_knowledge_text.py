@@ -75,7 +75,7 @@ def test_a_pdf_is_cut_by_its_pages() -> None:
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.4\n", b"no pdf", pdf("x")[:200], b"%PDF-1.4\n" + bytes(5000)])
 def test_a_broken_pdf_is_said_to_be_one(data: bytes) -> None:
     pytest.importorskip("pypdf")
-    with pytest.raises(DocumentError, match="it is no PDF that can be read"):
+    with pytest.raises(DocumentError, match="it is not a readable PDF"):
         list(passages("a.pdf", data, CancelFlag()))
 
 

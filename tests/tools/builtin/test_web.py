@@ -52,8 +52,8 @@ async def test_a_long_text_comes_in_parts() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (web.Response(status=404, text="gone"), "answered 404"),
-        (web.Response(body=b"\x89PNG", content_type="image/png"), "no page of text"),
+        (web.Response(status=404, text="gone"), "status 404"),
+        (web.Response(body=b"\x89PNG", content_type="image/png"), "not text but image/png"),
     ],
 )
 async def test_what_is_no_page_is_said(answer: web.Response, says: str) -> None:
@@ -96,10 +96,10 @@ async def test_a_search_gives_numbered_results() -> None:
     ("answer", "says"),
     [
         (web.Response(status=403), "add json to its search.formats"),
-        (web.Response(status=500), "no results that can be read"),
-        (web.Response(text="<html>"), "no results that can be read"),
-        (web.json_response({"results": 7}), "no results that can be read"),
-        (web.json_response(["x"]), "no results that can be read"),
+        (web.Response(status=500), "no readable results"),
+        (web.Response(text="<html>"), "no readable results"),
+        (web.json_response({"results": 7}), "no readable results"),
+        (web.json_response(["x"]), "no readable results"),
     ],
 )
 async def test_a_search_that_fails_says_why(answer: web.Response, says: str) -> None:
