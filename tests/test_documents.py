@@ -98,3 +98,12 @@ def test_the_frames_of_the_documents_are_valid() -> None:
         given = json.loads(payload)
         assert set(given) <= set(schema["properties"]), payload
         assert set(schema["required"]) <= set(given), payload
+
+
+@pytest.mark.parametrize("folder", ["conversation", "events", "server"])
+def test_the_page_on_architecture_names_every_module_of_the_core(folder: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| (`{folder}/.*?) \|", text, re.MULTILINE)
+    names = [name.removeprefix(f"{folder}/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    modules = {path.stem for path in (ROOT / "conductor" / folder).glob("*.py")} - {"__init__"}
+    assert sorted(names) == sorted(modules)
