@@ -48,9 +48,9 @@ from conductor.tools.approvals import (
 )
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import Caution, ToolOutcome, failed
+from conductor.tools.device import PendingCalls
 from conductor.tools.executor import ApprovalNeeded, PreparedCall
 from conductor.tools.metrics import ToolMetrics
-from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Verdict, grant
 from conductor.tools.rules import Rule
 

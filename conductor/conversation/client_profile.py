@@ -25,9 +25,8 @@ from conductor.prompts import session_prompt
 from conductor.rate_limit import Admission, TokenBucket
 from conductor.tools.base import CallContext, SessionFields, ToolSpec
 from conductor.tools.declarations import Reading, parse_declarations, read_declarations
-from conductor.tools.device import DeviceToolset
+from conductor.tools.device import DeviceToolset, PendingCalls
 from conductor.tools.executor import PreparedCall, ToolExecutor
-from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Gate
 from conductor.tools.rules import Rule
 

@@ -37,8 +37,8 @@ from conductor.speech import for_the_ear
 from conductor.stores.base import CallRecord, ForgetCall, Operation
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.device import PendingCalls
 from conductor.tools.executor import PreparedCall, ToolExecutor
-from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest
 

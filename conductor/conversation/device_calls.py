@@ -31,8 +31,8 @@ from conductor.events.server import ServerEvent, ToolCancel, ToolLate
 from conductor.messages import Note
 from conductor.stores.base import CallRecord
 from conductor.tools.base import ToolOutcome
+from conductor.tools.device import PendingCalls
 from conductor.tools.executor import cancelled_outcome, device_outcome, job_outcome
-from conductor.tools.pending import PendingCalls
 
 log = structlog.get_logger(__name__)
 

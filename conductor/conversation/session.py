@@ -43,7 +43,7 @@ from conductor.stores.base import Claim, OutboundRecord, SessionState
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.declarations import Reading
-from conductor.tools.pending import PendingCalls
+from conductor.tools.device import PendingCalls
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.builtin import BuiltinToolset
-from conductor.tools.pending import PendingCalls
+from conductor.tools.device import PendingCalls
 from conductor.tools.policies import load, policies_path
 from tests.conversation.helpers import make_services
 

@@ -12,8 +12,8 @@ from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES
 from conductor.messages import ToolCall
 from conductor.tools.base import ToolOutcome
+from conductor.tools.device import PendingCalls
 from conductor.tools.executor import ApprovalNeeded, PreparedCall
-from conductor.tools.pending import PendingCalls
 from conductor.tools.rules import Rule
 from tests.conversation.helpers import CATALOG, LocalTools, make_services
 

@@ -15,9 +15,8 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.settings import Limits
 from conductor.stores.base import AppendLog, ForgetCall, OpenCall
 from conductor.tools.base import ToolSpec
-from conductor.tools.device import DeviceToolset
+from conductor.tools.device import DeviceToolset, PendingCalls
 from conductor.tools.executor import ToolExecutor
-from conductor.tools.pending import PendingCalls
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import RuleEffect
 from tests.conversation.helpers import CATALOG, LocalTools, limits

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from conductor.tools.base import CallContext, ToolSpec, failed, succeeded
-from conductor.tools.device import DeviceToolset
-from conductor.tools.pending import PendingCalls
+from conductor.tools.device import DeviceToolset, PendingCalls
 
 WAIT = 5.0
 SPEC = ToolSpec("agent.status", "Tell an agent's state.", {"type": "object"})

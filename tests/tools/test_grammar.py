@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conductor.tools.base import Risk, ToolSpec
 from conductor.tools.spoken import Answer, Question, classify_answer, make_question, prompt
 from conductor.tools.spoken.grammar import MAX_CHARS
-from conductor.tools.spoken.vocabulary import Vocabulary, vocabulary
+from conductor.tools.spoken.vocabulary import Vocabulary, load_vocabulary
 from tests.cpu import least_cpu_s
 
 
@@ -22,9 +22,9 @@ def ask(
 
 
 def english() -> Vocabulary:
-    known = vocabulary("en")
-    assert known is not None
-    return known
+    vocabulary = load_vocabulary("en")
+    assert vocabulary is not None
+    return vocabulary
 
 
 PATHS = {"paths": ["draft.txt", "old.txt", "spare.txt"]}
@@ -334,15 +334,15 @@ def test_a_question_about_the_call_is_no_request_of_its_own(text: str) -> None:
 
 @pytest.mark.parametrize("language", ["de-DE", "fr", "../en", "", "x" * 300])
 def test_a_language_without_a_data_file_has_no_approvals_by_voice(language: str) -> None:
-    question = ask("delete_file", {}, language=language or "xx")
+    question = ask("delete_file", {}, locale=language or "xx")
     assert not question.by_voice
     assert kind("Yes.", question) == kind("Ja.", question) == "unclear"
     assert prompt(question).endswith("This needs your screen. Or say no.")
 
 
 def test_a_locale_of_a_language_with_a_file_has_them() -> None:
-    assert kind("Yes.", ask("delete_file", {}, language="en-GB")) == "allow"
-    assert kind("Yes.", ask("delete_file", {}, language="EN_us")) == "allow"
+    assert kind("Yes.", ask("delete_file", {}, locale="en-GB")) == "allow"
+    assert kind("Yes.", ask("delete_file", {}, locale="EN_us")) == "allow"
 
 
 # -- whatever is said

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from conductor.tools.base import succeeded
-from conductor.tools.pending import PendingCalls
+from conductor.tools.device import PendingCalls
 
 WAIT = 5.0
 

@@ -66,6 +66,6 @@ def test_values_come_in_the_schemas_order() -> None:
 def test_secrets_are_neither_read_out_nor_asked_for(name: str) -> None:
     for value in ("hunter2", ["hunter2"], {name: "hunter2"}, 4711):
         question = high({name: value}, "login")
-        spoken = " ".join((prompt(question), question.repeat, *question.said))
+        spoken = " ".join((prompt(question), question.repeat, *question.action_words))
         assert "a secret" in spoken
         assert "hunter2" not in spoken and "4711" not in spoken

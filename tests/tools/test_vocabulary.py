@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.tools.spoken.vocabulary import Vocabulary, vocabulary
+from conductor.tools.spoken.vocabulary import Vocabulary, load_vocabulary
 
 
 def english() -> Vocabulary:
-    known = vocabulary("en")
-    assert known is not None
-    return known
+    vocabulary = load_vocabulary("en")
+    assert vocabulary is not None
+    return vocabulary
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,6 @@ def test_numbers_signs_and_contractions_have_one_form(text: str, words: str) -> 
 
 
 def test_all_phrases_of_the_data_file_are_in_the_form_that_utterances_get() -> None:
-    known = english()
-    for phrase in (*known.consent, *known.refusal, *known.request):
-        assert known.words(" ".join(phrase)) == phrase
+    vocabulary = english()
+    for phrase in (*vocabulary.consent, *vocabulary.refusal, *vocabulary.request):
+        assert vocabulary.words(" ".join(phrase)) == phrase

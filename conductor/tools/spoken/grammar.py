@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from conductor.tools.spoken.vocabulary import Vocabulary, Words, phrase_at, vocabulary
+from conductor.tools.spoken.vocabulary import Vocabulary, Words, load_vocabulary, phrase_at
 
 Scope: TypeAlias = Literal["once", "session"]
 AnswerKind: TypeAlias = Literal["allow", "deny", "unclear", "other"]
@@ -51,8 +51,8 @@ dictated: "text her yes"."""
 class Question:
     """A spoken question; made by `make_question`.
 
-    ``action`` describes the call, ``brief`` does so in later attempts. ``said`` holds all words of the
-    description, ``values`` those of short string arguments, which may be dictated text or a name.
+    ``action`` describes the call, ``brief`` does so in later attempts. ``action_words`` are the words of the
+    description, ``values`` the words of short string arguments, which may be dictated text or a name.
     ``addressed``: words for the recipient. ``verb`` is the tool's verb; ``objects`` matches it with its
     object. ``repeat`` must be repeated at high risk and is empty otherwise. ``for_session``: whether the
     session scope may be granted. ``by_voice`` is False where only a tap may approve. ``asker`` is the
@@ -64,7 +64,7 @@ class Question:
     brief: str
     objects: re.Pattern[str]
     verb: str = ""
-    said: frozenset[str] = frozenset()
+    action_words: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
     addressed: frozenset[str] = frozenset()
     repeat: str = ""
@@ -72,7 +72,7 @@ class Question:
     irreversible: bool = False
     reasons: tuple[str, ...] = ()
     by_voice: bool = True
-    language: str = "en"
+    locale: str = "en"
     asker: str = ""
 
 
@@ -92,67 +92,67 @@ def classify_answer(utterance: str, question: Question) -> Answer:
     refusal, with or without reasons. ``other``: clearly another request. ``unclear``: anything else.
     """
     text = utterance.strip()
-    known = vocabulary(question.language)
-    if known is None:
+    lang = load_vocabulary(question.locale)
+    if lang is None:
         return Answer("unclear", "once", _shown(text[:MAX_CHARS]))
-    said, words = known.words(text[:MAX_CHARS]), _shown(text[:MAX_CHARS])
-    short = len(text) <= MAX_CHARS and len(said) <= MAX_WORDS
+    tokens, words = lang.words(text[:MAX_CHARS]), _shown(text[:MAX_CHARS])
+    short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
     # A long utterance is talk that may hold a yes, not an answer.
-    scope = _approves(said, question, known) if short else None
-    repeated = short and question.risk == "high" and _repeats(said, question, known)
-    if question.by_voice and (repeated or (scope and question.risk != "high")):
+    scope = _approves(tokens, question, lang) if short else None
+    repeats = short and question.risk == "high" and _repeats(tokens, question, lang)
+    if question.by_voice and (repeats or (scope and question.risk != "high")):
         return Answer("allow", scope if scope and question.for_session else "once", words)
     if scope:  # a yes that is not enough
         return Answer("unclear", "once", words)
     # After approval, which must fit as a whole: "no problem, go ahead" is a yes.
-    if _refuses(said, question, known):
+    if _refuses(tokens, question, lang):
         return Answer("deny", "once", words)
-    return Answer("other" if _is_request(said, question, known) else "unclear", "once", words)
+    return Answer("other" if _is_request(tokens, question, lang) else "unclear", "once", words)
 
 
 def _shown(text: str) -> str:
-    kept = (c if c.isspace() or unicodedata.category(c)[0] != "C" else "" for c in text)
-    return " ".join("".join(kept).split())
+    printable = (c if c.isspace() or unicodedata.category(c)[0] != "C" else "" for c in text)
+    return " ".join("".join(printable).split())
 
 
 # -- approval
 
 
-def _approves(said: Words, question: Question, known: Vocabulary) -> Scope | None:
+def _approves(words: Words, question: Question, lang: Vocabulary) -> Scope | None:
     # "For this session" is the widest scope that voice grants.
-    letters, at = "", 0
-    stems = {word[:_STEM] for word in question.said if len(word) >= _STEM}
-    while at < len(said):
-        own = question.objects.match(" ".join(said[at:]) + " ")
-        phrase = phrase_at(said, at, known.consent)
-        length = own.group().count(" ") if own else 0
+    letters, start = "", 0
+    stems = {word[:_STEM] for word in question.action_words if len(word) >= _STEM}
+    while start < len(words):
+        own_match = question.objects.match(" ".join(words[start:]) + " ")
+        phrase = phrase_at(words, start, lang.consent)
+        length = own_match.group().count(" ") if own_match else 0
         if not max(length, len(phrase)):
             return None
-        kind = own.lastgroup if own and length >= len(phrase) else known.consent[phrase]
-        if kind == "own" and said[at + length - 1] in question.addressed:
+        kind = own_match.lastgroup if own_match and length >= len(phrase) else lang.consent[phrase]
+        if kind == "own" and words[start + length - 1] in question.addressed:
             kind = "addressed"
         # It may end in a value ("yes, you may" with the guest May); a plain "yes" is always an answer.
         last = phrase[-1:]
-        if kind == "cores" and question.values & {*last} and known.consent.get(last) != "cores":
+        if kind == "cores" and question.values & {*last} and lang.consent.get(last) != "cores":
             return None
         # "Approved" may be the folder that is asked about, and "approve the draft" the draft of an approval.
         if kind == "cores" or length >= len(phrase):
-            words = {said[at], *(phrase if kind == "cores" else ())} - {question.verb}
-            if stems & {word[:_STEM] for word in words if len(word) >= _STEM}:
+            consent_words = {words[start], *(phrase if kind == "cores" else ())} - {question.verb}
+            if stems & {word[:_STEM] for word in consent_words if len(word) >= _STEM}:
                 return None
         letters += _LETTERS[kind or ""]
-        at += max(length, len(phrase))
+        start += max(length, len(phrase))
     # It ends in a hesitation: the sentence goes on.
     if letters.endswith("h") or not _APPROVAL.fullmatch(letters.replace("h", "")):
         return None
     return "session" if "s" in letters else "once"
 
 
-def _repeats(said: Words, question: Question, known: Vocabulary) -> bool:
-    wanted = _joined(known.words(question.repeat))
-    rest = tuple(word for word in said if known.consent.get((word,)) != "hesitations")
-    ends = (n for n in range(len(rest), 0, -1) if _joined(rest[:n]) == wanted)
-    return any(not rest[n:] or known.consent.get(rest[n:]) in ("courtesies", "please") for n in ends)
+def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:
+    expected = _joined(lang.words(question.repeat))
+    spoken = tuple(word for word in words if lang.consent.get((word,)) != "hesitations")
+    ends = (n for n in range(len(spoken), 0, -1) if _joined(spoken[:n]) == expected)
+    return any(not spoken[n:] or lang.consent.get(spoken[n:]) in ("courtesies", "please") for n in ends)
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -163,30 +163,30 @@ def _joined(words: Iterable[str]) -> str:
 # -- refusal
 
 
-def _refuses(said: Words, question: Question, known: Vocabulary) -> bool:
-    asked = [at for at, word in enumerate(said[:-1]) if word == "?"]
-    said = said[asked[-1] + 1 :] if asked else said  # "who is there? No."
-    at, phrase, kind = 0, phrase_at(said, 0, known.refusal), "openers"
-    while phrase and (kind := known.refusal[phrase]) == "openers":
-        at += len(phrase)
-        phrase = phrase_at(said, at, known.refusal)
-    after = said[at + len(phrase) :]
+def _refuses(words: Words, question: Question, lang: Vocabulary) -> bool:
+    question_marks = [index for index, word in enumerate(words[:-1]) if word == "?"]
+    words = words[question_marks[-1] + 1 :] if question_marks else words  # "who is there? No."
+    start, phrase, kind = 0, phrase_at(words, 0, lang.refusal), "openers"
+    while phrase and (kind := lang.refusal[phrase]) == "openers":
+        start += len(phrase)
+        phrase = phrase_at(words, start, lang.refusal)
+    tail = words[start + len(phrase) :]
     if not phrase or phrase[0] == question.verb or (kind == "others" and phrase[-1] != question.verb):
         return False
-    if said[-1] == "?" and (kind == "stops" or len(said) < 3):
+    if words[-1] == "?" and (kind == "stops" or len(words) < 3):
         return False
-    stopped = known.sets["after_stops"] | question.said
-    if kind == "stops" and after and after[0] not in stopped and not question.said & {*after[:3]}:
+    expected = lang.sets["after_stops"] | question.action_words
+    if kind == "stops" and tail and tail[0] not in expected and not question.action_words & {*tail[:3]}:
         return False
-    return not _ends_in_consent(said, at + len(phrase), question, known)
+    return not _ends_in_consent(words, start + len(phrase), question, lang)
 
 
-def _ends_in_consent(said: Words, start: int, question: Question, known: Vocabulary) -> bool:
+def _ends_in_consent(words: Words, start: int, question: Question, lang: Vocabulary) -> bool:
     # "No, wait, go ahead" takes the refusal back, "no, I will do it" does not.
-    unfinished = known.sets["unfinished"]
-    for at in range(max(start, len(said) - 12), len(said)):
-        if said[at - 1] not in unfinished and "not" not in said[max(0, at - 4) : at]:
-            if _approves(said[at:], question, known):
+    unfinished = lang.sets["unfinished"]
+    for position in range(max(start, len(words) - 12), len(words)):
+        if words[position - 1] not in unfinished and "not" not in words[max(0, position - 4) : position]:
+            if _approves(words[position:], question, lang):
                 return True
     return False
 
@@ -194,16 +194,16 @@ def _ends_in_consent(said: Words, start: int, question: Question, known: Vocabul
 # -- another request
 
 
-def _is_request(said: Words, question: Question, known: Vocabulary) -> bool:
-    at = 0
-    while phrase := phrase_at(said, at, known.request):
-        if known.request[phrase] != "openers":
+def _is_request(words: Words, question: Question, lang: Vocabulary) -> bool:
+    start = 0
+    while phrase := phrase_at(words, start, lang.request):
+        if lang.request[phrase] != "openers":
             return True
-        at += len(phrase)
-    if any(known.request.get(phrase_at(said, n, known.request)) == "corrections" for n in range(len(said))):
+        start += len(phrase)
+    if any(lang.request.get(phrase_at(words, n, lang.request)) == "corrections" for n in range(len(words))):
         return True
-    rest = {word for word in said[at:] if word != "?"}
-    if len(said) - at < 3 or said[at] not in known.sets["starts"] or question.said & rest:
+    tail = {word for word in words[start:] if word != "?"}
+    if len(words) - start < 3 or words[start] not in lang.sets["starts"] or question.action_words & tail:
         return False
-    about, topics = known.sets["about"], known.sets["topics"]
-    return bool(topics & rest) or not about & rest
+    about, topics = lang.sets["about"], lang.sets["topics"]
+    return bool(topics & tail) or not about & tail

@@ -11,11 +11,17 @@ from itertools import groupby, islice
 from typing import Any
 
 from conductor.tools.base import Caution, ToolSpec
-from conductor.tools.spoken.calls import asker, name_call, own_names, repeated_words
+from conductor.tools.spoken.calls import (
+    addressed,
+    asker,
+    name_call,
+    object_pattern,
+    own_names,
+    repeated_words,
+)
 from conductor.tools.spoken.grammar import Question
-from conductor.tools.spoken.objects import addressed, object_pattern
-from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, leaves, listed, said
-from conductor.tools.spoken.vocabulary import Vocabulary, vocabulary
+from conductor.tools.spoken.values import MAX_COUNTED, MAX_LEAVES, Leaf, iter_leaves, listed, render
+from conductor.tools.spoken.vocabulary import Vocabulary, load_vocabulary
 
 # Characters of the values that are said; the rest is counted.
 MAX_SAID_CHARS = 240
@@ -29,41 +35,44 @@ def make_question(
     arguments: Mapping[str, Any],
     reasons: Sequence[Caution] = (),
     scopes: Sequence[str] = ("once", "session"),
-    language: str | None = None,
+    locale: str | None = None,
 ) -> Question:
-    """Make the question for a call; ``language`` is the person's locale, English if it is not known.
+    """Make the question for a call; ``locale`` is the person's, English if it is not known.
 
     A safe tool that asks is treated as medium risk. ``scopes`` may be chosen from at medium risk; at high
     risk there is only once.
     """
-    known = vocabulary(language or "en") or _english()
-    told, left = _first(arguments, spec, known)
-    call = name_call(spec, told, known)
-    details = _details([leaf for leaf in told if leaf.argument not in call.arguments], known)
+    lang = load_vocabulary(locale or "en") or _english()
+    leaves, omitted = _first(arguments, spec, lang)
+    call = name_call(spec, leaves, lang)
+    details = _details([leaf for leaf in leaves if leaf.argument not in call.arguments], lang)
     brief = details[:BRIEF]
-    if rest := len(details) - len(brief) + left:
-        brief.append(_count(rest, "more", known))
-    names = own_names(call, spec, told, known)
-    heard = {*known.words(_with(call.text, details, known)), *(noun for name in names for noun in name.nouns)}
-    high = spec.risk == "high"
-    repeat = repeated_words(call, told, known) if high else ""
-    exact = not left and all(leaf.told for leaf in told)
+    if unsaid := len(details) - len(brief) + omitted:
+        brief.append(_count(unsaid, "more", lang))
+    names = own_names(call, spec, leaves, lang)
+    action_words = {
+        *lang.words(_with(call.text, details, lang)),
+        *(noun for name in names for noun in name.nouns),
+    }
+    is_high = spec.risk == "high"
+    repeat = repeated_words(call, leaves, lang) if is_high else ""
+    exact = not omitted and all(leaf.exact for leaf in leaves)
     return Question(
-        risk="high" if high else "medium",
-        action=_with(call.text, [*details, *([_count(left, "unsaid", known)] if left else [])], known),
-        brief=_with(call.text, brief, known),
-        objects=object_pattern(call, names, spec.spoken or "", told, known),
+        risk="high" if is_high else "medium",
+        action=_with(call.text, [*details, *([_count(omitted, "unsaid", lang)] if omitted else [])], lang),
+        brief=_with(call.text, brief, lang),
+        objects=object_pattern(call, names, spec.spoken or "", leaves, lang),
         verb=call.verb,
-        said=frozenset(heard) - known.sets["small_words"],
-        addressed=addressed(told, known),
-        values=_short_values(told, known),
+        action_words=frozenset(action_words) - lang.sets["small_words"],
+        addressed=addressed(leaves, lang),
+        values=_short_values(leaves, lang),
         repeat=repeat,
-        for_session="session" in scopes and not high,
+        for_session="session" in scopes and not is_high,
         irreversible=spec.effect == "irreversible",
-        reasons=tuple(known.data["prompt"]["reasons"][reason] for reason in reasons),
-        by_voice=vocabulary(language or "en") is not None and (not high or bool(exact and repeat)),
-        language=language or "en",
-        asker=asker(spec, known),
+        reasons=tuple(lang.data["prompt"]["reasons"][reason] for reason in reasons),
+        by_voice=load_vocabulary(locale or "en") is not None and (not is_high or bool(exact and repeat)),
+        locale=locale or "en",
+        asker=asker(spec, lang),
     )
 
 
@@ -73,7 +82,7 @@ def prompt(question: Question, attempt: int = 1) -> str:
     Only the first attempt describes the call in full. None ends with words that approve, since a microphone
     may pick up the prompt's end.
     """
-    words = (vocabulary(question.language) or _english()).data["prompt"]
+    words = (load_vocabulary(question.locale) or _english()).data["prompt"]
     key = "screen" if not question.by_voice else "high" if question.risk == "high" else "medium"
     parts = [*question.reasons] if attempt == 1 else [words["unclear"][key]] if attempt == 2 else []
     action = question.action if attempt == 1 else question.brief
@@ -87,50 +96,48 @@ def prompt(question: Question, attempt: int = 1) -> str:
 
 
 def _english() -> Vocabulary:
-    english = vocabulary("en")
+    english = load_vocabulary("en")
     assert english is not None, "it comes with the package"
     return english
 
 
-def _first(arguments: Mapping[str, Any], spec: ToolSpec, known: Vocabulary) -> tuple[list[Leaf], int]:
-    walk = leaves(arguments, spec.input_schema, known)
-    told: list[Leaf] = []
+def _first(arguments: Mapping[str, Any], spec: ToolSpec, lang: Vocabulary) -> tuple[list[Leaf], int]:
+    remaining = iter_leaves(arguments, spec.input_schema, lang)
+    leaves: list[Leaf] = []
     length = 0
-    for found in walk:
-        leaf = said(found, known)
+    for scalar in remaining:
+        leaf = render(scalar, lang)
         length += len(leaf.text) + (0 if leaf.index else len(" ".join(leaf.label)))
         # Bounded: people do not listen to a long question to its end. The rest is counted.
-        if len(told) == MAX_LEAVES or length > MAX_SAID_CHARS:
-            return told, 1 + sum(1 for _ in islice(walk, MAX_COUNTED))
-        told.append(leaf)
-    return told, 0
+        if len(leaves) == MAX_LEAVES or length > MAX_SAID_CHARS:
+            return leaves, 1 + sum(1 for _ in islice(remaining, MAX_COUNTED))
+        leaves.append(leaf)
+    return leaves, 0
 
 
-def _short_values(told: Sequence[Leaf], known: Vocabulary) -> frozenset[str]:
-    texts = (known.words(leaf.value[:MAX_SAID_CHARS]) for leaf in told if isinstance(leaf.value, str))
+def _short_values(leaves: Sequence[Leaf], lang: Vocabulary) -> frozenset[str]:
+    texts = (lang.words(leaf.value[:MAX_SAID_CHARS]) for leaf in leaves if isinstance(leaf.value, str))
     return frozenset(word for words in texts if len(words) <= SHORT_VALUE_WORDS for word in words)
 
 
-def _count(number: int, noun: str, known: Vocabulary) -> str:
-    amount = (
-        known.data["prompt"]["many"].format(MAX_COUNTED)
-        if number > MAX_COUNTED and noun != "item"
-        else number
-    )
-    return str(known.data["prompt"]["counts"][noun][number != 1].format(amount))
+def _count(number: int, noun: str, lang: Vocabulary) -> str:
+    words = lang.data["prompt"]
+    is_more = number > MAX_COUNTED and noun != "item"
+    amount = words["many"].format(MAX_COUNTED) if is_more else number
+    return str(words["counts"][noun][number != 1].format(amount))
 
 
-def _with(action: str, details: Sequence[str], known: Vocabulary) -> str:
+def _with(action: str, details: Sequence[str], lang: Vocabulary) -> str:
     *before, last = details or ("",)
-    joined = known.data["prompt"]["and"].format("; ".join(before), last) if before else last
-    return known.data["prompt"]["with"].format(action, joined) if details else action
+    joined = lang.data["prompt"]["and"].format("; ".join(before), last) if before else last
+    return lang.data["prompt"]["with"].format(action, joined) if details else action
 
 
-def _details(told: Sequence[Leaf], known: Vocabulary) -> list[str]:
+def _details(leaves: Sequence[Leaf], lang: Vocabulary) -> list[str]:
     details = []
-    groups = groupby(told, key=lambda leaf: (leaf.label, leaf.size, None if leaf.size else id(leaf)))
+    groups = groupby(leaves, key=lambda leaf: (leaf.label, leaf.size, None if leaf.size else id(leaf)))
     for (label, size, _), group in groups:
-        place = " ".join(label) or known.data["prompt"]["placeless"]
+        name = " ".join(label) or lang.data["prompt"]["placeless"]
         texts = listed([leaf.text for leaf in group])
-        details.append(f"{place} {_count(size, 'item', known)}: {texts}" if size else f"{place} {texts}")
+        details.append(f"{name} {_count(size, 'item', lang)}: {texts}" if size else f"{name} {texts}")
     return details

@@ -37,8 +37,8 @@ class Leaf:
     """One value of the arguments in spoken words.
 
     ``label`` names its place; ``index`` and ``size`` are those of its list. ``words`` is the value itself if
-    it is short enough to repeat. ``told`` is False if nothing or only a part of it is said, or if cleaning it
-    or a name of its place removed more than blanks. ``nested``: it is in an object.
+    it is short enough to repeat. ``exact`` is False if the value is not read out or only in part, or if
+    cleaning it or its label removed more than blanks. ``nested``: it is in an object.
     """
 
     argument: str
@@ -49,10 +49,10 @@ class Leaf:
     nested: bool = False
     text: str = ""
     words: str = ""
-    told: bool = True
+    exact: bool = True
 
 
-def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocabulary) -> Iterator[Leaf]:
+def iter_leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], lang: Vocabulary) -> Iterator[Leaf]:
     """Iterate over all scalars and empty containers, in the schema's order."""
     root = Leaf("", (), arguments)
     stack: list[tuple[Leaf, Any]] = [(root, schema)]
@@ -64,11 +64,11 @@ def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocab
             order = order if isinstance(order, Mapping) else {}
             keys = [*(key for key in order if key in value), *(key for key in value if key not in order)]
             for key in reversed(keys[:_MAX_WALKED]):
-                label = (*leaf.label, *name_words(key, known))[-MAX_LABEL_WORDS:]
+                label = (*leaf.label, *name_words(key, lang))[-MAX_LABEL_WORDS:]
                 argument = key if leaf is root else leaf.argument
-                is_named = bool(name_words(key, known)) and (key in order or _PLAIN_NAME.fullmatch(key))
-                told = leaf.told and bool(is_named)
-                item = Leaf(argument, label, value[key], nested=leaf is not root, told=told)
+                is_named = bool(name_words(key, lang)) and (key in order or _PLAIN_NAME.fullmatch(key))
+                exact = leaf.exact and bool(is_named)
+                item = Leaf(argument, label, value[key], nested=leaf is not root, exact=exact)
                 stack.append((item, order.get(key)))
         elif isinstance(value, list | tuple) and value:
             for index in reversed(range(min(len(value), _MAX_WALKED))):
@@ -78,26 +78,26 @@ def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], known: Vocab
             yield leaf
 
 
-def name_words(name: str, known: Vocabulary) -> Words:
+def name_words(name: str, lang: Vocabulary) -> Words:
     """Split a dotted, underscored or camel-case name into words, unless they could pass for the prompt's."""
     cut = _CAMEL.sub(" ", unicodedata.normalize("NFKC", name[: 2 * MAX_NAME_CHARS])[: 2 * MAX_NAME_CHARS])
     words = tuple(word.lower() for word in _NAME_WORD.findall(cut))
     while len(" ".join(words)) > MAX_NAME_CHARS:
         words = words[:-1]
-    return words if len(words) < 3 or not is_framing(" ".join(words), known) else ()
+    return words if len(words) < 3 or not is_framing(" ".join(words), lang) else ()
 
 
-def is_framing(text: str, known: Vocabulary) -> bool:
+def is_framing(text: str, lang: Vocabulary) -> bool:
     """Return whether a text could pass for the prompt's own words."""
-    return bool(known.sets["framing"] & set(known.words(text)))
+    return bool(lang.sets["framing"] & set(lang.words(text)))
 
 
 def clean(text: str) -> str:
     """Remove invisible characters and spoken punctuation, and collapse spaces."""
     # Cut before and after: the text may be a megabyte, and NFKC makes up to 18 characters of one.
     text = unicodedata.normalize("NFKC", text[: 4 * MAX_VALUE_CHARS])[: 4 * MAX_VALUE_CHARS]
-    seen = "".join(" " if c.isspace() else c if unicodedata.category(c)[0] != "C" else "" for c in text)
-    return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", seen))).split())
+    printable = "".join(" " if c.isspace() else c if unicodedata.category(c)[0] != "C" else "" for c in text)
+    return " ".join(_ENDS.sub(" ", _MARKS.sub(" ", _ENDS.sub(" ", printable))).split())
 
 
 def _is_exact(text: str) -> bool:
@@ -109,36 +109,38 @@ def listed(texts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
-def said(leaf: Leaf, known: Vocabulary) -> Leaf:
+def render(leaf: Leaf, lang: Vocabulary) -> Leaf:
     """Render a value: an opaque id by its end, a long text by its beginning, a secret not at all."""
-    ways, value = known.data["said"], leaf.value
+    forms, value = lang.data["said"], leaf.value
     # Others may hear what the device says.
-    if any(leaf.label[-len(phrase) :] == phrase for phrase in known.secrets):
-        return replace(leaf, text=ways["secret"], told=False)
+    if any(leaf.label[-len(phrase) :] == phrase for phrase in lang.secrets):
+        return replace(leaf, text=forms["secret"], exact=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        return replace(leaf, text=ways["true" if value is True else "false" if value is False else "nothing"])
+        return replace(
+            leaf, text=forms["true" if value is True else "false" if value is False else "nothing"]
+        )
     word = value[: 4 * MAX_VALUE_CHARS].strip()
     # Only a value that is an id as a whole: the rest of a text that holds one would not be said.
     if len(value) <= 4 * MAX_VALUE_CHARS and (_UUID.fullmatch(word) or _OPAQUE.fullmatch(word)):
-        return replace(leaf, text=ways["id"].format(re.sub("[^0-9A-Za-z]", "", word)[-4:]))
-    begin, end = clean(value), ""
-    long = len(value) > 4 * MAX_VALUE_CHARS or len(begin) > MAX_VALUE_CHARS
-    leaf = replace(leaf, told=leaf.told and not long and _is_exact(value))
+        return replace(leaf, text=forms["id"].format(re.sub("[^0-9A-Za-z]", "", word)[-4:]))
+    beginning, end = clean(value), ""
+    long = len(value) > 4 * MAX_VALUE_CHARS or len(beginning) > MAX_VALUE_CHARS
+    leaf = replace(leaf, exact=leaf.exact and not long and _is_exact(value))
     if long and "/" in word and " " not in word:
         end = re.split(r"[/\\]", clean(value[-MAX_VALUE_CHARS // 2 :]))[-1]
     if long:
-        begin = begin[: MAX_VALUE_CHARS // 2].rpartition(" ")[0] or begin[: MAX_VALUE_CHARS // 3]
-    heard = known.words(f"{begin} {end}")
+        beginning = beginning[: MAX_VALUE_CHARS // 2].rpartition(" ")[0] or beginning[: MAX_VALUE_CHARS // 3]
+    words = lang.words(f"{beginning} {end}")
     # A value that sounds like an answer or an instruction: only its length is said.
-    if not heard or any(phrase_at(heard, at, known.mimics) for at in range(len(heard))):
-        return replace(leaf, text=ways["text"].format(len(value)), told=leaf.told and not value.strip())
-    if known.sets["framing"] & {*heard}:  # it could pass for the prompt
-        text = ways["quoted"].format(begin)
+    if not words or any(phrase_at(words, at, lang.mimics) for at in range(len(words))):
+        return replace(leaf, text=forms["text"].format(len(value)), exact=leaf.exact and not value.strip())
+    if lang.sets["framing"] & {*words}:  # it could pass for the prompt
+        text = forms["quoted"].format(beginning)
     else:
-        text = f"\u201c{begin}\u201d" if " " in begin else begin
-    text = ways["ends"].format(text, end) if end else text
+        text = f"\u201c{beginning}\u201d" if " " in beginning else beginning
+    text = forms["ends"].format(text, end) if end else text
     if long:
-        return replace(leaf, text=ways["long"].format(len(value), text))
-    return replace(leaf, text=text, words="" if known.sets["framing"] & {*heard} else begin)
+        return replace(leaf, text=forms["long"].format(len(value), text))
+    return replace(leaf, text=text, words="" if lang.sets["framing"] & {*words} else beginning)

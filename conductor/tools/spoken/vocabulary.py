@@ -57,8 +57,8 @@ class Vocabulary:
         """Parse phrases with alternatives and optional words."""
         for pattern in patterns:
             choices = [f"{word[:-1]}|" if word.endswith("?") else word for word in pattern.split()]
-            for chosen in product(*(choice.split("|") for choice in choices)):
-                yield tuple(word for word in chosen if word)
+            for words in product(*(choice.split("|") for choice in choices)):
+                yield tuple(word for word in words if word)
 
     def spell(self, text: str) -> str:
         """Spell out punctuation: "notes.txt" is "notes dot txt"."""
@@ -79,8 +79,8 @@ class Vocabulary:
             text = text[:MAX_CHARS] + " \ufffd"
         # Invisible characters could hide a word in what people see, and part one in what is compared.
         text = "".join(c for c in text if unicodedata.category(c) != "Cf")
-        found = _TOKEN.findall(self.spell(text))
-        return tuple(self._numbered(word for token in found for word in self._plain(token)))
+        tokens = _TOKEN.findall(self.spell(text))
+        return tuple(self._numbered(word for token in tokens for word in self._plain(token)))
 
     def _plain(self, word: str) -> Sequence[str]:
         words = self.data["words"]
@@ -89,9 +89,9 @@ class Vocabulary:
             return [_ZEROS.sub(r"\1", number).rstrip(".") if number.count(".") == 1 else number]
         if word in words["wholes"]:
             return str(words["wholes"][word]).split()
-        for end, written in words["endings"].items():
+        for end, expansion in words["endings"].items():
             if stem := word.removesuffix(end) if word.endswith(end) else "":
-                return (stem, written)
+                return (stem, expansion)
         return (words["currencies"].get(word, word),)
 
     def _numbered(self, words: Iterable[str]) -> Iterator[str]:
@@ -99,39 +99,46 @@ class Vocabulary:
         number: int | None = None
         for word in (*words, ""):
             free = (number or 0) % 100
-            said = self._small.get(word, self._tens.get(word))
-            fits = said and number and (free == 0 or (free >= 20 and free % 10 == 0 and said < 10))
+            value = self._small.get(word, self._tens.get(word))
+            fits = value and number and (free == 0 or (free >= 20 and free % 10 == 0 and value < 10))
             if number is not None and word == self.data["words"]["hundred"] and 0 < number % 1000 < 10:
                 number += number % 1000 * 99
             elif word == self.data["words"]["thousand"] and number and number < 1000:
                 number *= 1000
             elif fits:
-                number = (number or 0) + (said or 0)
+                number = (number or 0) + (value or 0)
             else:
                 if number is not None:
                     yield str(number)
-                number = said
-                if said is None and word:
+                number = value
+                if value is None and word:
                     yield word
 
 
-def phrase_at(words: Words, at: int, known: Mapping[Words, str]) -> Words:
+def phrase_at(words: Words, start: int, kinds: Mapping[Words, str]) -> Words:
     """Return the longest known phrase at ``at``; empty if there is none."""
-    for end in range(min(len(words), at + MAX_PHRASE_WORDS), at, -1):
-        if words[at:end] in known:
-            return words[at:end]
+    for end in range(min(len(words), start + MAX_PHRASE_WORDS), start, -1):
+        if words[start:end] in kinds:
+            return words[start:end]
     return ()
 
 
 def singular(word: str) -> str:
     """Guess the singular of an English noun; any other word is returned unchanged."""
-    for end, other in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("s", "")):
+    for end, replacement in (
+        ("ies", "y"),
+        ("sses", "ss"),
+        ("xes", "x"),
+        ("ches", "ch"),
+        ("shes", "sh"),
+        ("s", ""),
+    ):
         if word.endswith(end) and not word.endswith(("ss", "us", "is")) and len(word) > len(end) + 1:
-            return word.removesuffix(end) + other
+            return word.removesuffix(end) + replacement
     return word
 
 
-def vocabulary(locale: str) -> Vocabulary | None:
+def load_vocabulary(locale: str) -> Vocabulary | None:
     """Load the vocabulary of a locale's language; None if there is none, which disables spoken approvals."""
     # A client's text: cut, and later matched, since it becomes the name of a file.
     language = re.split("[-_]", locale[:10].lower())[0]
