@@ -29,7 +29,7 @@ from tests.stand_ins.anthropic_script import (
 )
 from tests.stand_ins.anthropic_service import AnthropicService
 from tests.stand_ins.model_service import ModelService
-from tests.stand_ins.openai_service import OpenAIService
+from tests.stand_ins.openai_service import OpenAIService, TextService
 
 __all__ = [
     "Answer",
@@ -47,6 +47,7 @@ __all__ = [
     "ServiceScript",
     "Step",
     "Stream",
+    "TextService",
     "Thought",
     "rounds_so_far",
 ]

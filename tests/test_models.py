@@ -1,20 +1,40 @@
-"""The scripted model in the process plays a test's script and records each stream."""
+"""The scripted model plays the same script in the process and over HTTP, and records each stream."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from conductor.errors import ModelError
 from conductor.messages import ToolCall, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
-from tests.models import Break, Call, HttpFailure, Reply, ScriptedProvider
+from conductor.models.base import (
+    Finished,
+    ModelEvent,
+    ModelProvider,
+    ModelRequest,
+    TextDelta,
+    ToolDefinition,
+)
+from conductor.models.retry import RetryPolicy
+from tests.models import (
+    Answer,
+    AnthropicService,
+    Break,
+    Call,
+    HttpFailure,
+    ModelService,
+    OpenAIService,
+    Reply,
+    ScriptedProvider,
+)
 
-REQUEST = ModelRequest("", (UserMessage("hello"),))
+DIM = ToolDefinition("lamp.dim", "Dim the lamp.", {"type": "object"})
+REQUEST = ModelRequest("", (UserMessage("hello"),), (DIM,))
 
 
-async def collect(provider: ScriptedProvider) -> list[ModelEvent]:
+async def collect(provider: ModelProvider) -> list[ModelEvent]:
     async with asyncio.timeout(5):
         return [event async for event in provider.stream(REQUEST)]
 
@@ -30,15 +50,37 @@ async def test_scripts_are_played_in_order_and_end_with_a_stop_reason() -> None:
         await collect(provider)
 
 
-async def test_an_answer_of_a_service_is_played_as_its_events() -> None:
-    reply = Reply(text="Let me look.", calls=(Call("look", {"at": "it"}, id="c1"),))
-    provider = ScriptedProvider([reply, HttpFailure(529), Reply(text="One two", broken=Break("cut", 1))])
-    texts = [TextDelta("Let "), TextDelta("me "), TextDelta("look.")]
-    assert await collect(provider) == [*texts, ToolCall("c1", "look", '{"at":"it"}'), Finished("tool_use")]
-    for reason in ("overloaded", "connection"):
-        with pytest.raises(ModelError) as caught:
-            await collect(provider)
-        assert caught.value.reason == reason
+@pytest.mark.parametrize("service", [AnthropicService, OpenAIService], ids=["anthropic", "openai"])
+async def test_a_script_gives_the_same_events_in_the_process_and_over_http(
+    service: Callable[[], ModelService],
+) -> None:
+    script: list[Answer] = [
+        Reply(text="Let me look.", calls=(Call("lamp_dim", {"level": 3}, id="c1"),)),
+        Reply(text="Once upon a", stop_reason="max_tokens"),
+        HttpFailure(401, "authentication_error"),
+        Reply(text="One two", broken=Break("cut", 0)),
+    ]
+    async with service() as served:
+        served.play(*script)
+        provider = served.provider(retry_policy=RetryPolicy(retries=0))
+        over_http = [await outcome(provider) for _ in script]
+        await provider.aclose()
+    in_process = ScriptedProvider(script)
+    assert [await outcome(in_process) for _ in script] == over_http
+    assert over_http[0] == ("Let me look.", [ToolCall("c1", "lamp.dim", '{"level":3}')], "tool_use")
+    assert over_http[2:] == ["authentication", "connection"]
+
+
+async def outcome(provider: ModelProvider) -> object:
+    """Give a reply's text, calls and stop reason, or the reason of its failure."""
+    try:
+        events = await collect(provider)
+    except ModelError as error:
+        return error.reason
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    calls = [event for event in events if isinstance(event, ToolCall)]
+    assert isinstance(events[-1], Finished)
+    return text, calls, events[-1].stop
 
 
 async def test_closed_early_is_true_only_for_a_stream_closed_before_its_end() -> None:

@@ -38,7 +38,7 @@ ARGUMENTS = ("{}", '{"x": 1}', '{ "x" : 2.0 }')
 PROMPTS = ("Be brief.", "Be kind.")
 
 
-class Model:
+class ThinkingModel:
     """The provider's own requests and decoder, and behind them the service's rules, with no socket between.
 
     ``refused`` holds why requests were refused, ``tally`` counts those received and the thinking in them.
@@ -121,7 +121,7 @@ class World:
         self.rng = rng = random.Random(seed)
         self.tally = tally
         self.trail: list[str] = []
-        self.model = Model(rng, tally)
+        self.model = ThinkingModel(rng, tally)
         self._store = Disk()
         self._local = LocalTools()
         self._local.go.set()

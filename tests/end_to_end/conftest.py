@@ -12,7 +12,6 @@ import pytest
 from conductor.app import make_services
 from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider
-from conductor.models.retry import RetryPolicy
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
@@ -88,7 +87,5 @@ async def claude() -> AsyncIterator[AnthropicService]:
 
 
 def provider_for(service: AnthropicService, **options: Any) -> AnthropicProvider:
-    """Make the real provider, pointed at the stand-in, with short pauses before retries."""
-    options.setdefault("retry_policy", RetryPolicy(base_s=0.001, cap_s=0.002))
-    model = options.pop("model", "claude-test")
-    return AnthropicProvider("test-key", model, 512, service.base_url, trust_env=False, **options)
+    """Make the real provider of the stand-in."""
+    return service.provider(**options)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from conductor.conversation.phrases import FAILURES
 from conductor.models import text_protocol
-from conductor.models.base import ModelProvider
-from conductor.models.bedrock import BedrockProvider
-from conductor.models.openai import OpenAIProvider
-from conductor.models.retry import RetryPolicy
-from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.conftest import serving
 from tests.end_to_end.phone import PLAIN_TURN, Event, arguments, is_call, is_state
 from tests.end_to_end.test_approvals import MOVE, begin, decide, of_type
 from tests.models import (
@@ -25,11 +19,11 @@ from tests.models import (
     Break,
     Call,
     HttpFailure,
-    JsonObject,
     ModelService,
     OpenAIService,
     Reply,
     ServiceScript,
+    TextService,
 )
 from tests.stand_ins.bedrock_service import BedrockService
 
@@ -37,69 +31,19 @@ STATUS = "agent_status"
 SORRY = FAILURES["model_provider_failed"]
 
 
-class Model:
-    """A stand-in for a service, and what makes the provider for it."""
-
-    def __init__(self, service: ModelService, endpoint: str, *, is_text: bool = False) -> None:
-        self.service = service
-        self.is_text = is_text
-        self._endpoint = endpoint
-
-    def answers(self, *replies: ServiceScript) -> None:
-        self.service.replies += map(self.script, replies)
-
-    def script(self, script: ServiceScript) -> ServiceScript:
-        """Give an answer as this model writes it."""
-        return _written(script) if self.is_text and isinstance(script, Reply) else script
-
-    def provider(self) -> ModelProvider:
-        if isinstance(self.service, AnthropicService):
-            return provider_for(self.service)
-        options: Any = {"retry_policy": RetryPolicy(base_s=0.001), "trust_env": False}
-        url = self.service.base_url
-        if isinstance(self.service, BedrockService):
-            return BedrockProvider("test-key", "test-model", 512, "eu-west-1", url, **options)
-        options["endpoint"] = self._endpoint
-        provider = OpenAIProvider("test-key", "test-model", 512, url, **options)
-        return text_protocol.wrap(provider) if self.is_text else provider
-
-    def read(self) -> str:
-        """Give all texts of the last request's messages, one a line."""
-        request = self.service.requests[-1]
-        texts = "\n".join(_texts(request.get("messages") or request["input"]))
-        return "\n".join(map(_observed, texts.splitlines())) if self.is_text else texts
+_SERVICES: dict[str, Callable[[], ModelService]] = {
+    "anthropic": AnthropicService,
+    "openai chat": partial(OpenAIService, "chat"),
+    "openai responses": partial(OpenAIService, "responses"),
+    "text chat": TextService,
+    "bedrock": BedrockService,
+}
 
 
-def _written(reply: Reply) -> Reply:
-    objects: list[JsonObject] = [{"type": "final_answer", "content": reply.text}] if reply.text else []
-    for call in reply.calls:
-        name = call.name.replace("agent_", "agent.")
-        objects.append({"type": "tool_call", "name": name, "arguments": call.arguments})
-    text = "\n".join(json.dumps(each, separators=(",", ":")) for each in objects)
-    return replace(reply, text=text, calls=(), thinking=None)
-
-
-def _observed(line: str) -> str:
-    return str(json.loads(line)["content"]) if line.startswith('{"type":"tool_observation"') else line
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
-
-
-_SERVICES: dict[str, type[ModelService]] = {"anthropic": AnthropicService, "bedrock": BedrockService}
-
-
-@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "text chat", "bedrock"])
-async def model(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
-    name, _, endpoint = request.param.partition(" ")
-    service = _SERVICES.get(name, OpenAIService)()
-    async with service:
-        yield Model(service, endpoint, is_text=name == "text")
+@pytest.fixture(params=_SERVICES)
+async def model(request: pytest.FixtureRequest) -> AsyncIterator[ModelService]:
+    async with _SERVICES[request.param]() as service:
+        yield service
         assert not service.refused, list(service.refused)
 
 
@@ -107,28 +51,28 @@ def is_partial(event: Event) -> bool:
     return bool(event["type"] == "assistant.speech.partial")
 
 
-async def test_plain(model: Model) -> None:
-    model.answers(Reply(text="Hello there."))
+async def test_plain(model: ModelService) -> None:
+    model.play(Reply(text="Hello there."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hi")
         assert phone.shape(1) == PLAIN_TURN
         assert phone.finals() == ["Hello there."]
-    assert "hi" in model.read().splitlines()
+    assert "hi" in model.texts().splitlines()
 
 
-async def test_a_tool(model: Model) -> None:
-    model.answers(Reply(calls=(Call(STATUS, {"id": "a-5"}),)), Reply(text="It runs."))
+async def test_a_tool(model: ModelService) -> None:
+    model.play(Reply(calls=(Call(STATUS, {"id": "a-5"}),)), Reply(text="It runs."))
     async with serving(model.provider()) as served:
         async with served.phone(tools={"agent.status": lambda a: f"{a['id']} runs"}) as phone:
             await phone.ask("how is a-5?")
             assert phone.runs == [("agent.status", {"id": "a-5"})]
             assert phone.spoken() == ["It runs."]
-    assert '"data":"a-5 runs"' in model.read()
+    assert '"data":"a-5 runs"' in model.texts()
 
 
-async def test_parallel_tools_are_answered_in_the_models_order(model: Model) -> None:
+async def test_parallel_tools_are_answered_in_the_models_order(model: ModelService) -> None:
     calls = tuple(Call(STATUS, {"id": name}) for name in ("a-1", "a-2"))
-    model.answers(Reply(calls=calls), Reply(text="Both run."))
+    model.play(Reply(calls=calls), Reply(text="Both run."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.say("how are they?")
         first = await phone.until(is_call("agent.status"))
@@ -137,17 +81,17 @@ async def test_parallel_tools_are_answered_in_the_models_order(model: Model) -> 
             await phone.result(event["payload"]["callId"], f"{arguments(event)['id']} runs")
         await phone.idle()
         assert phone.finals() == ["Both run."]
-    read = model.read()
+    read = model.texts()
     assert 0 < read.index("a-1 runs") < read.index("a-2 runs")
 
 
-async def test_text_beside_a_call(model: Model) -> None:
-    model.answers(Reply(text="Let me look.", calls=(Call(STATUS, {"id": "a"}),)), Reply(text="It runs."))
+async def test_text_beside_a_call(model: ModelService) -> None:
+    model.play(Reply(text="Let me look.", calls=(Call(STATUS, {"id": "a"}),)), Reply(text="It runs."))
     async with serving(model.provider()) as served:
         async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
             await phone.ask("how is it?")
             assert phone.finals() == ["Let me look.", "It runs."]
-    assert "Let me look." in model.read()
+    assert "Let me look." in model.texts()
 
 
 @pytest.mark.parametrize(
@@ -159,8 +103,10 @@ async def test_text_beside_a_call(model: Model) -> None:
     ],
     ids=["key", "page", "refusal"],
 )
-async def test_an_error_is_one_sentence_and_the_next_turn_works(model: Model, failure: ServiceScript) -> None:
-    model.answers(failure, Reply(text="Here I am."))
+async def test_an_error_is_one_sentence_and_the_next_turn_works(
+    model: ModelService, failure: ServiceScript
+) -> None:
+    model.play(failure, Reply(text="Here I am."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.spoken() == [SORRY]
@@ -169,39 +115,39 @@ async def test_an_error_is_one_sentence_and_the_next_turn_works(model: Model, fa
         assert phone.finals()[-1] == "Here I am."
 
 
-async def test_a_reply_that_breaks_off_is_asked_for_again(model: Model) -> None:
-    model.answers(Reply(text="One two three", broken=Break("cut", 2)), Reply(text="Here I am."))
+async def test_a_reply_that_breaks_off_is_asked_for_again(model: ModelService) -> None:
+    model.play(Reply(text="One two three", broken=Break("cut", 2)), Reply(text="Here I am."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.finals() == ["Here I am."] and phone.errors() == []
 
 
-async def test_silence_of_the_service_is_told(model: Model) -> None:
+async def test_silence_of_the_service_is_told(model: ModelService) -> None:
     stall = Reply(text="One two three", broken=Break("stall", 1))
-    model.answers(stall, stall)  # the second is the repeat
+    model.play(stall, stall)  # the second is the repeat
     async with serving(model.provider(), model_silence=0.2) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.spoken() == [SORRY]
-    await model.service.wait_disconnects(1)
+    await model.wait_disconnects(1)
 
 
-async def test_barge_in_stops_the_request(model: Model) -> None:
+async def test_barge_in_stops_the_request(model: ModelService) -> None:
     story = Reply(text="Once upon a time there was", hold=asyncio.Event(), hold_at=3)
-    model.answers(story, Reply(text="All right."))
+    model.play(story, Reply(text="All right."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.say("tell me a story")
         await phone.until(is_partial)
         since = len(phone.log)
         await phone.say("something else")
-        await model.service.wait_disconnects(1)
+        await model.wait_disconnects(1)
         await phone.idle(since=since)
         assert phone.finals() == ["All right."]
-    assert "Once upon" in model.read()
+    assert "Once upon" in model.texts()
 
 
 @pytest.mark.parametrize("by_voice", [False, True], ids=["card", "voice"])
-async def test_an_approval(model: Model, by_voice: bool) -> None:
-    model.answers(Reply(calls=(Call("move_file", {"path": "notes.txt"}),)), Reply(text="Moved."))
+async def test_an_approval(model: ModelService, by_voice: bool) -> None:
+    model.play(Reply(calls=(Call("move_file", {"path": "notes.txt"}),)), Reply(text="Moved."))
     tools = {"move_file": lambda a: f"{a['path']} is elsewhere"}
     async with serving(model.provider()) as served, served.phone(tools=tools) as phone:
         await begin(phone, *([] if by_voice else ["approval"]), tools=[MOVE])
@@ -215,45 +161,45 @@ async def test_an_approval(model: Model, by_voice: bool) -> None:
             await decide(phone, await phone.until(of_type("approval.request")), "allow")
         await phone.until(of_type("assistant.speech.final", text="Moved."))
         assert phone.runs == [("move_file", {"path": "notes.txt"})]
-    assert "notes.txt is elsewhere" in model.read()
+    assert "notes.txt is elsewhere" in model.texts()
 
 
-async def test_a_late_result_begins_a_turn(model: Model) -> None:
+async def test_a_late_result_begins_a_turn(model: ModelService) -> None:
     call = Call("agent_followup", {"id": "a-1", "prompt": "go on"})
-    model.answers(Reply(calls=(call,)), Reply(text="I cannot tell."), Reply(text="It did work."))
+    model.play(Reply(calls=(call,)), Reply(text="I cannot tell."), Reply(text="It did work."))
     async with serving(model.provider(), tool_timeout=0.05) as served, served.phone() as phone:
         await phone.ask("tell a-1 to go on")
-        assert '"error_type":"unknown"' in model.read()
+        assert '"error_type":"unknown"' in model.texts()
         (late,) = (event for event in phone.log if is_call("agent.followup")(event))
         await phone.result(late["payload"]["callId"], "it has been told")
         await phone.until(of_type("assistant.speech.final", text="It did work."))
-    assert "it has been told" in model.read()
+    assert "it has been told" in model.texts()
 
 
-async def test_the_limit_of_rounds(model: Model) -> None:
-    rounds = text_protocol.MAX_ROUNDS if model.is_text else 8
+async def test_the_limit_of_rounds(model: ModelService) -> None:
+    rounds = text_protocol.MAX_ROUNDS if isinstance(model, TextService) else 8
     looks = (Reply(calls=(Call(STATUS, {"id": str(n)}),)) for n in range(rounds))
-    model.answers(*looks, Reply(text="So far."))
+    model.play(*looks, Reply(text="So far."))
     async with serving(model.provider()) as served:
         async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
             await phone.ask("wait for it")
             assert len(phone.runs) == rounds
             assert phone.spoken() == ["So far."]
-    request = model.service.requests[-1]
-    if model.is_text:
+    request = model.requests[-1]
+    if isinstance(model, TextService):
         assert "agent.status(" not in request["messages"][0]["content"]
         return
-    if isinstance(model.service, BedrockService):
+    if isinstance(model, BedrockService):
         assert request["toolConfig"] and "without calling" in request["system"][-1]["text"]
-    elif isinstance(model.service, OpenAIService) and "messages" in request:
+    elif isinstance(model, OpenAIService) and "messages" in request:
         assert "tools" not in request  # such servers ignore the choice
     else:
         assert request["tools"] and request["tool_choice"] in ("none", {"type": "none"})
 
 
-async def test_a_reconnect_in_the_middle_of_an_answer(model: Model) -> None:
+async def test_a_reconnect_in_the_middle_of_an_answer(model: ModelService) -> None:
     going_on = asyncio.Event()
-    model.answers(Reply(text="One two three.", hold=going_on, hold_at=1))
+    model.play(Reply(text="One two three.", hold=going_on, hold_at=1))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.say("count")
         await phone.until(is_partial)
@@ -267,10 +213,10 @@ async def test_a_reconnect_in_the_middle_of_an_answer(model: Model) -> None:
 
 
 async def test_a_restart_keeps_the_conversation(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: ModelService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    model.answers(
+    model.play(
         Reply(calls=(Call(STATUS, {"id": "a"}),), thinking="Hm."), Reply(text="It runs."), Reply(text="Yes.")
     )
     async with serving(model.provider()) as served:
@@ -279,7 +225,7 @@ async def test_a_restart_keeps_the_conversation(
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("still?")
         assert phone.finals()[-1] == "Yes."
-    read = model.read()
+    read = model.texts()
     assert (
         read.index("how is a?") < read.index('"data":"runs"') < read.index("It runs.") < read.index("still?")
     )
@@ -288,26 +234,18 @@ async def test_a_restart_keeps_the_conversation(
 # -- models that misbehave
 
 
-async def test_a_model_that_never_ends_is_stopped(model: Model) -> None:
-    model.answers(Reply(text="and so " * 10_000, delay_s=0.001))
+async def test_a_model_that_never_ends_is_stopped(model: ModelService) -> None:
+    model.play(Reply(text="and so " * 10_000, delay_s=0.001))
     async with serving(model.provider(), turn_timeout=0.3) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert phone.spoken() == [FAILURES["turn_timeout"]]
-    await model.service.wait_disconnects(1)
+    await model.wait_disconnects(1)
 
 
-async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: Model) -> None:
-    def calls(_: JsonObject) -> Reply:
-        return _written(endless) if model.is_text else endless
-
-    endless = Reply(calls=(Call("no_such_tool", {}),))
-    model.service.default = calls
+async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: ModelService) -> None:
+    model.default = Reply(calls=(Call("no_such_tool", {}),))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert len(phone.spoken()) == 1
         assert phone.runs == []
-    assert model.service.received <= 9
-
-
-def test_the_texts_of_a_request() -> None:
-    assert list(_texts(json.loads('[{"a": ["b", 1, {"c": "d"}]}]'))) == ["b", "d"]
+    assert model.received <= 9

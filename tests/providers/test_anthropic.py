@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anthropic
@@ -54,22 +53,9 @@ async def service() -> AsyncIterator[AnthropicService]:
         yield service
 
 
-def provider_for(service: AnthropicService, **more: Any) -> AnthropicProvider:
-    more.setdefault("api_key", "test-key")
-    more.setdefault("retry_policy", RetryPolicy(base_s=0.001))
-    more.setdefault("trust_env", False)
-    return AnthropicProvider(
-        model="test-model",
-        max_tokens=512,
-        base_url=service.base_url,
-        random=Random(1),
-        **more,
-    )
-
-
 @pytest.fixture
 async def provider(service: AnthropicService) -> AsyncIterator[AnthropicProvider]:
-    provider = provider_for(service)
+    provider = service.provider()
     yield provider
     await provider.aclose()
 
@@ -430,7 +416,7 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
 
 
 async def test_a_wrong_key_is_an_authentication_failure(service: AnthropicService) -> None:
-    provider = provider_for(service, api_key="wrong")
+    provider = service.provider(api_key="wrong")
     assert (await failure_of(provider)).reason == "authentication"
     await provider.aclose()
 
@@ -445,7 +431,7 @@ async def test_the_environments_proxy_is_used_only_where_it_is_trusted(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    provider = provider_for(service, trust_env=trust_env)
+    provider = service.provider(trust_env=trust_env)
     if reason is None:
         assert await collect(provider)
     else:
@@ -578,7 +564,7 @@ async def test_a_connection_is_kept_even_if_the_reader_leaves_before_the_respons
 
 
 async def test_200_streams_run_at_once(service: AnthropicService) -> None:
-    provider = provider_for(service, pool_size=200)
+    provider = service.provider(pool_size=200)
     hold = asyncio.Event()
     service.default = Reply(text="One two", hold=hold, hold_at=1)
     async with asyncio.TaskGroup() as group:
@@ -591,7 +577,7 @@ async def test_200_streams_run_at_once(service: AnthropicService) -> None:
 
 
 async def test_closing_the_provider_ends_what_is_under_way(service: AnthropicService) -> None:
-    provider = provider_for(service)
+    provider = service.provider()
     service.default = Reply(text="One two", broken=Break("stall", 1))
     with pytest.raises(ModelError) as caught:
         async with asyncio.timeout(5), aclosing(provider.stream(ask())) as stream:
@@ -606,7 +592,7 @@ async def test_a_provider_that_was_never_used_can_be_closed() -> None:
 
 
 async def test_streams_that_begin_together_start_the_provider_once(service: AnthropicService) -> None:
-    provider = provider_for(service)
+    provider = service.provider()
     await asyncio.gather(*(collect(provider) for _ in range(10)))
     assert service.completed == 10
     await provider.aclose()

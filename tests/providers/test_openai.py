@@ -7,7 +7,6 @@ import gzip
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from random import Random
 from typing import Any
 
 import pytest
@@ -50,24 +49,9 @@ async def service() -> AsyncIterator[OpenAIService]:
         yield service
 
 
-def provider_for(
-    service: OpenAIService, endpoint: Any = "chat", key: str | None = "test-key"
-) -> OpenAIProvider:
-    return OpenAIProvider(
-        key,
-        "test-model",
-        512,
-        service.base_url,
-        endpoint,
-        trust_env=False,
-        retry_policy=RetryPolicy(base_s=0.001),
-        random=Random(1),
-    )
-
-
 @pytest.fixture
-async def provider(service: OpenAIService) -> AsyncIterator[OpenAIProvider]:
-    provider = provider_for(service)
+async def provider(service: OpenAIService) -> AsyncIterator[ModelProvider]:
+    provider = service.provider()
     yield provider
     await provider.aclose()
 
@@ -77,7 +61,7 @@ async def collect(provider: ModelProvider, request: ModelRequest | None = None) 
         return [event async for event in stream]
 
 
-async def failure_of(provider: OpenAIProvider, request: ModelRequest | None = None) -> ModelError:
+async def failure_of(provider: ModelProvider, request: ModelRequest | None = None) -> ModelError:
     with pytest.raises(ModelError) as caught:
         await collect(provider, request)
     assert SECRET not in str(caught.value) and str(caught.value).endswith(".")
@@ -88,7 +72,7 @@ async def failure_of(provider: OpenAIProvider, request: ModelRequest | None = No
 async def test_words_names_and_usage_come_through_and_thinking_does_not(
     service: OpenAIService, endpoint: str
 ) -> None:
-    provider = provider_for(service, endpoint)
+    provider = service.provider(endpoint=endpoint)
     calls = () if endpoint == "completions" else (Call("agent_spawn", {"task": "x"}, "t7"),)
     used = {"read": 10, "written": 9, "cached": 3 if endpoint != "completions" else 0}
     service.replies.append(Reply(text="Yes.", calls=calls, thinking="Let me see.", usage=used))
@@ -111,7 +95,7 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAISe
         return Reply(text="Done. ")
 
     service.default = model
-    provider = provider_for(service, endpoint)
+    provider = service.provider(endpoint=endpoint)
     history: list[Message] = []
     for turn in range(20):
         history.append(UserMessage(f"Turn {turn}."))
@@ -137,7 +121,7 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(service: OpenAISe
 async def test_reasoning_that_is_not_handed_back_is_missed(
     service: OpenAIService, endpoint: str, sent: dict[str, str]
 ) -> None:
-    provider = provider_for(service, endpoint)
+    provider = service.provider(endpoint=endpoint)
     service.replies.append(
         Reply(
             calls=(Call("agent_spawn", {}, "t7"),),
@@ -162,7 +146,7 @@ async def test_thoughts_that_begin_in_the_prompt_are_held_back_after_the_first(
     service: OpenAIService, endpoint: str
 ) -> None:
     service.default = Reply(text="They greet me. </think> Hello.", delay_s=0.001)
-    provider = provider_for(service, endpoint)
+    provider = service.provider(endpoint=endpoint)
     assert (await failure_of(provider)).reason == "connection"  # so that the turn asks again
     words = [event for event in await collect(provider) if isinstance(event, TextDelta)]
     assert words == [TextDelta("Hello.")]
@@ -171,14 +155,14 @@ async def test_thoughts_that_begin_in_the_prompt_are_held_back_after_the_first(
 
 async def test_a_service_without_keys_gets_none(service: OpenAIService) -> None:
     service.api_keys = None
-    provider = provider_for(service, key=None)
+    provider = service.provider(api_key=None)
     assert await collect(provider)
     assert "authorization" not in service.headers[0]
     await provider.aclose()
 
 
 async def test_a_call_that_got_lost_is_asked_for_again(
-    service: OpenAIService, provider: OpenAIProvider
+    service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.replies.append(Reply(stop_reason="tool_use"))
     service.replies.append(Reply(calls=(Call("agent_status", {}, "t1"),)))
@@ -206,7 +190,7 @@ async def test_a_call_that_got_lost_is_asked_for_again(
     ],
 )
 async def test_failures(
-    service: OpenAIService, provider: OpenAIProvider, answer: Any, reason: ModelFailure, tries: int
+    service: OpenAIService, provider: ModelProvider, answer: Any, reason: ModelFailure, tries: int
 ) -> None:
     service.default = answer
     assert (await failure_of(provider)).reason == reason
@@ -214,7 +198,7 @@ async def test_failures(
 
 
 async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
-    service: OpenAIService, provider: OpenAIProvider
+    service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
     assert str(await failure_of(provider)) == "What answers at the model service's address sends no stream."
@@ -225,13 +209,13 @@ WHOLE = b'{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}],"usa
 QUOTA = b'{"error":{"code":"insufficient_quota"}}'
 
 
-async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: OpenAIProvider) -> None:
+async def test_a_reply_in_one_piece_is_one(service: OpenAIService, provider: ModelProvider) -> None:
     service.default = HttpFailure(200, body=WHOLE)
     assert await collect(provider) == [TextDelta("Hi."), Finished("end_turn", Usage(7))]
 
 
 async def test_words_that_came_with_an_error_are_given_before_it(
-    service: OpenAIService, provider: OpenAIProvider
+    service: OpenAIService, provider: ModelProvider
 ) -> None:
     body = b'data: {"choices":[{"delta":{"content":"Hi."}}]}\n\ndata: {"error":"x"}\n\n'
     service.default = HttpFailure(200, body=body, headers=STREAM)
@@ -244,7 +228,7 @@ async def test_words_that_came_with_an_error_are_given_before_it(
 
 
 async def test_a_call_that_the_limit_cut_to_nothing_is_asked_for_again(
-    service: OpenAIService, provider: OpenAIProvider
+    service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.replies.append(Reply(stop_reason="max_tokens"))
     service.replies.append(Reply(calls=(Call("agent_status", {}, "t1"),)))
@@ -252,7 +236,7 @@ async def test_a_call_that_the_limit_cut_to_nothing_is_asked_for_again(
 
 
 async def test_a_health_check_of_one_token_may_end_without_words(
-    service: OpenAIService, provider: OpenAIProvider
+    service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.default = Reply(stop_reason="max_tokens")
     assert [event.stop for event in await collect(provider, ask(tools=())) if isinstance(event, Finished)]
@@ -278,7 +262,7 @@ async def test_a_health_check_of_one_token_may_end_without_words(
 )
 async def test_no_answer_takes_more_than_its_share(
     service: OpenAIService,
-    provider: OpenAIProvider,
+    provider: ModelProvider,
     answer: Any,
     reason: ModelFailure,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from random import Random
-from typing import Any
+from functools import partial
 
 import pytest
 
 from conductor.models import http
-from conductor.models.anthropic import AnthropicProvider
 from conductor.models.base import ModelProvider, StopReason
-from conductor.models.bedrock import BedrockProvider
-from conductor.models.openai import OpenAIProvider
-from conductor.models.retry import RetryPolicy
 from tests.models import (
     AnthropicService,
     Break,
@@ -73,29 +68,18 @@ def _script(answer: Answer) -> ServiceScript:
     )
 
 
-_SERVICES: dict[str, type[ModelService]] = {"anthropic": AnthropicService, "bedrock": BedrockService}
+_SERVICES: dict[str, Callable[[], ModelService]] = {
+    "anthropic": AnthropicService,
+    "openai chat": partial(OpenAIService, "chat"),
+    "openai responses": partial(OpenAIService, "responses"),
+    "bedrock": BedrockService,
+}
 
 
-@pytest.fixture(params=["anthropic", "openai chat", "openai responses", "bedrock"])
+@pytest.fixture(params=_SERVICES)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    provider: ModelProvider
-    name, _, endpoint = request.param.partition(" ")
-    service = _SERVICES.get(name, OpenAIService)()
-    async with service:
-        given: Any = ("test-key", "test-model", 512, service.base_url)
-        options: Any = {
-            "trust_env": False,
-            "retry_policy": RetryPolicy(base_s=0.001),
-            "random": Random(1),
-        }
-        if name == "anthropic":
-            provider = AnthropicProvider(*given, **options)
-        elif name == "bedrock":
-            key, model, limit, url = given
-            provider = BedrockProvider(key, model, limit, "eu-west-1", url, **options)
-        else:
-            options["endpoint"] = endpoint
-            provider = OpenAIProvider(*given, **options)
+    async with _SERVICES[request.param]() as service:
+        provider = service.provider()
         try:
             yield ServiceHarness(service, provider)
         finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from conductor.models.anthropic import AnthropicProvider
 from tests.stand_ins.anthropic_binding import THINKING, Prefix, content_of
 from tests.stand_ins.anthropic_cache import PromptCache
 from tests.stand_ins.anthropic_message_rules import Refused
@@ -24,7 +25,7 @@ from tests.stand_ins.anthropic_script import (
     whole_message,
 )
 from tests.stand_ins.http_connection import Connection, HttpRequest
-from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.model_service import ModelService, provider_options
 from tests.stand_ins.reply_writer import ReplyWriter
 
 ISSUED_KEPT = 1000
@@ -64,6 +65,11 @@ class AnthropicService(ModelService):
         if self._max_input_tokens is not None and tokens > self._max_input_tokens:
             raise Refused(f"prompt is too long: {tokens} tokens > {self._max_input_tokens} maximum")
         return accepted
+
+    def provider(
+        self, *, api_key: str = "test-key", model: str = "test-model", **options: Any
+    ) -> AnthropicProvider:
+        return AnthropicProvider(api_key, model, 512, self.base_url, **provider_options(options))
 
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         error = {"type": failure.error_type, "message": failure.message}

@@ -21,10 +21,11 @@ from botocore.eventstream import EventStreamBuffer
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
+from conductor.models.bedrock import BedrockProvider
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import Break, HttpFailure, JsonObject, Piece, Reply, words
 from tests.stand_ins.http_connection import Connection, HttpRequest
-from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.model_service import ModelService, provider_options
 from tests.stand_ins.reply_writer import ReplyWriter
 
 _SHAPE = Session().get_service_model("bedrock-runtime").operation_model("ConverseStream").input_shape
@@ -43,6 +44,10 @@ class BedrockService(ModelService):
         body: JsonObject = msgspec.json.decode(request.body)
         check(body, unquote(path[2]))
         return body
+
+    def provider(self, *, model: str = "test-model", **options: Any) -> BedrockProvider:
+        region = "eu-west-1"
+        return BedrockProvider("test-key", model, 512, region, self.base_url, **provider_options(options))
 
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         return {"message": failure.message}

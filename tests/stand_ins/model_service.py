@@ -7,11 +7,14 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
+from conductor.models.base import ModelProvider
+from conductor.models.retry import RetryPolicy
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
@@ -68,6 +71,19 @@ class ModelService:
     ) -> None:
         """Send a scripted reply."""
         raise NotImplementedError
+
+    def provider(self, **options: Any) -> ModelProvider:
+        """Make the real provider of this service; the options are those of `ReplyStreamer`."""
+        raise NotImplementedError
+
+    def play(self, *scripts: ServiceScript) -> None:
+        """Answer the next requests by these scripts."""
+        self.replies.extend(scripts)
+
+    def texts(self) -> str:
+        """Give all texts of the last request's messages, one a line."""
+        request = self.requests[-1]
+        return "\n".join(_texts(request.get("messages") or request["input"]))
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -189,3 +205,17 @@ class ModelService:
             body = msgspec.json.encode(self.error_body(failure, request_id))
         headers = {"content-type": "application/json", "request-id": request_id, **failure.headers}
         connection.respond(failure.status, body, headers)
+
+
+def provider_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Add the options of a provider in tests: no proxy, and retries without long waits."""
+    policy = RetryPolicy(base_s=0.001, cap_s=0.002)
+    return {"trust_env": False, "retry_policy": policy, "random": Random(1), **options}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)

@@ -7,10 +7,14 @@ events are those of the documented streaming formats; what was recorded is in ``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from conductor.models import text_protocol
+from conductor.models.base import ModelProvider
+from conductor.models.openai import Endpoint, OpenAIProvider
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import (
     Break,
@@ -23,7 +27,7 @@ from tests.stand_ins.anthropic_script import (
     words,
 )
 from tests.stand_ins.http_connection import Connection, HttpRequest
-from tests.stand_ins.model_service import ModelService
+from tests.stand_ins.model_service import ModelService, provider_options
 from tests.stand_ins.openai_rules import chat_key, check_body, check_headers
 from tests.stand_ins.reply_writer import ReplyWriter
 
@@ -31,10 +35,11 @@ _FINISH = {"tool_use": "tool_calls", "end_turn": "stop", "max_tokens": "length",
 
 
 class OpenAIService(ModelService):
-    """The stand-in; ``base_url`` ends in ``/v1``."""
+    """The stand-in; ``base_url`` ends in ``/v1``. Its `provider` posts to ``endpoint``."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, endpoint: Endpoint = "chat", **options: Any) -> None:
         super().__init__(**options)
+        self._endpoint = endpoint
         self._issued: dict[str, JsonObject] = {}
 
     @property
@@ -52,6 +57,12 @@ class OpenAIService(ModelService):
             raise Refused("We could not parse the JSON body of your request.") from None
         return check_body(request.path, body, self._issued)
 
+    def provider(
+        self, *, api_key: str | None = "test-key", model: str = "test-model", **options: Any
+    ) -> ModelProvider:
+        options.setdefault("endpoint", self._endpoint)
+        return OpenAIProvider(api_key, model, 512, self.base_url, **provider_options(options))
+
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         error = {"message": failure.message, "type": failure.error_type, "param": None, "code": None}
         return {"error": error}
@@ -68,6 +79,32 @@ class OpenAIService(ModelService):
         is_text = request.path == "/v1/completions"
         pieces = chat_pieces(reply, request_id, body["model"], usage, text=is_text, issued=self._issued)
         await ReplyWriter(connection, reply, _chat_error).send(pieces)
+
+
+class TextService(OpenAIService):
+    """A model without tool calls behind ``/chat/completions``: it writes its scripts' calls as text."""
+
+    def provider(self, **options: Any) -> ModelProvider:
+        return text_protocol.wrap(super().provider(**options))
+
+    async def reply(
+        self, connection: Connection, reply: Reply, request: HttpRequest, body: JsonObject, request_id: str
+    ) -> None:
+        objects: list[JsonObject] = [{"type": "final_answer", "content": reply.text}] if reply.text else []
+        for call in reply.calls:
+            name = call.name.replace("agent_", "agent.")
+            objects.append({"type": "tool_call", "name": name, "arguments": call.arguments})
+        text = "\n".join(msgspec.json.encode(item).decode() for item in objects)
+        written = replace(reply, text=text, calls=(), thinking=None)
+        await super().reply(connection, written, request, body, request_id)
+
+    def texts(self) -> str:
+        return "\n".join(map(_observed, super().texts().splitlines()))
+
+
+def _observed(line: str) -> str:
+    is_result = line.startswith('{"type":"tool_observation"')
+    return str(msgspec.json.decode(line)["content"]) if is_result else line
 
 
 def _chat_error(broken: Break) -> bytes:
