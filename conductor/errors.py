@@ -46,7 +46,7 @@ ErrorCode = Literal[
     "internal_error",
 ]
 
-# One line for client developers about each code; docs/protocol.md shows them.
+# One line for client developers about each code; docs/protocol-reference.md shows them.
 CODE_MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
     {
         "invalid_event": "The frame is no valid event; the message says why. The connection stays open.",

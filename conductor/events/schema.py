@@ -36,29 +36,27 @@ _UNIONS: Mapping[Direction, tuple[str, Any]] = {
 ENVELOPE: Mapping[str, tuple[Json, str]] = {
     "id": (
         {"type": "string", "minLength": 1, "maxLength": 128},
-        "Unique. An event whose id was seen before is not acted upon again, on either side.",
+        "Unique. Both sides ignore an event whose id they have handled.",
     ),
     "type": (
         {"type": "string", "minLength": 1},
-        "Which event it is. A type that a receiver does not know is ignored.",
+        "The event. A receiver ignores an unknown type.",
     ),
     "timestamp": (
         {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$"},
-        "When it was sent: ISO 8601, UTC, with exactly three decimals. "
-        "The server wants a string and does not read it.",
+        "The time of sending: ISO 8601, UTC, three decimals. The server accepts any string.",
     ),
     "sessionId": (
         {"type": "string", "pattern": r"^[A-Za-z0-9._:\-]{1,128}$"},
-        "The session that it belongs to; the client makes it up. The same on all events of a connection; "
-        "`unknown` in an error about a frame that named none.",
+        "The session; the client chooses the id. `unknown` in an error about a frame without an id.",
     ),
     "protocolVersion": (
         {"type": "integer", "const": PROTOCOL_VERSION},
-        "The version of the protocol. A client may leave it out.",
+        "The version of the protocol. A client may omit it.",
     ),
     "payload": (
         {"type": "object"},
-        "The event's own fields. Fields that a receiver does not know are ignored.",
+        "The event's fields. A receiver ignores unknown fields.",
     ),
 }
 """The fields around every event, each with its schema and its meaning; the codec checks those of clients."""
@@ -186,15 +184,6 @@ def asyncapi() -> Json:
 def sent_by(direction: Direction) -> tuple[Event, ...]:
     """Give the events that one side sends."""
     return tuple(event for event in EVENTS if event.direction == direction)
-
-
-def coming_with(capability: str, direction: Direction) -> list[str]:
-    """Name the events and fields that one side sends only with a capability."""
-    events = sent_by(direction)
-    names = [event.type for event in events if getattr(event.struct, "CAPABILITY", None) == capability]
-    for event in events:
-        names += [f"{event.type}: {name}" for name, need in _needs(event.struct) if need == capability]
-    return names
 
 
 def frame(direction: Direction, event_type: str, payload: Any) -> Json:
@@ -359,12 +348,12 @@ def _ui_call(
 UI_CALLS = (
     _ui_call(
         set_state("call_5d_1", "idle"),
-        "Shows the conversation's state; `idle` reopens the microphone.",
+        "Shows the conversation's state.",
         state=msgspec.json.schema(server.ConversationState),
     ),
     _ui_call(
         append_message("call_5d_1", "user", "Hello."),
-        "Puts a whole message into the app's transcript.",
+        "Adds a whole message to the app's transcript.",
         {"messageId": {"type": "string"}},
         role={"enum": ["assistant", "user"]},
         text={"type": "string"},
@@ -372,7 +361,7 @@ UI_CALLS = (
     ),
     _ui_call(
         speak("call_5d_1", "Hello."),
-        "Has the device say something.",
+        "Speaks a text.",
         {"speechId": {"type": "string"}, "segment": {"type": "integer"}, "last": {"type": "boolean"}},
         text={"type": "string"},
     ),

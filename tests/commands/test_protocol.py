@@ -16,8 +16,8 @@ from jsonschema_rs import meta
 from conductor.cli import main
 from conductor.commands import protocol
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "protocol.md"
-HOW = "python -m conductor protocol --format markdown --output docs/protocol.md"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "protocol-reference.md"
+HOW = "python -m conductor protocol --format markdown --output docs/protocol-reference.md"
 
 
 def options(*arguments: str) -> argparse.Namespace:

@@ -266,12 +266,6 @@ def test_the_struct_inside_a_response_is_in_every_document() -> None:
         assert validator.is_valid(ALLOW) and validator.is_valid(EDIT)
         assert not validator.is_valid({**BOUND, "decision": "edit"})
         assert not validator.is_valid({**EDIT, "decision": "allow"})
-    assert "Each object of `decisions`:" in markdown()
-    assert "array of object or null, 1 to 100 of them" in markdown()
-
-
-def test_limits_of_percent_are_said_in_words() -> None:
-    assert "| `percent` | number or null, 0 or more, at most 100 | no |" in markdown()
 
 
 # -- the digest of an approval
@@ -291,15 +285,9 @@ def test_the_digest_of_the_example_is_that_of_its_name_and_arguments() -> None:
     assert response["argumentsDigest"] == request["argumentsDigest"]
 
 
-def test_the_reference_says_how_the_digest_of_its_example_is_made() -> None:
-    request = EXAMPLES["approval.request"]
-    part = markdown().partition("### The digest of an approval")[2].partition("\n#")[0]
-    lines = part.partition("```\n")[2].partition("\n```")[0]
-    assert lines == 'delete_file\n{"path":"notes.txt"}'
-    assert hashlib.sha256(lines.encode()).hexdigest() == request["argumentsDigest"]
-    assert f"is `{request['argumentsDigest']}`." in part
-    assert "[REDACTED:kind]" in part
-    assert "RFC 8785" in part
+def test_the_reference_has_the_digest_of_the_example() -> None:
+    digest = EXAMPLES["approval.request"]["argumentsDigest"]
+    assert f'The digest of `delete_file` with `{{"path":"notes.txt"}}` is `{digest}`.' in markdown()
 
 
 @given(texts, st.dictionaries(texts, json_values, max_size=4))

@@ -22,7 +22,6 @@ from conductor.events.schema import (
     UI_CALLS,
     Event,
     asyncapi,
-    coming_with,
     json_schema,
     sent_by,
 )
@@ -108,30 +107,6 @@ def test_every_state_has_a_meaning() -> None:
 def test_every_code_has_a_meaning_of_one_line() -> None:
     assert set(CODE_MEANINGS) == set(get_args(ErrorCode))
     assert all(re.fullmatch(r"[A-Z].*\.", meaning) for meaning in CODE_MEANINGS.values())
-
-
-def test_a_capability_names_each_sides_events_and_fields() -> None:
-    found = {name: (coming_with(name, "client"), coming_with(name, "server")) for name in CAPABILITIES}
-    assert found == {
-        "resume": (
-            ["session.start: resume"],
-            ["event.ack", "session.started: resend", "session.started: drop"],
-        ),
-        "approval": (["approval.shown", "approval.response"], ["approval.request", "approval.resolved"]),
-        "tools": (
-            ["session.update", "session.start: tools"],
-            ["tools.changed", "session.started: acceptedTools", "session.started: rejectedTools"],
-        ),
-        "cancel": (["response.cancel", "tool.cancelled"], ["tool.cancel"]),
-        "lease": (["tool.started", "tool.progress"], ["tool.call: timeoutMs"]),
-        "late": ([], ["tool.late"]),
-        "async": (["tool.accepted"], []),
-        "activity": ([], ["tool.activity"]),
-        "metrics": ([], ["turn.ended", "turn.metrics"]),
-        "goaway": ([], ["session.goaway"]),
-        "segments": ([], ["assistant.speech.partial: speechId"]),
-        "diagnostics": ([], ["diagnostic"]),
-    }
 
 
 # -- JSON Schema

@@ -15,7 +15,7 @@ public struct Options {
     public var timeZone = TimeZone.current.identifier
     /// Added to the system prompt; at most 4 KiB.
     public var instructions: String?
-    /// Declarations as in docs/protocol.md, "Tools on the device".
+    /// Declarations as in docs/protocol-reference.md, "Tool declarations".
     public var tools: [JSON] = []
     /// By the tool's name; `convo.*` may be handled, too.
     public var handlers: [String: ToolHandler] = [:]

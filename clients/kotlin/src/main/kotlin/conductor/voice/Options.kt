@@ -27,7 +27,7 @@ class Options(
     val timeZone: String = TimeZone.getDefault().id,
     /** Added to the system prompt; at most 4 KiB. */
     val instructions: String? = null,
-    /** Declarations as in docs/protocol.md, "Tools on the device". */
+    /** Declarations as in docs/protocol-reference.md, "Tool declarations". */
     val tools: List<JsonObject> = emptyList(),
     /** By the tool's name; `convo.*` may be handled, too. */
     val handlers: Map<String, ToolHandler> = emptyMap(),
