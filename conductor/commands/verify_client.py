@@ -370,7 +370,7 @@ async def _valid(play: Play) -> bool:
 
 STEPS = [
     Step("starts its session by its first event", "Connection", _starts),
-    Step("reads a slow answer, answers pings and UI calls", "Answering calls", _streams),
+    Step("reads a slow answer, answers pings and UI calls", "A tool", _streams),
     Step("runs a repeated call once", "Reconnect", _twice),
     Step("ignores an unknown event", "Envelope", _unknown),
     Step("connects again after a restart, for the same session", "Reconnect", _restart),

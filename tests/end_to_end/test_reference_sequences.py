@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from conductor.models.scripted import Script, ScriptedProvider
 
 from conductor.events.docs import markdown
 from conductor.messages import ToolCall
