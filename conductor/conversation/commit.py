@@ -76,11 +76,11 @@ class EventEncoder:
 
     def send(self, outgoing: Sequence[EncodedEvent]) -> None:
         """Send events that have been committed."""
-        for one in outgoing:
-            if one.record is not None:
-                self.outbox.put(one.record, one.limit)
-            elif one.frame is not None:
-                self.outbox.send(one.frame)
+        for event in outgoing:
+            if event.record is not None:
+                self.outbox.put(event.record, event.limit)
+            elif event.frame is not None:
+                self.outbox.send(event.frame)
 
     def frame(self, event: ServerEvent, *, first: bool = False) -> Frame:
         """Encode an event that may be lost; ``first``: nothing was sent on its connection before.
@@ -198,7 +198,7 @@ class Committer:
 
     async def flush(self) -> None:
         """Record dirty snapshots and acknowledged events."""
-        if self._changed or (self.durable and self._encoder.outbox.gone):
+        if self._changed or (self.durable and self._encoder.outbox.removed):
             await self.commit([])
 
     async def try_flush(self) -> None:
@@ -241,18 +241,19 @@ class Committer:
         then: Callable[[], None] | None,
     ) -> None:
         async with self._lock:
-            gone = self._encoder.outbox.take_gone()
+            outbox = self._encoder.outbox
+            removed, outbox.removed = outbox.removed, []
             changed, self._changed = self._changed, set()
             fields = {name: self._snapshots[name] for name in changed} | dict(snapshots or {})
             recorded = list(operations() if callable(operations) else operations)
             recorded += [SetField(name, snapshot()) for name, snapshot in fields.items()]
-            recorded += [AckOutbound(event_id) for event_id in gone]
-            recorded += [PutOutbound(one.record) for one in outgoing if one.record is not None]
+            recorded += [AckOutbound(event_id) for event_id in removed]
+            recorded += [PutOutbound(event.record) for event in outgoing if event.record is not None]
             if recorded:
                 try:
                     await self._record(recorded)
                 except StoreError:
-                    self._encoder.outbox.give_back(gone)
+                    outbox.removed[:0] = removed
                     self._changed |= changed
                     raise
             if then is not None:

@@ -1,9 +1,8 @@
 """Outbound events of a session: order, replay, and the time limits of calls.
 
-The shipped client handles one event at a time and answers a call before it reads the next (protocol, "How
-the shipped client behaves"). So calls wait in a `SerialCallQueue`: only the first one's time limit runs. A
-second ``tts.speak`` is held, with everything after it, until the first one is over. A client with
-``segments`` queues speeches itself: none is held, and its other answers say nothing of them.
+The shipped client handles one event at a time and answers a call before it reads the next. So calls wait in
+a `SerialCallQueue`: only the first one's time limit runs. A second ``tts.speak`` is held, with everything
+after it, until the first one is over. A client with ``segments`` queues speeches itself: none is held.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import cast
 
 import msgspec
@@ -36,21 +36,22 @@ class Outbox:
     """The unacknowledged events of one session, and the transport that carries them.
 
     ``on_expired`` is called for each call that timed out, and each speech that will not be acknowledged.
-    ``shown_at`` is the loop's time at which the client was last connected, sent a UI call, or answered one.
-    ``last_written`` is the id of the last durable event sent on the present connection.
+    ``removed`` are the ids of events that the next commit removes from the store. ``shown_at`` is the loop's
+    time at which the client was last connected, sent a UI call, or answered one. ``last_written`` is the id
+    of the last durable event sent on this connection.
     """
 
     def __init__(self, limits: Limits, on_expired: Callable[[OutboundRecord], None]) -> None:
         self._limits = limits
         self._on_expired = on_expired
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
+        self.removed: list[str] = []
         self._entries: OrderedDict[str, UnackedEvent] = OrderedDict()
         self._by_call: dict[str, UnackedEvent] = {}
-        self._held: list[UnackedEvent | Frame] = []
+        self._backlog: list[UnackedEvent | Frame] = []
         self._speaking: UnackedEvent | None = None
-        self._call_queue = SerialCallQueue(self._expire)
+        self.calls = SerialCallQueue(self._expire)
         self._client_acknowledges: bool | None = None
-        self._gone: list[str] = []
         self._probe = ""
         self._probe_state: ConversationState = "thinking"
         self._probed: list[UnackedEvent] = []
@@ -58,32 +59,17 @@ class Outbox:
         self.shown_at = 0.0
         self.last_written = ""
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def transport(self) -> Transport | None:
-        return self._transport
-
     @property
     def speaking(self) -> bool:
         return self._speaking is not None
 
     @property
-    def held(self) -> bool:
-        return bool(self._held)
+    def has_backlog(self) -> bool:
+        return bool(self._backlog)
 
     @property
     def outstanding(self) -> bool:
-        return bool(self._call_queue or self._held)
-
-    async def quiet(self) -> None:
-        """Wait until every call was answered or has timed out."""
-        await self._call_queue.quiet()
-
-    @property
-    def gone(self) -> bool:
-        return bool(self._gone)
+        return bool(self.calls or self._backlog)
 
     def records(self) -> list[OutboundRecord]:
         """List the unacknowledged events."""
@@ -92,38 +78,25 @@ class Outbox:
     def has_had(self, event_id: str) -> bool:
         """Tell whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
-        return entry.frame.written if entry is not None else event_id in self._gone
+        return entry.frame.written if entry is not None else event_id in self.removed
 
-    def restore(self, record: OutboundRecord, limit: float, *, sent: bool) -> None:
-        """Restore an event from the store; ``sent``: the client may have received it.
+    def restore(self, record: OutboundRecord, limit: float, *, was_sent: bool) -> None:
+        """Restore an event from the store; ``was_sent``: the client may have received it.
 
         A call's time limit includes the time since it was created.
         """
         if record.kind == "call":
             limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
         entry = UnackedEvent(record, limit)
-        entry.frame.written = sent
+        entry.frame.written = was_sent
         self._add(entry)
         if record.kind == "call":
-            self._call_queue.join(entry)
-
-    def drop(self, event_id: str) -> None:
-        """Remove an event with the next commit, though it is not in this outbox."""
-        self._gone.append(event_id)
+            self.calls.join(entry)
 
     def stop_sending(self) -> None:
         """Stop sending: another process owns the session."""
-        self._transport = None
-        self._held.clear()
-
-    def take_gone(self) -> list[str]:
-        """Return the ids of events that left since the last call, for the next commit to record."""
-        gone, self._gone = self._gone, []
-        return gone
-
-    def give_back(self, gone: list[str]) -> None:
-        """Take those ids back: the commit failed."""
-        self._gone[:0] = gone
+        self.transport = None
+        self._backlog.clear()
 
     def put(self, record: OutboundRecord, limit: float) -> None:
         """Add a committed event, and send it unless it has to wait."""
@@ -135,10 +108,10 @@ class Outbox:
             self._remove(self._by_call[record.call_id])  # a new card replaces the former one
         self._add(entry)
         self._evict()
-        if self._transport is not None:
+        if self.transport is not None:
             self._offer(entry)
         elif record.kind == "call":
-            self._call_queue.join(entry)
+            self.calls.join(entry)
 
     def _add(self, entry: UnackedEvent) -> None:
         record = entry.record
@@ -152,22 +125,14 @@ class Outbox:
             self._by_call[record.call_id] = entry
 
     def _put_probe(self, record: OutboundRecord, limit: float) -> None:
-        self._probed = self._unsure()
-        if not self._probed or self._transport is None or self._state_sent() != self._probe_state:
-            self._gone.append(record.event_id)  # a newer state was sent, and serves as the probe
+        self._probed = self.unconfirmed
+        if not self._probed or self.transport is None or self._state_sent() != self._probe_state:
+            self.removed.append(record.event_id)  # a newer state was sent, and serves as the probe
             return
         entry = UnackedEvent(record, limit)
         self._entries[record.event_id] = self._by_call[record.call_id] = entry
         self._entries.move_to_end(record.event_id, last=False)  # it is sent ahead of the held events
         self._write(entry)
-
-    def _unsure(self) -> list[UnackedEvent]:
-        held = {id(one) for one in self._held}
-        return [
-            entry
-            for entry in self._entries.values()
-            if entry.replayed and entry.record.kind in _UI_CALLS and id(entry) not in held
-        ]
 
     def _pass_probed(self) -> None:
         for entry in self._probed:
@@ -181,14 +146,14 @@ class Outbox:
 
     def send(self, frame: Frame) -> None:
         """Send a frame that is not replayed; it keeps its place among held events."""
-        if self._transport is None:
+        if self.transport is None:
             return
-        if self._held:
+        if self._backlog:
             # A partial that was held would be out of date: the final says all of it.
             if not frame.partial:
-                self._held.append(frame)
+                self._backlog.append(frame)
             return
-        self._transport.send(frame)
+        self.transport.send(frame)
 
     def is_outstanding(self, call_id: str) -> bool:
         """Tell whether a call has not been answered yet."""
@@ -204,7 +169,7 @@ class Outbox:
         entry = self._by_call.get(call_id)
         return entry is not None and entry.frame.written
 
-    # -- what the client says
+    # -- from the client
 
     def acknowledge(self, call_id: str) -> OutboundRecord | None:
         """Take a call's answer; returns the call's record if it was outstanding.
@@ -224,7 +189,7 @@ class Outbox:
                 self._lose(earlier)
         if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
-            self.shown_at = _now()
+            self.shown_at = asyncio.get_running_loop().time()
         self._finish(entry)
         if self.is_probe(call_id):
             self._pass_probed()
@@ -237,26 +202,22 @@ class Outbox:
             for entry in list(self._entries.values()):
                 if entry.record.kind == "speak" and entry.frame.written:
                     self._lose(entry)
-        elif self._client_acknowledges is None and self._unanswered() >= _SIGNS_OF_SILENCE:
+            return
+        unanswered = [e for e in self._entries.values() if e.record.kind in _UI_CALLS and e.frame.written]
+        if self._client_acknowledges is None and len(unanswered) >= _SIGNS_OF_SILENCE:
             self._client_acknowledges = False
-            for entry in self._call_queue.entries:
+            for entry in self.calls.entries:
                 if entry.record.kind == "speak":
                     self._lose(entry)
                 elif entry.record.kind != "call":
-                    self._call_queue.leave(entry)
+                    self.calls.leave(entry)
             self._settle()
 
-    def extend(self, call_id: str) -> bool:
-        """Restart a call's time limit; False if the call is not outstanding."""
+    def extend(self, call_id: str) -> None:
+        """Restart a call's time limit, if the call is outstanding."""
         entry = self._by_call.get(call_id)
-        if entry is None or entry.record.kind != "call":
-            return False
-        self._call_queue.restart(entry)
-        return True
-
-    def suspended_for(self, seconds: float) -> None:
-        """Extend all time limits: this process was suspended, and read nothing in that time."""
-        self._call_queue.postpone(seconds)
+        if entry is not None and entry.record.kind == "call":
+            self.calls.restart(entry)
 
     def end_speech(self, call_id: str) -> None:
         """End a speech before its answer, and never replay it: it was interrupted."""
@@ -266,14 +227,20 @@ class Outbox:
             self._remove(entry)
             self._settle()
 
-    # -- what the session does
+    # -- from the session
 
     @property
-    def unsure(self) -> bool:
-        return bool(self._unsure())
+    def unconfirmed(self) -> list[UnackedEvent]:
+        """The replayed UI calls: their answers may have been lost with the previous connection."""
+        backlog = {id(entry) for entry in self._backlog}
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.replayed and entry.record.kind in _UI_CALLS and id(entry) not in backlog
+        ]
 
     def _state_sent(self) -> ConversationState:
-        if self._held and self._speaking is not None:
+        if self._backlog and self._speaking is not None:
             return "speaking"  # later states are held
         if self._last_state is None:
             return "thinking"
@@ -305,20 +272,18 @@ class Outbox:
     def abandon(self, call_id: str) -> None:
         """Stop replaying a call, and expect no answer.
 
-        The device may still be working on it, so it stays in the `SerialCallQueue` until it is answered or
-        times out: the calls behind it wait for that.
+        The device may still be working on it: the calls behind it wait until it is answered or times out.
         """
         entry = self._by_call.get(call_id)
         if entry is not None and self._entries.pop(entry.record.event_id, None) is not None:
-            self._gone.append(entry.record.event_id)
-            if entry.record.event_id not in self._call_queue:
+            self.removed.append(entry.record.event_id)
+            if entry.record.event_id not in self.calls:
                 del self._by_call[call_id]
 
     def handled(self, event_id: str | None, *, queues_speeches: bool = False) -> None:
         """Acknowledge everything up to this event, which the client's ``resume`` names as handled.
 
-        The event may be acknowledged already, or be one that is not replayed. A client that
-        ``queues_speeches`` may not have said those before it yet.
+        A client that ``queues_speeches`` may not have spoken the earlier speeches yet.
         """
         if event_id is None:
             return
@@ -335,20 +300,21 @@ class Outbox:
     def attach(self, transport: Transport, *, states: bool = True, relaunched: bool = False) -> None:
         """Send to this transport from now on, and replay to it what was not acknowledged.
 
-        Replays only the latest state (none without ``states``: a fresh one follows), but each speech with the
-        ``speaking`` before it, without which the app speaks with its microphone open. Drops stale speech.
-        Does not replay a write call that was written to a socket: an app that was ``relaunched`` would run it
-        twice (protocol, the same section), unless its client reports what it has run.
+        Replays only the latest state (none without ``states``: a fresh one follows), but each speech with its
+        ``speaking``, without which the app speaks with its microphone open. Drops stale speeches. Does not
+        replay a write call that was written: a ``relaunched`` app would run it twice, unless its client
+        reports the calls that it has run.
         """
-        self._transport = transport
-        self.shown_at = _now()
+        self.transport = transport
+        self.shown_at = asyncio.get_running_loop().time()
         self.last_written = ""
         self._probe = ""
-        self._held.clear()
+        self._backlog.clear()
         self._speaking = None
         # Requeue the calls in the order of the events; abandoned ones stay in front.
-        self._call_queue.retain(lambda event_id: event_id not in self._entries)
+        self.calls.retain(lambda event_id: event_id not in self._entries)
         latest = next((e for e in reversed(self._entries.values()) if e.record.kind == "state"), None)
+        may_repeat = relaunched or not transport.resumes
         for entry in list(self._entries.values()):
             kind = entry.record.kind
             entry.replayed = entry.frame.written
@@ -356,65 +322,50 @@ class Outbox:
                 self._remove(entry)
             elif kind == "speak" and self._is_stale(entry):
                 self._lose(entry)
-            elif (
-                kind == "call"
-                and entry.record.effect != "read"
-                and entry.frame.written
-                and (relaunched or not transport.resumes)
-            ):
-                self._call_queue.join(entry)
+            elif kind == "call" and entry.record.effect != "read" and entry.frame.written and may_repeat:
+                self.calls.join(entry)
             else:
                 self._offer(entry)
         self._settle()
 
     def detach(self) -> None:
         """Drop the transport. Time limits of tool calls keep running; those of UI calls stop."""
-        self._transport = None
-        self._held.clear()
+        self.stop_sending()
         self._speaking = None
         for entry in list(self._entries.values()):
             if entry.record.kind == "call":
-                self._call_queue.join(entry)
+                self.calls.join(entry)
             else:
-                self._call_queue.leave(entry)
+                self.calls.leave(entry)
         self._settle()
 
     def close(self) -> None:
         """Stop all time limits."""
-        self._transport = None
-        self._held.clear()
-        self._call_queue.clear()
-
-    # -- inside
+        self.stop_sending()
+        self.calls.clear()
 
     def _before(self, entry: UnackedEvent) -> Iterator[UnackedEvent]:
-        for earlier in list(self._entries.values()):
-            if earlier is entry:
-                return
-            yield earlier
-
-    def _unanswered(self) -> int:
-        return sum(1 for e in self._entries.values() if e.record.kind in _UI_CALLS and e.frame.written)
+        return takewhile(lambda earlier: earlier is not entry, list(self._entries.values()))
 
     def _is_stale(self, entry: UnackedEvent) -> bool:
         return time.time() - entry.record.created_ms / 1000 > self._limits.stale_speech
 
     def _offer(self, entry: UnackedEvent) -> None:
-        if self._held or self._waits_for_speech(entry):
-            self._held.append(entry)
+        if self._backlog or self._waits_for_speech(entry):
+            self._backlog.append(entry)
         else:
             self._write(entry)
 
     @property
     def _queues_speeches(self) -> bool:
-        return self._transport is not None and self._transport.segments
+        return self.transport is not None and self.transport.segments
 
     def _waits_for_speech(self, entry: UnackedEvent) -> bool:
         speaks = entry.record.kind == "speak" and not self._queues_speeches
         return speaks and self._speaking not in (None, entry)
 
     def _write(self, entry: UnackedEvent) -> None:
-        assert self._transport is not None
+        assert self.transport is not None
         kind = entry.record.kind
         if kind == "speak" and self._client_acknowledges is False:
             # Without acknowledgements, assume that the client is playing its newest speech.
@@ -422,28 +373,26 @@ class Outbox:
                 if earlier.record.kind == "speak":
                     self._lose(earlier)
         if kind == "call" or (kind in _UI_CALLS and self._client_acknowledges is not False):
-            self._call_queue.join(entry)
+            self.calls.join(entry)
             if kind == "speak":
                 self._speaking = self._speaking or entry
         if kind in _UI_CALLS:
-            self.shown_at = _now()
-        self._transport.send(entry.frame)
+            self.shown_at = asyncio.get_running_loop().time()
+        self.transport.send(entry.frame)
         if not self.is_probe(entry.record.call_id):
             self.last_written = entry.record.event_id
 
     def _settle(self) -> None:
-        while self._held and self._transport is not None:
-            first = self._held[0]
-            if isinstance(first, UnackedEvent):
-                if self._waits_for_speech(first):
-                    break
-                self._held.pop(0)
-                if not first.frame.withdrawn and first.record.event_id in self._entries:
-                    self._write(first)
-            else:
-                self._held.pop(0)
-                self._transport.send(first)
-        self._call_queue.watch()
+        while self._backlog and self.transport is not None:
+            first = self._backlog[0]
+            if isinstance(first, UnackedEvent) and self._waits_for_speech(first):
+                break
+            self._backlog.pop(0)
+            if isinstance(first, Frame):
+                self.transport.send(first)
+            elif not first.frame.withdrawn and first.record.event_id in self._entries:
+                self._write(first)
+        self.calls.watch()
 
     def _evict(self) -> None:
         while len(self._entries) > self._limits.max_unacknowledged:
@@ -464,7 +413,7 @@ class Outbox:
 
     def _finish(self, entry: UnackedEvent) -> None:
         if self._opens_speech(entry):
-            self._call_queue.leave(entry)
+            self.calls.leave(entry)
         else:
             self._remove(entry)
 
@@ -472,11 +421,11 @@ class Outbox:
         if entry.record.kind != "final":
             self._by_call.pop(entry.record.call_id, None)
         if self._entries.pop(entry.record.event_id, None) is not None:
-            self._gone.append(entry.record.event_id)
-        self._call_queue.leave(entry)
+            self.removed.append(entry.record.event_id)
+        self.calls.leave(entry)
         if self._speaking is entry:
-            written = (e for e in self._entries.values() if e.record.kind == "speak" and e.frame.written)
-            self._speaking = next(written, None) if self._queues_speeches else None
+            speeches = (e for e in self._entries.values() if e.record.kind == "speak" and e.frame.written)
+            self._speaking = next(speeches, None) if self._queues_speeches else None
         if entry.state is not None:
             state, entry.state = entry.state, None
             state.speech = None
@@ -496,9 +445,5 @@ class Outbox:
             if not abandoned:
                 self._on_expired(record)
         else:
-            self._call_queue.leave(entry)
+            self.calls.leave(entry)
         self._settle()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -134,9 +134,9 @@ class Session:
             # A call with a result stays here only because no commit has recorded its answer since.
             if record.kind != "call" or (call is not None and call.result is None):
                 limit = self._encoder.limit(record, call.name if call is not None else None)
-                self._outbox.restore(record, limit, sent=record.event_id not in unsent)
+                self._outbox.restore(record, limit, was_sent=record.event_id not in unsent)
             else:
-                self._outbox.drop(record.event_id)
+                self._outbox.removed.append(record.event_id)
         self._speeches.restore(state.fields.get(SPEECH), self._text_at, self._outbox.is_outstanding)
         self._device.restore(state.fields.get(LATE))
         self._turns.restore()
@@ -184,7 +184,7 @@ class Session:
 
     def suspended_for(self, seconds: float) -> None:
         """Extend the clients' time limits: this process was suspended for ``seconds``."""
-        self._outbox.suspended_for(seconds)
+        self._outbox.calls.postpone(seconds)
 
     @property
     def state(self) -> SessionState:
@@ -224,7 +224,7 @@ class Session:
                     previous.close(SUPERSEDED, "another connection serves the session")
             self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
             # Without a turn the fresh ``idle`` serves as the probe, unless it waits behind a speech itself.
-            if self._outbox.unsure and (self.busy or self._outbox.held) and not transport.resumes:
+            if self._outbox.unconfirmed and (self.busy or self._outbox.has_backlog) and not transport.resumes:
                 self._tasks.spawn(self._inbound_handler.probe())
         self._spoken_approvals.attached(new=previous is not transport, same_process=same_process)
         if reopens:
@@ -278,7 +278,7 @@ class Session:
             if self._committer.durable:
                 ends.append(asyncio.create_task(self._approvals.opened()))
         else:
-            ends = [asyncio.create_task(self._outbox.quiet())]
+            ends = [asyncio.create_task(self._outbox.calls.quiet())]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_S)
         finally:

@@ -190,9 +190,17 @@ class SpeechTracker:
         """Forget a withdrawn speech."""
         self._speeches.pop(call_id, None)
 
-    def unsent(self, was_written: Callable[[str], bool]) -> list[Speech]:
-        """List the speeches that were not written to a socket."""
-        return [s for s in self._speeches.values() if s.over_at is None and not was_written(s.call_id)]
+    def withdraw_unsent(self, outbox: Outbox) -> list[Operation]:
+        """Withdraw the speeches that were not written to a socket; returns what truncates their messages."""
+        operations: list[Operation] = []
+        withdrawn: set[str] = set()
+        for speech in list(self._speeches.values()):
+            if speech.over_at is None and outbox.withdraw(speech.call_id):
+                self.forget(speech.call_id)
+                if speech.speech_id not in withdrawn:  # the first segment names the part heard before it
+                    operations += self.amend(speech, "", None)
+                withdrawn.add(speech.speech_id)
+        return operations
 
     def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
         """Make the operation that truncates the message in the history; none if it is not logged."""

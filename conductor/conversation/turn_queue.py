@@ -70,13 +70,12 @@ class TurnQueue:
         self._limits = services.limits
         self._context = context
         self.waiting = PendingInputs(MAX_TRANSCRIPTS, MAX_NOTICES)
-        self.speeches = context.speeches
+        self._speeches = context.speeches
         self._cancels = services.interruption_mode == "cancel"
         self._failures = services.failures
         self._committer = context.committer
         self._outbox = context.outbox
         self._device = context.device
-        self._approvals = context.approvals
         self._tasks = tasks
         self._floor = floor
         self._bucket = bucket
@@ -102,7 +101,7 @@ class TurnQueue:
         """Resume the turn of another process, and restore its queues."""
         state = self._committer.state
         self.waiting.restore(state.fields.get(WAITING), state.seen)
-        self._approvals.closed.restore(state.fields.get(DECIDED))
+        self._context.approvals.closed.restore(state.fields.get(DECIDED))
         snapshot = decode(state.fields.get(TURN), TurnSnapshot)
         if snapshot is None:
             if self.waiting.transcripts:
@@ -178,7 +177,7 @@ class TurnQueue:
         if turn is None or (speech is not None and speech.turn_id != turn.state.id):
             return
         if heard is None:
-            heard = self.speeches.heard_of(turn.state.speech_id)
+            heard = self._speeches.heard_of(turn.state.speech_id)
         turn.state.stop("interrupted", heard)
         self._committer.mark_dirty(TURN)
         self._context.stop_partials()
@@ -409,17 +408,7 @@ class TurnQueue:
         return self.waiting.transcripts > 0 and not (self._closed or self._suspended)
 
     async def _withdraw_speeches(self) -> None:
-        if not self._cancels:
-            return
-        outbox = self._outbox
-        operations: list[Operation] = []
-        withdrawn: set[str] = set()
-        for speech in self.speeches.unsent(outbox.was_written):
-            if outbox.withdraw(speech.call_id):
-                self.speeches.forget(speech.call_id)
-                if speech.speech_id not in withdrawn:  # the first segment tells what was heard before
-                    operations += self.speeches.amend(speech, "", None)
-                withdrawn.add(speech.speech_id)
+        operations = self._speeches.withdraw_unsent(self._outbox) if self._cancels else []
         if operations:
             await self._committer.commit(operations)
 
@@ -445,8 +434,8 @@ class TurnQueue:
         position = self._committer.state.log_end
 
         def said() -> None:
-            self.speeches.logged(turn.state.speech_id, position)
-            self.speeches.add(speech)
+            self._speeches.logged(turn.state.speech_id, position)
+            self._speeches.add(speech)
             turn.state.end()
 
         while True:

@@ -94,7 +94,7 @@ async def test_a_failed_commit_sends_and_changes_nothing(error: StoreError) -> N
         await committer.commit([AppendLog(UserMessage("hi"))], events, then=lambda: recorded.append(True))
     assert not recorded
     assert wire.frames == []
-    assert len(outbox) == 0
+    assert outbox.records() == []
     assert committer.state.log == []
 
 
@@ -221,7 +221,7 @@ async def test_a_session_with_another_claim_is_lost_and_stays_silent() -> None:
             await committer.commit([AppendLog(UserMessage("hi"))], [set_state("c1", "idle")])
         assert not await committer.verify()
     assert lost == [False] and committer.lost
-    assert wire.frames == [] and len(outbox) == 0 and committer.state.log == []
+    assert wire.frames == [] and outbox.records() == [] and committer.state.log == []
     await committer.release()
     await store.commit(other, "commit-1", [SetField("a", "b")])
 

@@ -60,12 +60,6 @@ def test_speeches_that_are_over_are_forgotten_with_the_next_one() -> None:
     assert interrupted(speeches, 10.0) is None
 
 
-def test_only_speeches_that_no_socket_had_are_unsent() -> None:
-    speeches = several("a", "b", "c")
-    speeches.over("a", 10.0)
-    assert [s.call_id for s in speeches.unsent(lambda call_id: call_id == "b")] == ["c"]
-
-
 def test_an_amendment_goes_to_the_place_of_the_speechs_message() -> None:
     (operation,) = SpeechTracker(WINDOW).amend(speech("a", position=7), "The", None)
     assert isinstance(operation, AppendLog)
