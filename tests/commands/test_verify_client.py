@@ -84,7 +84,7 @@ def frame(number: int, kind: str, payload: dict[str, Any]) -> str:
 
 
 async def careless(url: str) -> None:
-    """An app that ignores ids, does not reconnect, and sends an invalid event."""
+    """Be an app that ignores ids, does not reconnect, and sends an invalid event."""
     async with open_websocket(url) as connection:
         await connection.send(frame(0, "session.start", {"sessionId": "s-1"}))
         await connection.send("[]")
