@@ -248,7 +248,7 @@ class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
-    """The device has started a call: the time limit starts anew."""
+    """The device has started a call: the time limit restarts."""
 
     TYPE: ClassVar[str] = "tool.started"
     CAPABILITY: ClassVar[str] = "lease"
@@ -256,7 +256,7 @@ class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The call is still running: the time limit starts anew."""
+    """The call is still running: the time limit restarts."""
 
     TYPE: ClassVar[str] = "tool.progress"
     CAPABILITY: ClassVar[str] = "lease"

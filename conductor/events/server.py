@@ -29,7 +29,7 @@ STATE_MEANINGS: Mapping[ConversationState, str] = MappingProxyType(
 
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
-        "resume": "The client repeats what is not acknowledged, and says what it has when it comes back.",
+        "resume": "The client repeats unacknowledged events and reports its state after a reconnect.",
         "tools": "The app declares its own tools.",
         "approval": "The app shows a card for a call that a person decides.",
         "cancel": "The client stops a turn, and the server a call.",
@@ -40,7 +40,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "segments": "A reply is spoken sentence by sentence while the model still writes.",
         "metrics": "The server reports the end and the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
-        "diagnostics": "The server reports what it ignores, for the app's developer.",
+        "diagnostics": "The server reports ignored events and fields, for the app's developer.",
     }
 )
 """The extensions that this version accepts."""
@@ -77,7 +77,7 @@ class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     capabilities: Annotated[
         list[str] | None,
         Meta(
-            description="The accepted capabilities; left out if the client named none.",
+            description="The accepted capabilities; absent if the client named no capability.",
             examples=[["tools"]],
         ),
     ] = None
@@ -144,7 +144,7 @@ class SpeechPartial(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     text: Annotated[
         str,
         Meta(
-            description="The whole text so far. It starts anew with each message of the model.",
+            description="The whole text so far. It restarts with each message of the model.",
             examples=["Seventeen percent of 2340"],
         ),
     ]
