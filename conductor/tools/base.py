@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +39,37 @@ ErrorType: TypeAlias = Literal[
 def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8: equal values give equal bytes."""
     return msgspec.json.encode(value, order="sorted")
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Compile a glob (``*``, ``?``, ``[...]``) to a test of whole strings."""
+    # Only these patterns need backtracking; `ComparisonBudget` counts their cost.
+    if "?" in pattern or "[" in pattern:
+        match = re.compile(fnmatch.translate(pattern)).match
+        return lambda text: match(text) is not None
+    first, *middle = pattern.split("*")
+    if not middle:
+        return pattern.__eq__
+    last = middle.pop()
+
+    def matches(text: str) -> bool:
+        # Each part is searched after the part before it: linear time, no backtracking.
+        position, end = len(first), len(text) - len(last)
+        if position > end or not text.startswith(first) or not text.endswith(last):
+            return False
+        for part in middle:
+            position = text.find(part, position, end)
+            if position < 0:
+                return False
+            position += len(part)
+        return True
+
+    return matches
+
+
+def literally(text: str) -> str:
+    """Escape a string: as a glob it matches only itself."""
+    return re.sub(r"[*?[]", r"[\g<0>]", text)
 
 
 @dataclass(frozen=True)

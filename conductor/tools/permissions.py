@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
-from conductor.tools.base import Caution, ToolSpec
-from conductor.tools.predicates import literally, matcher
+from conductor.tools.base import Caution, ToolSpec, literally, matcher
 from conductor.tools.rules import Arguments, Rule, RuleEffect, Scope, arguments_digest, describe, match
 
 StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]

@@ -21,8 +21,7 @@ import structlog
 
 from conductor.errors import SettingsError
 from conductor.settings import Settings
-from conductor.tools.base import ToolSpec
-from conductor.tools.predicates import matcher
+from conductor.tools.base import ToolSpec, matcher
 from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 
 log = structlog.get_logger(__name__)

@@ -1,13 +1,12 @@
 """Predicates of rules over arguments: strict for allow rules, broad for deny and ask rules.
 
-Strict: the predicate tests the value as it is. Broad: it tests every leaf of a list or object, and compares
-strings also after NFKC, case folding and removal of blanks and invisible characters. A value that cannot be
-decided matches, so that no spelling evades a deny rule (tools, "Permissions").
+Strict: the value itself must match. Broad: every leaf of a list or object is tested, and strings are compared
+also after NFKC, case folding and removal of blanks and invisible characters. An undecidable value matches, so
+that no spelling evades a deny rule.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import ipaddress
 import json
 import math
@@ -19,9 +18,11 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import unquote
 
+from conductor.tools.base import literally, matcher
+
 PredicateName: TypeAlias = Literal["eq", "in", "glob", "under", "host", "max"]
 
-# Leaves and levels of a value that rules look at; a larger value counts as unclear.
+# Leaves and levels of a value that rules examine; a larger value is undecidable.
 MAX_LEAVES = 1_000
 MAX_DEPTH = 64
 # Characters that the patterns of all rules may compare in one call: about 10 ms.
@@ -30,19 +31,19 @@ _MAX_PATH = 4_096
 _MAX_PARTS = 32
 _MAX_HOST = 253
 _MAX_QUOTED = 8_192
-# Cost of a leaf beside its characters, in characters.
+# Cost of a leaf in addition to its characters, in characters.
 _LEAF_WORK = 250
 
 
 class Predicate(Protocol):
-    """A condition on one argument. Its constructor raises ValueError, which says what value is valid."""
+    """A condition on one argument. The constructor raises ValueError with a description of a valid value."""
 
-    def holds(self, argument: Argument) -> bool:
+    def matches(self, argument: Argument) -> bool:
         """Return whether the value satisfies the condition (strict)."""
         ...
 
-    def meant(self, argument: Argument) -> bool:
-        """Return whether the value or a part of it could be read as satisfying the condition (broad)."""
+    def may_match(self, argument: Argument) -> bool:
+        """Return whether a program could read the value or a part of it as a match (broad)."""
         ...
 
 
@@ -50,12 +51,12 @@ class ComparisonBudget:
     """Bounds the time that the patterns of all rules take for one call."""
 
     def __init__(self, characters: int = MAX_WORK) -> None:
-        self._left = characters
+        self._remaining = characters
 
     def allows(self, characters: int) -> bool:
         """Spend some of the budget; False once it is exhausted."""
-        self._left -= characters
-        return self._left > 0
+        self._remaining -= characters
+        return self._remaining > 0
 
 
 class Argument:
@@ -69,21 +70,21 @@ class Argument:
     def leaves(self) -> list[Any] | None:
         """Scalars at any depth, and keys that are not plain names; None if too many or too deep."""
         found: list[Any] = []
-        waiting: list[tuple[int, Any]] = [(0, self.value)]
-        while waiting:
-            depth, each = waiting.pop()
-            # Counted before it is unpacked: one list may hold everything that the limit is to keep out.
-            size = len(each) if isinstance(each, Mapping | list | tuple) else 0
-            if depth > MAX_DEPTH or len(found) + len(waiting) + size > MAX_LEAVES:
+        stack: list[tuple[int, Any]] = [(0, self.value)]
+        while stack:
+            depth, item = stack.pop()
+            # Counted before it is unpacked: one list may exceed the limit.
+            size = len(item) if isinstance(item, Mapping | list | tuple) else 0
+            if depth > MAX_DEPTH or len(found) + len(stack) + size > MAX_LEAVES:
                 return None
-            if isinstance(each, Mapping):
-                # A key may carry what a rule looks for, such as a URL; a plain name cannot.
-                found += [name for name in each if not name.replace("-", "_").isidentifier()]
-                waiting += [(depth + 1, inner) for inner in each.values()]
-            elif isinstance(each, list | tuple):
-                waiting += [(depth + 1, inner) for inner in each]
+            if isinstance(item, Mapping):
+                # A key may be a URL or a path that a rule names; a plain name cannot.
+                found += [name for name in item if not name.replace("-", "_").isidentifier()]
+                stack += [(depth + 1, inner) for inner in item.values()]
+            elif isinstance(item, list | tuple):
+                stack += [(depth + 1, inner) for inner in item]
             else:
-                found.append(each)
+                found.append(item)
         return found
 
     @cached_property
@@ -95,16 +96,16 @@ class Argument:
         return [text for text in map(fold, self.texts) if text is not None]
 
     @cached_property
-    def unclear(self) -> bool:
+    def is_undecidable(self) -> bool:
         return self.leaves is None or len(self.folded) < len(self.texts)
 
     @cached_property
     def words(self) -> frozenset[str]:
         return frozenset(self.folded)
 
-    @cached_property
-    def shape(self) -> Any:
-        return _shape(self.value)
+    @property
+    def is_scalar(self) -> bool:
+        return not isinstance(self.value, Mapping | list | tuple)
 
     @cached_property
     def path(self) -> tuple[str, ...]:
@@ -117,15 +118,15 @@ class Argument:
         return _host_of(self.value) or "" if isinstance(self.value, str) else ""
 
     @cached_property
-    def places(self) -> tuple[set[str | None], set[tuple[str, ...]]]:
-        """The roots of its paths (None for one that cannot be decided) and all parent folders."""
-        begins: set[str | None] = set()
+    def folders(self) -> tuple[set[str | None], set[tuple[str, ...]]]:
+        """The roots of its paths (None for an undecidable path) and all parent folders."""
+        roots: set[str | None] = set()
         folders: set[tuple[str, ...]] = set()
         for text, folded in self._own_texts:
             path = _parts(folded) if _path(text, folded) else None
-            begins.add(path[0] if path else None)
+            roots.add(path[0] if path else None)
             folders.update(path[: end + 1] for end in range(len(path or ())) if path)
-        return begins, folders
+        return roots, folders
 
     @cached_property
     def hosts(self) -> tuple[set[str], str | None]:
@@ -134,17 +135,19 @@ class Argument:
         None in their place if one cannot be decided.
         """
         hosts: set[str] = set()
-        others: list[str] = []
+        texts: list[str] = []
         for text, folded in self._own_texts:
             host = _host_of(text)
             if host is not None:
                 hosts.update(_domains(host))
                 continue
-            named = folded if "%" not in text else fold(_unquoted(text)) if len(text) <= _MAX_QUOTED else None
-            if named is None:
-                return hosts, None
-            others.append(named.replace(_IDEOGRAPHIC_DOT, "."))
-        return hosts, "\n".join(others)
+            if "%" in text:
+                unquoted = fold(_unquoted(text)) if len(text) <= _MAX_QUOTED else None
+                if unquoted is None:
+                    return hosts, None
+                folded = unquoted
+            texts.append(folded.replace(_IDEOGRAPHIC_DOT, "."))
+        return hosts, "\n".join(texts)
 
     @cached_property
     def may_name_address(self) -> bool:
@@ -209,14 +212,6 @@ def as_text(leaf: Any) -> str:
     return json.dumps(int(leaf) if isinstance(leaf, float) and leaf.is_integer() else leaf)
 
 
-def _shape(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_shape(name): _shape(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shape(each) for each in value]
-    return fold(as_text(value))
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -225,91 +220,60 @@ def _number(value: Any) -> bool:
 
 
 class _OneOf:
-    # Equality is that of JSON: 1 is 1.0, true is not 1.
-    def __init__(self, wanted: Any) -> None:
-        if not isinstance(wanted, list | tuple):
+    # Equality is that of JSON: 1 is 1.0, true is not 1. A list or object may match one of the same leaves.
+    def __init__(self, values: Any) -> None:
+        if not isinstance(values, list | tuple):
             raise ValueError("a list")
-        if any(Argument(each).leaves is None for each in wanted):
+        self._values = values
+        arguments = [Argument(value) for value in values]
+        if any(argument.leaves is None for argument in arguments):
             raise ValueError(f"of at most {MAX_LEAVES} values each, and nested less deep")
-        self._wanted = wanted
-        shapes = [_shape(each) for each in wanted]
-        if None in shapes:
+        if any(argument.is_undecidable for argument in arguments):
             raise ValueError(_PILED)
-        self._words = frozenset(each for each in shapes if isinstance(each, str))
-        self._shapes = [each for each in shapes if isinstance(each, dict | list)]
+        self._scalars = frozenset(
+            word for argument in arguments if argument.is_scalar for word in argument.words
+        )
+        self._structures = {argument.words for argument in arguments if not argument.is_scalar}
 
-    def holds(self, argument: Argument) -> bool:
-        return any(_same(each, argument.value) for each in self._wanted)
+    def matches(self, argument: Argument) -> bool:
+        return any(_same(value, argument.value) for value in self._values)
 
-    def meant(self, argument: Argument) -> bool:
-        return argument.unclear or not self._words.isdisjoint(argument.words) or self._is_whole(argument)
-
-    def _is_whole(self, argument: Argument) -> bool:
-        whole = bool(self._shapes) and isinstance(argument.value, Mapping | list | tuple)
-        return whole and argument.shape in self._shapes
+    def may_match(self, argument: Argument) -> bool:
+        if argument.is_undecidable or not self._scalars.isdisjoint(argument.words):
+            return True
+        return not argument.is_scalar and argument.words in self._structures
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
     # Python has True == 1.
-    return bool(one == other) and (type(one) is type(other) or (_number(one) and _number(other)))
+    return bool(left == right) and (type(left) is type(right) or (_number(left) and _number(right)))
 
 
 # -- patterns
 
 
-def matcher(pattern: str) -> Callable[[str], bool]:
-    """Compile a glob (``*``, ``?``, ``[...]``) to a test of whole strings."""
-    # Only these patterns need backtracking; `ComparisonBudget` counts what they cost.
-    if "?" in pattern or "[" in pattern:
-        match = re.compile(fnmatch.translate(pattern)).match
-        return lambda text: match(text) is not None
-    first, *rest = pattern.split("*")
-    if not rest:
-        return pattern.__eq__
-    last = rest.pop()
-
-    def matches(text: str) -> bool:
-        # Each part is looked for behind the one before: linear time, no backtracking.
-        at, end = len(first), len(text) - len(last)
-        if at > end or not text.startswith(first) or not text.endswith(last):
-            return False
-        for part in rest:
-            at = text.find(part, at, end)
-            if at < 0:
-                return False
-            at += len(part)
-        return True
-
-    return matches
-
-
-def literally(text: str) -> str:
-    """Escape a string, so that as a glob it matches only itself."""
-    return re.sub(r"[*?[]", r"[\g<0>]", text)
-
-
 class _Glob:
-    def __init__(self, wanted: Any) -> None:
-        if not isinstance(wanted, str) or len(wanted) > _MAX_PATH:
+    def __init__(self, pattern: Any) -> None:
+        if not isinstance(pattern, str) or len(pattern) > _MAX_PATH:
             raise ValueError(f"text of at most {_MAX_PATH} characters")
-        signs = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", wanted)
+        signs = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", pattern)
         literals = [fold(part) for part in signs[::2]]
         if None in literals:
             raise ValueError(_PILED)
         signs[::2] = [literally(part or "") for part in literals]
-        self._exact, self._folded = matcher(wanted), matcher("".join(signs).casefold())
-        self._cost = len(wanted) if "?" in wanted or "[" in wanted else 1
+        self._exact, self._folded = matcher(pattern), matcher("".join(signs).casefold())
+        self._cost = len(pattern) if "?" in pattern or "[" in pattern else 1
 
-    def holds(self, argument: Argument) -> bool:
+    def matches(self, argument: Argument) -> bool:
         text = argument.value
         return isinstance(text, str) and argument.work.allows(len(text) * self._cost) and self._exact(text)
 
-    def meant(self, argument: Argument) -> bool:
-        if argument.unclear:
+    def may_match(self, argument: Argument) -> bool:
+        if argument.is_undecidable:
             return True
         for texts, matches in ((argument.texts, self._exact), (argument.folded, self._folded)):
             if not argument.work.allows(sum(map(len, texts)) * self._cost + len(texts) * _LEAF_WORK):
@@ -323,16 +287,16 @@ class _Glob:
 
 
 class _AtMost:
-    def __init__(self, wanted: Any) -> None:
-        if not _number(wanted) or not math.isfinite(wanted):
+    def __init__(self, bound: Any) -> None:
+        if not _number(bound) or not math.isfinite(bound):
             raise ValueError("a number")
-        self._wanted = wanted
+        self._wanted = bound
 
-    def holds(self, argument: Argument) -> bool:
+    def matches(self, argument: Argument) -> bool:
         return _number(argument.value) and bool(argument.value <= self._wanted)
 
-    def meant(self, argument: Argument) -> bool:
-        return argument.unclear or argument.least <= self._wanted
+    def may_match(self, argument: Argument) -> bool:
+        return argument.is_undecidable or argument.least <= self._wanted
 
 
 # -- paths
@@ -347,27 +311,29 @@ _SIGNS = "/.:~\\"
 class _Under:
     # Decided by the text alone; links are the concern of the tools. Undecidable: a path where only one of the
     # two is relative, one that leaves the working folder, and one that a program may read in another way.
-    def __init__(self, wanted: Any) -> None:
-        folder = Argument(wanted).path
+    def __init__(self, path: Any) -> None:
+        folder = Argument(path).path
         if not folder:
             raise ValueError("a folder, written out, with slashes and without ~, $ and %")
-        self._folder, self._folded = folder, _parts(fold(wanted) or "")
+        self._folder, self._folded = folder, _parts(fold(path) or "")
 
-    def holds(self, argument: Argument) -> bool:
+    def matches(self, argument: Argument) -> bool:
         return argument.path[: len(self._folder)] == self._folder
 
-    def meant(self, argument: Argument) -> bool:
-        if argument.unclear:
+    def may_match(self, argument: Argument) -> bool:
+        if argument.is_undecidable:
             return True
-        begins, folders = argument.places
+        roots, folders = argument.folders
         # A path that begins elsewhere, relative where the folder is absolute, may lead into it.
-        return bool(begins - {self._folder[0]}) or self._folded in folders
+        return bool(roots - {self._folder[0]}) or self._folded in folders
 
 
 def _path(text: str, folded: str | None) -> tuple[str, ...] | None:
     # None: programs may read this path in different ways.
     odd = folded is None or len(text) > _MAX_PATH or not text.isprintable() or _EXPANDED.search(text)
-    if odd or (folded and not text.isascii() and any(folded.count(one) != text.count(one) for one in _SIGNS)):
+    if odd or (
+        folded and not text.isascii() and any(folded.count(sign) != text.count(sign) for sign in _SIGNS)
+    ):
         return None
     return None if _TRIMMED.search(text) else _parts(text)
 
@@ -397,42 +363,42 @@ class _Host:
     # Programs read odd addresses in different ways, so only a plain one is decided: a web scheme, a host of
     # ASCII letters, no user name, no backslash or percent sign in the host, no control character or space
     # anywhere. Any other text is taken to mean the hosts that it names. The port does not count.
-    def __init__(self, wanted: Any) -> None:
-        host = _rule_host(wanted) if isinstance(wanted, str) else None
+    def __init__(self, text: Any) -> None:
+        host = _rule_host(text) if isinstance(text, str) else None
         if host is None:
             raise ValueError(
                 "a host such as example.org, without scheme and port (xn--... for other letters)"
             )
         self._host = host
 
-    def holds(self, argument: Argument) -> bool:
+    def matches(self, argument: Argument) -> bool:
         return argument.host == self._host or argument.host.endswith(f".{self._host}")
 
-    def meant(self, argument: Argument) -> bool:
-        if argument.unclear:
+    def may_match(self, argument: Argument) -> bool:
+        if argument.is_undecidable:
             return True
-        hosts, others = argument.hosts
-        if others is None or self._host in hosts or not argument.work.allows(len(others)):
+        hosts, texts = argument.hosts
+        if texts is None or self._host in hosts or not argument.work.allows(len(texts)):
             return True
-        if self._host in others:
+        if self._host in texts:
             return True
         if _is_address(self._host):  # it can be written in many ways, as one number or in IPv6 too
             other_kind = any((":" in host) != (":" in self._host) for host in hosts if _is_address(host))
             return other_kind or argument.may_name_address
-        return "xn--" in self._host and not others.isascii()
+        return "xn--" in self._host and not texts.isascii()
 
 
-def _rule_host(wanted: str) -> str | None:
-    host = f"[{wanted}]" if wanted.count(":") > 1 and not wanted.startswith("[") else wanted
-    found = _AUTHORITY.match(host)
-    return None if found is None or found[2] is not None else _plain_host(host)
+def _rule_host(text: str) -> str | None:
+    host = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+    match = _AUTHORITY.match(host)
+    return None if match is None or match[2] is not None else _plain_host(host)
 
 
 def _host_of(url: str) -> str | None:
     if "\\" in url or " " in url or not url.isprintable():
         return None
-    found = _URL.match(url)
-    authority = _AUTHORITY.match(found[1]) if found and len(found[1]) <= _MAX_HOST else None
+    match = _URL.match(url)
+    authority = _AUTHORITY.match(match[1]) if match and len(match[1]) <= _MAX_HOST else None
     if authority is None or int(authority[2] or 0) > 65_535:
         return None
     return _plain_host(authority[1])

@@ -15,15 +15,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
-from conductor.tools.base import ToolSpec
-from conductor.tools.predicates import (
-    PREDICATES,
-    Argument,
-    ComparisonBudget,
-    Predicate,
-    PredicateName,
-    matcher,
-)
+from conductor.tools.base import ToolSpec, matcher
+from conductor.tools.predicates import PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
 
 RuleEffect: TypeAlias = Literal["allow", "ask", "deny"]
 Scope: TypeAlias = Literal["session", "always"]
@@ -173,9 +166,9 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
         if argument is None:
             return "no"
         for predicate in predicates:
-            if not (predicate.holds(argument) if strict else predicate.meant(argument)):
+            if not (predicate.matches(argument) if strict else predicate.may_match(argument)):
                 return "no"
-            unclear = unclear or not (strict or predicate.holds(argument))
+            unclear = unclear or not (strict or predicate.matches(argument))
     return "unclear" if unclear else "yes"
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conductor.tools.base import literally, matcher
 from conductor.tools.predicates import (
     MAX_LEAVES,
     PREDICATES,
@@ -18,8 +19,6 @@ from conductor.tools.predicates import (
     ComparisonBudget,
     PredicateName,
     fold,
-    literally,
-    matcher,
 )
 from tests.cpu import least_cpu_s
 
@@ -45,11 +44,11 @@ plain_values = st.recursive(
 
 
 def holds(predicate: PredicateName, wanted: Any, value: Any) -> bool:
-    return PREDICATES[predicate](wanted).holds(Argument(value))
+    return PREDICATES[predicate](wanted).matches(Argument(value))
 
 
 def meant(predicate: PredicateName, wanted: Any, value: Any) -> bool:
-    return PREDICATES[predicate](wanted).meant(Argument(value))
+    return PREDICATES[predicate](wanted).may_match(Argument(value))
 
 
 # -- strictly, as allow rules look at a value
@@ -364,9 +363,9 @@ def test_what_cannot_be_looked_through_counts_as_meant(predicate: PredicateName,
 def test_once_the_patterns_have_looked_at_enough_in_one_call_the_rest_counts_as_meant() -> None:
     argument = Argument("a" * 600, ComparisonBudget(2_000))
     rules = [PREDICATES["glob"]("b*") for _ in range(5)]
-    assert [rule.meant(argument) for rule in rules] == [False, True, True, True, True]
+    assert [rule.may_match(argument) for rule in rules] == [False, True, True, True, True]
     rule, argument = PREDICATES["glob"]("a*"), Argument("a" * 600, ComparisonBudget(1_500))
-    assert [rule.holds(argument) for _ in range(3)] == [True, True, False]
+    assert [rule.matches(argument) for _ in range(3)] == [True, True, False]
 
 
 WANTED: dict[PredicateName, st.SearchStrategy[Any]] = {
@@ -487,8 +486,8 @@ def test_hundreds_of_predicates_on_64_kib_take_bounded_time(value: Any) -> None:
     def judge() -> None:
         argument = Argument(value, ComparisonBudget())
         for predicate in compiled:
-            predicate.meant(argument)
-            predicate.holds(argument)
+            predicate.may_match(argument)
+            predicate.matches(argument)
 
     assert least_cpu_s(judge, 0.25) < 0.25  # 0.05 at most; without bounds seconds
 
@@ -502,4 +501,4 @@ def test_a_maximum_is_a_finite_number(wanted: Any) -> None:
 def test_a_glob_is_no_longer_than_a_path() -> None:
     with pytest.raises(ValueError, match="at most 4096 characters"):
         PREDICATES["glob"]("?" * 4_097)
-    assert PREDICATES["glob"]("x" * 4_096).holds(Argument("x" * 4_096, ComparisonBudget()))
+    assert PREDICATES["glob"]("x" * 4_096).matches(Argument("x" * 4_096, ComparisonBudget()))
