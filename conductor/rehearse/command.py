@@ -145,7 +145,7 @@ async def _wait_for_mcp(toolsets: Sequence[Toolset]) -> None:
     # A server that serves does not wait for them; a rehearsal would miss their tools in its first step.
     for toolset in toolsets:
         for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
-            await connection.answered()
+            await connection.wait_for_attempt()
             if connection.state == "down":
                 raise SettingsError(f"the MCP server {connection.config.name} is down: {connection.problem}.")
 

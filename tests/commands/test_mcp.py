@@ -65,7 +65,7 @@ def test_a_server_is_tried_out(conductor: Main) -> None:
 def test_a_program_that_is_no_server_is_said(conductor: Main) -> None:
     assert conductor("mcp", "add", "s", "sh", "-c", "echo broken >&2")[0] == 0
     code, out, _ = conductor("mcp", "test", "s")
-    assert code == 2 and "it said: broken" in out
+    assert code == 2 and "standard error: broken" in out
 
 
 def test_a_login_that_cannot_be_is_a_mistake(conductor: Main) -> None:

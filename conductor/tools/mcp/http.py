@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conductor.tools.base import PersonQuestion
-from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES, is_dense
+from conductor.tools.mcp.inbound import MAX_MESSAGE_BYTES, is_dense
 
 if TYPE_CHECKING:
     from httpx2 import Auth, Request, Response

@@ -1,4 +1,4 @@
-"""A supervised connection to one MCP server: connect, list its tools, notice changes, and connect again."""
+"""A supervised connection to one MCP server, which lists its tools and is restored after a loss."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from websockets.typing import Subprotocol
 from conductor.errors import SettingsError
 from conductor.tools.addresses import is_local
 from conductor.tools.base import ToolSpec
-from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES
 from conductor.tools.mcp.config import McpServerConfig
 from conductor.tools.mcp.http import CURRENT_CALL, Ask, http_streams
+from conductor.tools.mcp.inbound import MAX_MESSAGE_BYTES, InboundStream
 from conductor.tools.mcp.specs import clean, make_question, make_specs
 from conductor.tools.mcp.stdio import stdio_streams
 from conductor.tools.redaction import Redactor
@@ -40,21 +40,20 @@ log = structlog.get_logger(__name__)
 
 McpState: TypeAlias = Literal["connecting", "ready", "down"]
 
-# Seconds to start and list a server: npx and uvx may have to download it.
+# Seconds to start a server, which npx and uvx may have to download, and to list its tools.
 CONNECT_S = 120.0
 LIST_S = 30.0
-# Seconds until a list is read again without being asked to: it shows whether an HTTP server is still there.
+# Seconds between two lists: at most, which shows whether an HTTP server is still there, and at least, since a
+# server may announce changes without end.
 RELIST_S = 60.0
-# Seconds between two readings: a server may announce changes without end.
 RELIST_PAUSE_S = 1.0
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-# Pages of a list that are read.
+# Pages of a list, and tools that are read, of which `MAX_TOOLS` may be offered.
 MAX_PAGES = 50
-# Tools that are looked at, of which `MAX_TOOLS` may be offered.
 MAX_LISTED = 1_000
 _PROBLEM_CHARS = 300
-# Bytes of a log of what a program says.
+# Bytes of a log of a program's standard error.
 MAX_LOG_BYTES = 1024 * 1024
 
 
@@ -65,13 +64,13 @@ def check_installed() -> None:
 
 
 class McpConnection:
-    """One server, kept connected between `start` and `stop`; ``on_change`` is called for what changed.
+    """One server, connected between `start` and `stop`; ``on_change`` is called when state or tools change.
 
-    ``specs`` are the tools offered now, none while the server is down; ``problem`` says why it is.
-    ``warnings`` are sentences about tools that were left out.
-    ``folder`` keeps what programs say on standard error, and tokens; ``auth`` replaces the kept ones.
-    ``roots`` are the folders that the server is told of. With ``local_only`` a URL must be this machine's or
-    the local network's.
+    ``specs`` are the tools offered now, empty while the server is down; ``problem`` is the reason it is down.
+    ``warnings`` are sentences about omitted tools.
+    ``folder`` stores tokens, and logs of standard error; ``auth`` replaces the stored tokens.
+    ``roots`` are the folders that the server may list. With ``local_only`` a URL must be of this machine or
+    the local network.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class McpConnection:
         self._relist_pause_s = relist_pause_s
         self._folder = folder
         self._auth = auth
-        self._answered = asyncio.Event()
+        self._attempt_ended = asyncio.Event()
         self._redactor = Redactor(config.secrets)
         self._client: Client | None = None
         self._wake = asyncio.Event()
@@ -105,38 +104,38 @@ class McpConnection:
         self._is_renewed = False
         self._stopped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._said = ""
+        self._last_error = ""
         self._outputs: dict[str, Any] = {}
         self._checkers: dict[str, Checker | None] = {}
         self.warnings: list[str] = []
-        self.asking: list[Ask] = []
+        self.asks: list[Ask] = []
 
     @property
     def client(self) -> Client | None:
         """The connected client; None if a call cannot be sent."""
         return None if self._is_lost else self._client
 
-    async def answered(self) -> None:
-        """Wait until the server is connected, or could not be."""
-        await self._answered.wait()
+    async def wait_for_attempt(self) -> None:
+        """Wait until the server is connected, or an attempt to connect has failed."""
+        await self._attempt_ended.wait()
 
     def check(self) -> None:
         """List the tools again soon, which shows whether the server is still there."""
         self._wake.set()
 
     async def renew(self, client: Client) -> None:
-        """Connect anew in place of ``client``, whose session is lost; its tools stay. Waits for the end."""
+        """Replace ``client``, whose session is lost, by a new connection, and wait for it. The tools stay."""
         if self.client is client:
             self._is_renewed = True
-            self.note_end()
-        await self.answered()
+            self._note_end()
+        await self.wait_for_attempt()
 
     def start(self) -> None:
         """Connect in the background, and again after each loss, with growing pauses."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Let go of the server; returns the task to wait for, since a program needs time to end."""
+        """Disconnect; returns the task that ends the server."""
         self._stopped.set()
         if self._task is not None:
             self._task.cancel()
@@ -145,9 +144,9 @@ class McpConnection:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         pause = self._retry_s
-        # A cancellation alone may be swallowed: while a connection ends, the package cancels this task too.
+        # A cancellation alone may be lost: while a connection ends, the package cancels this task too.
         while not self._stopped.is_set():
-            began = loop.time()
+            started = loop.time()
             try:
                 await self._serve()
                 problem = "the connection was lost"
@@ -159,8 +158,8 @@ class McpConnection:
                 self._is_renewed = False
                 continue
             self._set("down", problem, ())
-            log.warning("mcp server down", server=self.config.name, why=self.problem)
-            if loop.time() - began > RELIST_S:
+            log.warning("mcp server down", server=self.config.name, error=self.problem)
+            if loop.time() - started > RELIST_S:
                 pause = self._retry_s
             await asyncio.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, MAX_RETRY_S)
@@ -187,9 +186,9 @@ class McpConnection:
         async def elicit(
             context: ClientRequestContext, params: types.ElicitRequestParams
         ) -> types.ElicitResult:
-            # A server of the 2025 revision does not say which call asks: with several under way nobody does.
+            # A server of the 2025 revision does not name the call that asks: with several, it is declined.
             call = CURRENT_CALL.get()
-            ask = call.ask if call else self.asking[0] if len(self.asking) == 1 else None
+            ask = call.ask if call else self.asks[0] if len(self.asks) == 1 else None
             if ask is None or not isinstance(params, types.ElicitRequestFormParams):
                 return types.ElicitResult(action="decline")
             question = make_question(self.config.name, params)
@@ -198,7 +197,7 @@ class McpConnection:
                 return types.ElicitResult(action="decline")
             return types.ElicitResult(action="accept", content=dict(answer))
 
-        self._is_lost, self._said = False, ""
+        self._is_lost, self._last_error = False, ""
         self._wake.clear()
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(seconds):
@@ -214,12 +213,12 @@ class McpConnection:
                 )
                 await self._list(client)
             self._client = client
-            self._answered.set()
+            self._attempt_ended.set()
             try:
                 yield client
             finally:
                 self._client = None
-                self._answered.clear()
+                self._attempt_ended.clear()
 
     async def _serve(self) -> None:
         async with self.connected() as client:
@@ -240,14 +239,14 @@ class McpConnection:
                 listening.cancel()
 
     async def _listen(self, client: Client) -> None:
-        # The revision of 2026 announces changes to those who ask; that of 2025 to the message handler.
+        # The 2026 revision announces changes to subscribers, the 2025 revision to the message handler.
         from mcp import MCPError
         from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
-                    self._wake.set()  # what changed before this was heard is not announced again
+                    self._wake.set()  # earlier changes are not announced
                     async for _ in changes:
                         self._wake.set()
             except (ListenNotSupportedError, MCPError):
@@ -268,29 +267,29 @@ class McpConnection:
             if not cursor:
                 break
             if cursor in cursors or len(cursors) == MAX_PAGES or len(tools) > MAX_LISTED:
-                warnings.append("its list does not end; the rest was not read.")
+                warnings.append("the list of tools does not end; only the first tools were read.")
                 break
             cursors.add(cursor)
-        # In a thread: compiling the schemas of a hundred tools takes longer than others should wait.
+        # In a thread: compiling the schemas of a hundred tools would block the event loop.
         specs, more = await asyncio.to_thread(make_specs, self.config, tools[:MAX_LISTED])
         self._checkers.clear()
         warnings += more
         if warnings != self.warnings:
             self.warnings = warnings
             for warning in warnings[:20]:
-                log.warning("mcp tools", server=self.config.name, note=warning)
+                log.warning("mcp tool list incomplete", server=self.config.name, problem=warning)
         self._set("ready", "", specs)
 
     def _set(self, state: McpState, problem: str, specs: tuple[ToolSpec, ...]) -> None:
         changed = state != self.state or specs != self.specs
         self.state, self.problem, self.specs = state, problem, specs
         if state == "down":
-            self._answered.set()
+            self._attempt_ended.set()
         if changed:
             self._on_change()
 
     def output_checker(self, tool: str) -> Checker | None:
-        """Return the check of a tool's structured results, if it has one that can be made."""
+        """Return the checker of a tool's structured results; None without a usable output schema."""
         if tool not in self._checkers:
             self._checkers[tool] = None
             with suppress(SchemaError):
@@ -306,7 +305,7 @@ class McpConnection:
         kinds = {"stdio": self._stdio, "http": self._http, "ws": self._websocket}
         streams = kinds[self.config.type]
         async with streams() as (read, write):
-            yield _Inbound(read, self), write
+            yield InboundStream(read, self._take_output_schemas, self._note_end), write
 
     @asynccontextmanager
     async def _stdio(self) -> AsyncGenerator[TransportStreams, None]:
@@ -316,12 +315,12 @@ class McpConnection:
     async def _log_errors(self, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(4096):
             for line in chunk.decode(errors="replace").splitlines():
-                said = self._redactor.text(clean(line).strip())[:_PROBLEM_CHARS]
-                if said:
-                    self._said = said
-                    log.debug("mcp stderr", server=self.config.name, line=said)
+                text = self._redactor.text(clean(line).strip())[:_PROBLEM_CHARS]
+                if text:
+                    self._last_error = text
+                    log.debug("mcp stderr", server=self.config.name, line=text)
                     if self._folder is not None:
-                        append_line(self._folder / f"{self.config.name}.log", said)
+                        append_line(self._folder / f"{self.config.name}.log", text)
 
     @asynccontextmanager
     async def _http(self) -> AsyncGenerator[TransportStreams, None]:
@@ -330,12 +329,7 @@ class McpConnection:
             from conductor.tools.mcp.oauth import CheckedAuth
 
             auth = CheckedAuth(auth, url, local_only=self._local_only)
-        async with http_streams(
-            url,
-            self.config.headers,
-            auth,
-            use_proxy=not self._local_only,
-        ) as streams:
+        async with http_streams(url, self.config.headers, auth, use_proxy=not self._local_only) as streams:
             yield streams
 
     @asynccontextmanager
@@ -361,7 +355,7 @@ class McpConnection:
         if not self.config.oauth:
             return None
         if self._folder is None:
-            raise OSError("the tokens of its login are kept in DATA_DIR, which is not set")
+            raise OSError("its login needs DATA_DIR for the tokens, and DATA_DIR is not set")
         from conductor.tools.mcp.oauth import with_tokens
 
         return with_tokens(str(self.config.url), tokens_path(self._folder, self.config.name))
@@ -369,11 +363,11 @@ class McpConnection:
     async def _url(self) -> str:
         assert self.config.url is not None
         if self._local_only and not await is_local(urlsplit(self.config.url).hostname or ""):
-            raise OSError("LOCAL_ONLY is set, and its address is not of the local network")
+            raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
         return self.config.url
 
     def describe(self, error: BaseException) -> str:
-        """Say in words for people why the connection failed."""
+        """Describe for people why the connection failed."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = str(error) or type(error).__name__
@@ -381,24 +375,20 @@ class McpConnection:
             text = f"it needs a login: conductor mcp login {self.config.name}"
         if isinstance(error, TimeoutError):
             text = "it did not answer in time"
-        if self._said:
-            text = f"{text}; it said: {self._said}"
+        if self._last_error:
+            text = f"{text}; standard error: {self._last_error}"
         return self._redactor.text(clean(text).replace("\n", " "))[:_PROBLEM_CHARS]
 
     # -- called by the transport
 
-    def note_end(self) -> None:
-        """Note that the server has closed the connection."""
+    def _note_end(self) -> None:
         self._is_lost = True
-        self._answered.clear()
+        self._attempt_ended.clear()
         self._wake.set()
 
-    def take_output_schemas(self, result: Mapping[str, Any]) -> None:
-        """Keep the output schemas of a list's result, and take them out of it.
-
-        The package would check results with Python's regular expressions, which a server's pattern can make
-        run for ever.
-        """
+    def _take_output_schemas(self, result: Mapping[str, Any]) -> None:
+        # The package would check results with Python's regular expressions, which a pattern of the server can
+        # make run for years.
         tools = result.get("tools")
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
@@ -411,7 +401,7 @@ def tokens_path(folder: Path, server: str) -> Path:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line with its time to a log, which begins anew when it is long; errors are ignored."""
+    """Add a line with its time to a log; a log of `MAX_LOG_BYTES` is emptied first. Errors are ignored."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = "a" if not path.exists() or path.stat().st_size < MAX_LOG_BYTES else "w"
@@ -421,44 +411,3 @@ def append_line(path: Path, line: str) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-class _Inbound:
-    """A transport's stream of messages, which tells the connection of its end and its lists."""
-
-    def __init__(self, stream: Any, connection: McpConnection) -> None:
-        self._stream = stream
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> _Inbound:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return self._seen(await self._stream.__anext__())
-        except Exception:  # the end, or a stream that was closed
-            self._connection.note_end()
-            raise
-
-    async def receive(self) -> Any:
-        return self._seen(await self._stream.receive())
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self) -> _Inbound:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *how: Any) -> bool | None:
-        ended: bool | None = await self._stream.__aexit__(*how)
-        return ended
-
-    def _seen(self, item: Any) -> Any:
-        result = getattr(getattr(item, "message", None), "result", None)
-        if isinstance(result, dict):
-            self._connection.take_output_schemas(result)
-        return item

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from conductor.tools.mcp.bounds import MAX_MESSAGE_BYTES, is_dense
 from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.inbound import MAX_MESSAGE_BYTES, is_dense
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 log = structlog.get_logger(__name__)
 
-# Seconds for a program to end once its input is closed, and then after SIGTERM.
+# Seconds for a program to exit after its input is closed, and again after SIGTERM.
 END_S = 2.0
-# Seconds between two warnings about lines that are no message.
+# Seconds between two warnings about lines that are not messages.
 WARN_S = 60.0
 
 
@@ -36,7 +36,6 @@ async def stdio_streams(
     """
     import anyio
     from mcp.client.stdio import get_default_environment
-    from mcp.shared.message import SessionMessage
 
     assert config.command is not None
     process = await asyncio.create_subprocess_exec(
@@ -46,93 +45,105 @@ async def stdio_streams(
         stdout=PIPE,
         stderr=PIPE,
         limit=MAX_MESSAGE_BYTES,
-        # It gets no more of this process's environment than PATH, HOME and the like.
+        # Of this process's environment only PATH, HOME and the like.
         env=get_default_environment() | dict(config.env),
         cwd=config.cwd,
         start_new_session=True,
     )
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-    assert stdin is not None and stdout is not None and stderr is not None
-    to_here, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, from_here = anyio.create_memory_object_stream[SessionMessage](0)
-    parse = _parser(config.name)
-
-    async def receive() -> None:
-        async with to_here:
-            try:
-                while line := await stdout.readline():
-                    if is_dense(line):
-                        log.warning(
-                            "mcp server ended: a line has more than 50,000 values", server=config.name
-                        )
-                        break
-                    message = parse(line)
-                    if message is not None:
-                        await to_here.send(SessionMessage(message))
-            except ValueError:
-                log.warning("mcp server ended: a line is longer than 4 MiB", server=config.name)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                pass  # the client has ended
-        # A program that cannot write does not end.
-        while await stdout.read(65_536):
-            pass
-
-    async def send() -> None:
-        with suppress(OSError):
-            async for item in from_here:
-                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                stdin.write(f"{text}\n".encode())
-                await stdin.drain()
-        stdin.close()
-        from_here.close()
-        to_here.close()
-
+    assert process.stderr is not None
+    program = _Program(config.name, process)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(receive)
-        tasks.start_soon(send)
-        tasks.start_soon(read_errors, stderr)
+        tasks.start_soon(program.receive)
+        tasks.start_soon(program.send)
+        tasks.start_soon(read_errors, process.stderr)
         try:
-            yield read, write
+            yield program.inbound, program.outbound
         finally:
-            read.close()
-            write.close()
-            ending = asyncio.create_task(_end(process))
+            program.inbound.close()
+            program.outbound.close()
+            ending = asyncio.create_task(program.end())
             with anyio.CancelScope(shield=True):
-                # A second cancellation must not leave the program behind; the first goes on from here.
+                # A second cancellation must not leave the program running; the first one is raised again.
                 while not ending.done():
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait([ending])
             tasks.cancel_scope.cancel()
 
 
-def _parser(server: str) -> Callable[[bytes], Any]:
-    from mcp.types import jsonrpc_message_adapter
+class _Program:
+    """A running program; ``inbound`` and ``outbound`` are the client's ends of its streams."""
 
-    warned_at = float("-inf")
+    def __init__(self, name: str, process: Process) -> None:
+        import anyio
+        from mcp.shared.message import SessionMessage
 
-    def parse(line: bytes) -> Any:
-        nonlocal warned_at
+        self._name = name
+        self._process = process
+        self._received, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        self.outbound, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
+        self._warned_at = float("-inf")
+
+    async def receive(self) -> None:
+        """Pass messages to the client until the program closes its output."""
+        from anyio import BrokenResourceError, ClosedResourceError
+
+        stdout = self._process.stdout
+        assert stdout is not None
+        async with self._received:
+            with suppress(BrokenResourceError, ClosedResourceError):  # the client has ended
+                await self._receive(stdout)
+        # A program exits only if it can write its output.
+        while await stdout.read(65_536):
+            pass
+
+    async def _receive(self, stdout: asyncio.StreamReader) -> None:
+        from mcp.shared.message import SessionMessage
+
+        try:
+            while line := await stdout.readline():
+                if is_dense(line):
+                    log.warning("mcp server ended: a line has more than 50,000 values", server=self._name)
+                    return
+                message = self._parse(line)
+                if message is not None:
+                    await self._received.send(SessionMessage(message))
+        except ValueError:
+            log.warning("mcp server ended: a line is longer than 4 MiB", server=self._name)
+
+    def _parse(self, line: bytes) -> Any:
+        from mcp.types import jsonrpc_message_adapter
+
         try:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
             now = asyncio.get_running_loop().time()
-            if now - warned_at >= WARN_S:
-                warned_at = now
-                log.warning("mcp server wrote a line that is no message", server=server)
+            if now - self._warned_at >= WARN_S:
+                self._warned_at = now
+                log.warning("mcp server wrote a line that is not a message", server=self._name)
             return None
 
-    return parse
+    async def send(self) -> None:
+        """Write the client's messages to the program."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with suppress(OSError):
+            async for item in self._to_send:
+                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                stdin.write(f"{text}\n".encode())
+                await stdin.drain()
+        stdin.close()
+        self._to_send.close()
+        self._received.close()
 
-
-async def _end(process: Process) -> None:
-    # Waits for its pipes, too: a child of it that lives on is ended with its group.
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        if number is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await process.wait()
-                break
-    # Nothing public closes pipes that a process outside the group still holds.
-    process._transport.close()  # type: ignore[attr-defined]
+    async def end(self) -> None:
+        """Wait for the program and its pipes to end; a child that lives on is ended with its group."""
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self._process.wait()
+                    break
+        # No public method closes pipes that a process outside the group still holds.
+        self._process._transport.close()  # type: ignore[attr-defined]

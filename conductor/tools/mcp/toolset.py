@@ -155,7 +155,7 @@ class McpToolset:
         own.idle.cancel()
         own.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
         self._sessions[key] = self._sessions.pop(key)  # the one that was used last is ended last
-        await own.connection.answered()
+        await own.connection.wait_for_attempt()
         return own.connection
 
     def _end_session(self, key: _SessionKey) -> None:
@@ -228,13 +228,13 @@ def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
     """Make ``call`` the task's during the block, in which the server may ask the person."""
     token = CURRENT_CALL.set(call)
     if call.ask is not None:
-        connection.asking.append(call.ask)
+        connection.asks.append(call.ask)
     try:
         yield
     finally:
         CURRENT_CALL.reset(token)
         if call.ask is not None:
-            connection.asking.remove(call.ask)
+            connection.asks.remove(call.ask)
 
 
 def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpConnection) -> ToolOutcome:

@@ -1,4 +1,4 @@
-"""MCP over a WebSocket, for a client and for a server: one message of JSON-RPC is one text."""
+"""MCP over a WebSocket, for a client and for a server: a JSON-RPC message is one text message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcp.types import jsonrpc_message_adapter
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
-from conductor.tools.mcp.bounds import is_dense
+from conductor.tools.mcp.inbound import is_dense
 
 
 async def _always(size: int) -> bool:
@@ -28,14 +28,14 @@ async def socket_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Make the two streams that a client or a server of the package runs on.
 
-    ``admit`` gets the bytes of a message before it is parsed; False ends the stream, as do too many values.
-    A peer that reads nothing for ``send_timeout`` seconds is cut.
+    ``admit`` gets the size of a message before it is parsed; False ends the stream, as do too many values.
+    The connection to a peer that reads nothing for ``send_timeout`` seconds is aborted.
     """
-    to_here, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, from_here = anyio.create_memory_object_stream[SessionMessage](0)
+    received, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write, to_send = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def receive() -> None:
-        async with to_here:
+        async with received:
             with suppress(ConnectionClosed):
                 while True:
                     text = await websocket.recv(decode=False)
@@ -44,15 +44,15 @@ async def socket_streams(
                     try:
                         message = jsonrpc_message_adapter.validate_json(text, by_name=False)
                     except ValueError as error:
-                        await to_here.send(error)
+                        await received.send(error)
                     else:
-                        await to_here.send(SessionMessage(message))
+                        await received.send(SessionMessage(message))
 
     async def send() -> None:
-        async with from_here:
+        async with to_send:
             with suppress(ConnectionClosed):
-                async for one in from_here:
-                    text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
+                async for item in to_send:
+                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     try:
                         async with asyncio.timeout(send_timeout):
                             await websocket.send(text)

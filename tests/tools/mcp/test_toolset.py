@@ -22,8 +22,8 @@ from conductor.settings import Limits
 from conductor.tools.base import CallContext, ToolOutcome
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
-from conductor.tools.mcp.bounds import is_dense
 from conductor.tools.mcp.config import McpServerConfig
+from conductor.tools.mcp.inbound import is_dense
 from conductor.tools.mcp.server import McpConnection
 from conductor.tools.mcp.toolset import McpToolset
 from conductor.tools.permissions import Gate, grant
@@ -155,7 +155,7 @@ async def test_noise_of_a_program_is_a_warning_and_an_endless_line_ends_its_call
                 outcome = await used.call("s.noise_write")
             assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "connection_lost")
     events = [entry["event"] for entry in logs]
-    assert events.count("mcp server wrote a line that is no message") == 1
+    assert events.count("mcp server wrote a line that is not a message") == 1
     assert events.count("mcp server ended: a line is longer than 4 MiB") == 1
 
 
@@ -270,7 +270,7 @@ async def test_an_http_server_that_is_gone_takes_its_tools_along() -> None:
         (McpServerConfig(name="s", type="stdio", command="/no/such/program"), "No such file"),
         (
             McpServerConfig(name="s", type="stdio", command="sh", args=("-c", "echo oh no >&2")),
-            "it said: oh no",
+            "standard error: oh no",
         ),
         (McpServerConfig(name="s", type="http", url="https://mcp.example/mcp"), "LOCAL_ONLY is set"),
         (McpServerConfig(name="s", type="http", url="http://127.0.0.1:9/mcp"), "connection"),
@@ -332,7 +332,7 @@ async def test_what_a_program_says_on_standard_error_is_kept(tmp_path: Path) -> 
     )
     connection = McpConnection(config, folder=tmp_path / "mcp", retry_s=100.0)
     connection.start()
-    await connection.answered()
+    await connection.wait_for_attempt()
     task = connection.stop()
     assert task is not None
     await asyncio.wait([task])
