@@ -27,11 +27,11 @@ _TYPES = {"streamable-http": "http", "streamableHttp": "http"}
 class McpServerConfig(BaseModel):
     """One MCP server: a ``command`` to run, or a ``url``.
 
-    ``trust`` believes what the server says of its tools (``annotations``). ``tools`` are the globs of those
-    offered, without the server's name; none means all. ``risk`` replaces the risk of single tools.
-    ``timeout`` is a call's time limit in seconds, if not TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
-    session has a server of its own. ``oauth``: it wants a login (`conductor mcp login`). ``revision`` is
-    the protocol's that is spoken. ``secrets`` are the values that came from the environment.
+    With ``trust`` the server's ``annotations`` of its tools count. ``tools`` are globs of the offered tools,
+    without the server's name; empty means all tools. ``risk`` replaces the risk of single tools. ``timeout``
+    is the time limit of a call in seconds, instead of TOOL_TIMEOUT_MS. With the ``scope`` ``session`` each
+    session has its own server. ``oauth``: the server needs a login (`conductor mcp login`). ``revision`` is
+    the revision of the protocol. ``secrets`` are the values from the environment.
     """
 
     model_config = _STRICT
@@ -56,14 +56,14 @@ class McpServerConfig(BaseModel):
 
 
 def mcp_config_path(settings: Settings) -> Path:
-    """Return the path of the servers: MCP_CONFIG_FILE, or ``mcp.json`` in the working directory."""
+    """Return the path of the file: MCP_CONFIG_FILE, or ``mcp.json`` in the working directory."""
     return settings.mcp_config_file or Path(MCP_CONFIG_NAME)
 
 
 def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
-    """Read the servers; none if there is no file.
+    """Read the servers; without a file there are no servers.
 
-    Raises `SettingsError`: one sentence, which names the file, the server and the mistake.
+    Raises `SettingsError`: one sentence with the file, the server and the mistake.
     """
     path = mcp_config_path(settings)
     if settings.mcp_config_file is None and not path.exists():
@@ -72,7 +72,7 @@ def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
 
 
 def read_mcp_file(path: Path) -> dict[str, Any]:
-    """Read the file as it is written; its ``mcpServers`` is an object. Raises `SettingsError`."""
+    """Read the file, whose ``mcpServers`` is an object. Raises `SettingsError`."""
     try:
         with path.open("rb") as file:
             encoded = file.read(MAX_CONFIG_BYTES + 1)
@@ -84,11 +84,11 @@ def read_mcp_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingsError(f"{path} cannot be read: it is not UTF-8 text.") from None
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{path} is not valid JSON: {error.msg}, {where}.") from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{path} is not valid JSON: {error.msg}, {position}.") from None
     except (RecursionError, ValueError):
         raise SettingsError(
-            f"{path} is not valid JSON: it is nested too deep, or a number is long."
+            f"{path} is not valid JSON: it is nested too deep, or a number is too long."
         ) from None
     if not isinstance(document, dict) or not isinstance(document.get("mcpServers"), dict):
         raise SettingsError(f'{path} must be a JSON object with an object under "mcpServers".')
@@ -98,16 +98,16 @@ def read_mcp_file(path: Path) -> dict[str, Any]:
 
 
 def _server(path: Path, name: str, values: Any) -> McpServerConfig:
-    where = f'{path}, server "{name}"'
+    location = f'{path}, server "{name}"'
     if not _NAME.match(name):
-        raise SettingsError(f"{where}: a name is 1 to 32 letters, digits, - and _.")
+        raise SettingsError(f"{location}: a name is 1 to 32 letters, digits, - and _.")
     if f"{name}." in SERVER_PREFIXES:
-        raise SettingsError(f"{where}: this name is the server's own; choose another one.")
+        raise SettingsError(f"{location}: this name is the server's own; choose another one.")
     if not isinstance(values, dict):
-        raise SettingsError(f"{where} must be a JSON object.")
-    for key in values.keys() - (McpServerConfig.model_fields.keys() - {"name", "secrets"}):
-        known = ", ".join(key for key in McpServerConfig.model_fields if key not in ("name", "secrets"))
-        raise SettingsError(f'{where}: there is no "{key}"; there are: {known}.')
+        raise SettingsError(f"{location} must be a JSON object.")
+    fields = [field for field in McpServerConfig.model_fields if field not in ("name", "secrets")]
+    for key in values.keys() - set(fields):
+        raise SettingsError(f'{location}: there is no "{key}"; there are: {", ".join(fields)}.')
     by_url = "ws" if str(values.get("url")).startswith(("ws:", "wss:")) else "http"
     kind = values.get("type", by_url if "url" in values else "stdio")
     values = {**values, "name": name, "type": _TYPES.get(kind, kind) if isinstance(kind, str) else kind}
@@ -116,35 +116,38 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"{where}: {field} is not valid: {_lower(first['msg'])}.") from None
-    _check_place(where, config)
+        raise SettingsError(f"{location}: {field} is not valid: {_lower(first['msg'])}.") from None
+    _check_transport(location, config)
     secrets: list[str] = []
-    taken = {
-        field: {key: with_environment(where, text, secrets) for key, text in getattr(config, field).items()}
+    expanded = {
+        field: {
+            key: with_environment(location, text, secrets) for key, text in getattr(config, field).items()
+        }
         for field in ("env", "headers")
     }
-    return config.model_copy(update={**taken, "secrets": tuple(secrets)})
+    return config.model_copy(update={**expanded, "secrets": tuple(secrets)})
 
 
-def _check_place(where: str, config: McpServerConfig) -> None:
-    mine, other = ("command", "url") if config.type == "stdio" else ("url", "command")
-    if getattr(config, mine) is None:
-        raise SettingsError(f'{where}: "{mine}" is missing, which type "{config.type}" needs.')
-    for field in (other, "headers") if mine == "command" else (other, "args", "env", "cwd"):
+def _check_transport(location: str, config: McpServerConfig) -> None:
+    is_program = config.type == "stdio"
+    required = "command" if is_program else "url"
+    if getattr(config, required) is None:
+        raise SettingsError(f'{location}: "{required}" is missing, which type "{config.type}" needs.')
+    for field in ("url", "headers") if is_program else ("command", "args", "env", "cwd"):
         if getattr(config, field):
-            raise SettingsError(f'{where}: "{field}" does not go with "{mine}".')
+            raise SettingsError(f'{location}: "{field}" cannot be combined with "{required}".')
     if config.url is None:
         return
     try:
         url = urlsplit(config.url)
         schemes = ("ws", "wss") if config.type == "ws" else ("http", "https")
-        good = url.scheme in schemes and bool(url.hostname) and url.port != 0
+        is_valid = url.scheme in schemes and bool(url.hostname) and url.port != 0
     except ValueError:  # an invalid port or IPv6 address
-        good = False
-    if not good:
-        raise SettingsError(f"{where}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
+        is_valid = False
+    if not is_valid:
+        raise SettingsError(f"{location}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
     if url.username is not None or url.password is not None:
-        raise SettingsError(f"{where}: url must hold no user name and no password; use headers.")
+        raise SettingsError(f"{location}: url must not contain a user name or a password; use headers.")
 
 
 def _lower(text: str) -> str:

@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP: the client's transport, and what a status says about a call."""
+"""MCP over streamable HTTP: the client's transport, and the meaning of a status for a call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REDIRECTS = frozenset({301, 302, 307, 308})
 
 @dataclass(slots=True)
 class McpCall:
-    """A call under way; ``ask`` asks the person.
+    """A call in progress; ``ask`` asks the person.
 
-    ``refusal`` says why nothing was run; it is empty where something may have been. ``session_lost``: the
-    server has forgotten the session. ``is_accepted``: the server took the call, so what becomes of a later
-    message of it, such as the person's answer, says nothing about whether it ran.
+    ``refusal`` is the reason that the call did not run; empty if it may have run. ``session_lost``: the
+    server no longer has the session. ``is_accepted``: the server accepted the call, so a failure of a later
+    message, such as the person's answer, does not mean that the call did not run.
     """
 
     ask: Ask | None = None
@@ -38,14 +38,14 @@ class McpCall:
 
 
 CURRENT_CALL: ContextVar[McpCall | None] = ContextVar("call", default=None)
-"""The call that this task makes."""
+"""The call of the current task."""
 
 
 @asynccontextmanager
 async def http_streams(
     url: str, headers: Mapping[str, str], auth: Auth | None, *, use_proxy: bool
 ) -> AsyncGenerator[TransportStreams, None]:
-    """Make the streams of a client; what becomes of a request is noted in its `McpCall`."""
+    """Make the streams of a client; the result of a request is noted in its `McpCall`."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
@@ -59,24 +59,24 @@ async def http_streams(
         return bytes(body)
 
     class Bounded(httpx2.AsyncByteStream):
-        """A body that is an error if it is compressed or too long; the package bounds events."""
+        """A body that raises if it is compressed or too long; the package limits events."""
 
         def __init__(self, response: Response) -> None:
             self._stream = response.stream
             self._is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
-            self._is_endless = response.headers.get("Content-Type", "").startswith("text/event-stream")
+            self._is_event_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             assert isinstance(self._stream, httpx2.AsyncByteStream)
             if not self._is_plain:
-                raise httpx2.StreamError("The answer is compressed, though that was not asked for.")
+                raise httpx2.StreamError("The answer is compressed, although identity was requested.")
             body = bytearray()
             async for chunk in self._stream:
                 body += chunk
                 if len(body) > MAX_MESSAGE_BYTES + len(chunk):
                     raise httpx2.StreamError("The answer is longer than 4 MiB.")
-                # The chunk in which an event ends; to look for that in all of it would take quadratic time.
-                if self._is_endless and _EVENT_END.search(body, max(0, len(body) - len(chunk) - 3)):
+                # Only the new chunk is searched for the end of an event: linear time.
+                if self._is_event_stream and _EVENT_END.search(body, max(0, len(body) - len(chunk) - 3)):
                     yield sparse(body)
                     body = bytearray()
             if len(body) > MAX_MESSAGE_BYTES:
@@ -101,7 +101,7 @@ async def http_streams(
 
 
 def _call(request: Request) -> McpCall | None:
-    # A login's requests are no messages to the server.
+    # The requests of a login are not messages to the server.
     is_message = request.method == "POST" and "text/event-stream" in request.headers.get("Accept", "")
     call = CURRENT_CALL.get() if is_message else None
     return None if call is None or call.is_accepted else call

@@ -1,4 +1,4 @@
-"""OAuth for MCP servers over HTTP: a login by the operator's browser, and tokens kept in a file.
+"""OAuth for MCP servers over HTTP: a login in the operator's browser, and tokens in a file.
 
 The flow is the package's (`mcp.client.auth`): discovery, registration, PKCE, refresh.
 """
@@ -31,7 +31,7 @@ from conductor.tools.web_client import WebError, fetch
 LOGIN_S = 300.0
 
 
-class _Kept(BaseModel):
+class _TokenDocument(BaseModel):
     tokens: OAuthToken | None = None
     expires_at: float | None = None
     client: OAuthClientInformationFull | None = None
@@ -39,25 +39,25 @@ class _Kept(BaseModel):
 
 
 class TokenFile:
-    """The package's ``TokenStorage`` in a file of mode 0600. With ``register`` the client registers anew."""
+    """The package's ``TokenStorage`` in a file of mode 0600. With ``register`` the client registers again."""
 
     def __init__(self, path: Path, *, register: bool = False) -> None:
         self._path = path
         self._register = register
 
-    def read(self) -> _Kept:
-        """Read all that is kept."""
+    def read(self) -> _TokenDocument:
+        """Read the file; a missing or invalid one is empty."""
         try:
-            return _Kept.model_validate_json(self._path.read_bytes())
+            return _TokenDocument.model_validate_json(self._path.read_bytes())
         except (OSError, ValidationError):
-            return _Kept()
+            return _TokenDocument()
 
-    def write(self, kept: _Kept) -> None:
-        """Replace what is kept."""
+    def write(self, document: _TokenDocument) -> None:
+        """Replace the file."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._path.with_suffix(f".{os.getpid()}")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(kept.model_dump_json(exclude_none=True))
+            file.write(document.model_dump_json(exclude_none=True))
         os.replace(new, self._path)
 
     async def get_tokens(self) -> OAuthToken | None:
@@ -65,27 +65,27 @@ class TokenFile:
         return None if self._register else self.read().tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep the tokens."""
+        """Store the tokens."""
         expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
         self.write(self.read().model_copy(update={"tokens": tokens, "expires_at": expires_at}))
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        """Read what the client was registered as."""
+        """Read the registration of the client."""
         return None if self._register else self.read().client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        """Keep what the client was registered as."""
-        self.write(_Kept(client=client_info))
+        """Store the registration of the client."""
+        self.write(_TokenDocument(client=client_info))
 
 
 def with_tokens(url: str, path: Path) -> httpx2.Auth:
-    """Make the authentication by kept tokens, which are refreshed; without any a request fails."""
+    """Make the authentication by stored tokens, which are refreshed; without tokens a request fails."""
     file = TokenFile(path)
     provider = OAuthClientProvider(url, _metadata("http://127.0.0.1/callback"), file)
-    # The package keeps neither; without them it asks for a login as soon as a token has expired.
-    kept = file.read()
-    provider.context.token_expiry_time = kept.expires_at
-    provider.context.oauth_metadata = kept.metadata
+    # The package stores neither; without them it requires a login when a token has expired.
+    document = file.read()
+    provider.context.token_expiry_time = document.expires_at
+    provider.context.oauth_metadata = document.metadata
     return provider
 
 
@@ -104,7 +104,7 @@ class CheckedAuth(httpx2.Auth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Yield the requests to the server itself, and make the others."""
+        """Yield the requests to the server itself, and send the requests to other origins."""
         flow = self._auth.async_auth_flow(request)
         try:
             outgoing = await flow.__anext__()
@@ -139,30 +139,30 @@ async def login(
 ) -> None:
     """Log in: ``show`` gets the address for the browser, ``use`` makes a request, which waits for the login.
 
-    Raises what the package raises, and TimeoutError after `LOGIN_S`.
+    Raises the package's exceptions, and TimeoutError after `LOGIN_S`.
     """
-    answered: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+    result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = (await reader.readline()).decode("ascii", "replace")
-        given = {name: values[0] for name, values in parse_qs(urlsplit(line.split(" ")[1]).query).items()}
-        done = "code" in given
-        status = HTTPStatus.OK if done else HTTPStatus.BAD_REQUEST
-        text = "You may close this page.\n" if done else "There is no code in this address.\n"
+        query = {name: values[0] for name, values in parse_qs(urlsplit(line.split(" ")[1]).query).items()}
+        has_code = "code" in query
+        status = HTTPStatus.OK if has_code else HTTPStatus.BAD_REQUEST
+        text = "You may close this page.\n" if has_code else "There is no code in this address.\n"
         writer.write(
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain\r\n"
             f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}".encode()
         )
         await writer.drain()
         writer.close()
-        if done and not answered.done():
-            answered.set_result(AuthorizationCodeResult.model_validate(given))
+        if has_code and not result.done():
+            result.set_result(AuthorizationCodeResult.model_validate(query))
 
     async def redirect(address: str) -> None:
         show(address)
 
     async def callback() -> AuthorizationCodeResult:
-        return await answered
+        return await result
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""What MCP servers say of their tools, which strangers may have written, made into `ToolSpec`s."""
+"""The `ToolSpec`s of an MCP server's tools, whose texts are not trusted."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MAX_MESSAGE_CHARS = 1_000
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,95}\Z")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-_SHOWN = ("description", "title", "$comment")
-"""Texts of a schema that decide nothing."""
+_TEXTS = ("description", "title", "$comment")
+"""Keywords of a schema whose texts do not affect validation."""
 
 
 def make_specs(config: McpServerConfig, tools: Sequence[Tool]) -> tuple[tuple[ToolSpec, ...], list[str]]:
-    """Make the specs, and list what was left out and why, one sentence each."""
+    """Make the specs, and list the omitted tools with the reasons, one sentence each."""
     specs: dict[str, ToolSpec] = {}
     warnings: list[str] = []
     size = 0
@@ -41,36 +41,36 @@ def make_specs(config: McpServerConfig, tools: Sequence[Tool]) -> tuple[tuple[To
         try:
             spec = _spec(config, tool)
         except (SchemaError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-            warnings.append(f"{ascii(tool.name[:64])} is left out: {str(error)[:200]}.")
+            warnings.append(f"{ascii(tool.name[:64])} is omitted: {str(error)[:200]}.")
             continue
         size += len(msgspec.json.encode(spec.input_schema))
         if len(specs) == MAX_TOOLS or size > MAX_SCHEMAS_BYTES:
-            warnings.append(f"{spec.name} and what follows are left out: too many tools; choose by tools.")
+            warnings.append(f"{spec.name} and later tools are omitted: too many tools; select some by tools.")
             break
         if spec.name in specs:
-            warnings.append(f"{spec.name} is listed twice; the first one stands.")
+            warnings.append(f"{spec.name} is listed twice; the first one is used.")
             continue
         specs[spec.name] = spec
     for name in config.risk:
         if f"{config.name}.{name}" not in specs:
-            warnings.append(f"risk names {name}, which is not among its tools.")
+            warnings.append(f"risk names {name}, which is not one of its tools.")
     return tuple(specs.values()), warnings
 
 
 def make_question(server: str, params: ElicitRequestFormParams) -> PersonQuestion | None:
-    """Make the question of a server's form; None if its schema is none that can be checked."""
-    given: Any = params.requested_schema
-    given = given if isinstance(given, dict) else given.model_dump(by_alias=True, exclude_none=True)
+    """Make the question of a server's form; None if its schema is not supported."""
+    form: Any = params.requested_schema
+    form = form if isinstance(form, dict) else form.model_dump(by_alias=True, exclude_none=True)
     try:
-        plain = _clean_schema(given)
-        check_schema(plain)
+        schema = _clean_schema(form)
+        check_schema(schema)
     except (SchemaError, ValueError, RecursionError):
         return None
-    return PersonQuestion(server, clean(params.message)[:MAX_MESSAGE_CHARS], plain)
+    return PersonQuestion(server, clean(params.message)[:MAX_MESSAGE_CHARS], schema)
 
 
 def clean(text: str) -> str:
-    """Remove what a terminal obeys and what is not seen: escapes, control, bidi and format characters."""
+    """Remove escape sequences, and control, bidi and other invisible characters, except newline and tab."""
     text = _ANSI.sub("", text)
     return "".join(
         char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co")
@@ -81,11 +81,11 @@ def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
     if not _NAME.match(tool.name):
         raise ValueError("a name is 1 to 95 of A-Z a-z 0-9 _ . : / -")
     if tool.execution is not None and tool.execution.task_support == "required":
-        raise ValueError("it runs as a task only, which is not supported")
+        raise ValueError("it only runs as a task, which is not supported")
     hints = tool.annotations
-    chosen = config.risk.get(tool.name)
-    # An operator who sets a tool's risk has looked at the tool; otherwise hints of strangers decide nothing.
-    believed = hints if config.trust or chosen is not None else None
+    risk = config.risk.get(tool.name)
+    # An operator who sets a tool's risk has reviewed it; other hints of an untrusted server do not count.
+    trusted_hints = hints if config.trust or risk is not None else None
     open_world = not config.trust or hints is None or hints.open_world_hint is not False
     title = clean(tool.title or (hints.title if hints else None) or "").replace("\n", " ")
     spec = ToolSpec(
@@ -93,20 +93,19 @@ def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
         description=truncate(clean(tool.description or ""), MAX_DESCRIPTION_BYTES),
         input_schema=_clean_schema(tool.input_schema),
         source=f"mcp:{config.name}",
-        risk=chosen or (_risk(hints) if config.trust else "high"),
-        effect=_effect(believed),
+        risk=risk or (_risk(hints) if config.trust else "high"),
+        effect=_effect(trusted_hints),
         timeout_s=config.timeout,
         open_world=open_world,
         untrusted=open_world,
         title=title[:MAX_TITLE_CHARS].strip() or None,
     )
-    # Compiled now: a fault is reported here, and the first call need not wait.
+    # Compiled now, so that a fault is reported here.
     checkers.get(spec)
     return spec
 
 
 def _risk(hints: ToolAnnotations | None) -> Risk:
-    # The table in tools, "MCP".
     if hints is None or (hints.read_only_hint is None and hints.destructive_hint is None):
         return "medium"
     if hints.read_only_hint:
@@ -128,16 +127,16 @@ def _clean(value: Any, key: str, depth: int) -> Any:
     if depth > 64:
         raise ValueError("its schema is nested too deep")
     if isinstance(value, dict):
-        return {_plain(name): _clean(each, name, depth + 1) for name, each in value.items()}
+        return {_plain(name): _clean(item, name, depth + 1) for name, item in value.items()}
     if isinstance(value, list):
-        return [_clean(each, "", depth + 1) for each in value]
+        return [_clean(item, "", depth + 1) for item in value]
     if not isinstance(value, str):
         return value
-    # A changed value would not be the server's any more.
-    return clean(value) if key in _SHOWN else _plain(value)
+    # The server would not recognize a changed value.
+    return clean(value) if key in _TEXTS else _plain(value)
 
 
 def _plain(text: str) -> str:
     if clean(text) != text:
-        raise ValueError("its schema holds control or invisible characters")
+        raise ValueError("its schema contains control or invisible characters")
     return text

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # Seconds for servers to end by themselves; then they are killed.
 CLOSE_S = 6.0
 _ERROR_CHARS = 2_000
-# No text for a model: more than 1 KiB of base64, which may be a data URL. Its beginning tells.
+# The beginning of more than 1 KiB of base64, which may be a data URL: a model cannot read it.
 _BASE64 = re.compile(r"(?:data:[^,]{0,100},)?[\w+/\r\n-]{1024}", re.ASCII)
-# Servers that are one session's alone, and seconds without a call until one ends.
+# Servers of single sessions, and seconds without a call after which one ends.
 MAX_SESSION_SERVERS = 100
 SESSION_IDLE_S = 600.0
 _SessionKey: TypeAlias = tuple[str, str, str]
@@ -38,8 +38,8 @@ _SessionKey: TypeAlias = tuple[str, str, str]
 class McpToolset:
     """The tools of all servers that are connected, named ``server.tool``.
 
-    ``folder`` keeps what programs say on standard error, and tokens.
-    Raises `SettingsError` if the package ``mcp`` is needed and not there.
+    ``folder`` stores tokens, and logs of standard error. Raises `SettingsError` if the package ``mcp`` is
+    needed and not installed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class McpToolset:
 
     @property
     def connections(self) -> Sequence[McpConnection]:
-        """The servers that are enabled, once started."""
+        """The enabled servers, after `start`."""
         return list(self._connections.values())
 
     def start(self, on_change: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class McpToolset:
         self._run()
 
     def reload(self, configs: Sequence[McpServerConfig]) -> None:
-        """Use other servers from now on; those that stay the same stay connected. Raises `SettingsError`."""
+        """Replace the servers; unchanged ones stay connected. Raises `SettingsError`."""
         enabled = {config.name: config for config in configs if config.enabled}
         if enabled:
             check_installed()
@@ -145,7 +145,7 @@ class McpToolset:
         return await call_tool(connection, name, arguments, context)
 
     async def _own(self, config: McpServerConfig, context: CallContext) -> McpConnection:
-        # The shared connection only lists the tools. A client chooses its session's id: two may be alike.
+        # The shared connection only lists the tools. Clients choose session ids: two may be the same.
         key = (config.name, context.subject, context.session_id)
         own = self._sessions.get(key)
         if own is None:
@@ -154,7 +154,7 @@ class McpToolset:
             own = self._sessions[key] = _SessionServer(self._connection(config))
         own.idle.cancel()
         own.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
-        self._sessions[key] = self._sessions.pop(key)  # the one that was used last is ended last
+        self._sessions[key] = self._sessions.pop(key)  # the least recently used server comes first
         await own.connection.wait_for_attempt()
         return own.connection
 
@@ -166,7 +166,7 @@ class McpToolset:
 
 
 class _SessionServer:
-    """A server that is one session's alone, and the timer that ends it."""
+    """The server of one session, and the timer that ends it."""
 
     def __init__(self, connection: McpConnection) -> None:
         self.connection = connection
@@ -182,12 +182,12 @@ async def call_tool(
 ) -> ToolOutcome:
     """Run a tool of one server; ``name`` begins with the server's."""
 
-    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         if context is not None:
             context.alive()
 
     server, _, tool = name.partition(".")
-    spec = next((one for one in connection.specs if one.name == name), None)
+    spec = next((spec for spec in connection.specs if spec.name == name), None)
     client = connection.client
     if spec is None or client is None:
         return _not_connected(name)
@@ -197,21 +197,21 @@ async def call_tool(
     try:
         with asking(connection, call):
             try:
-                result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
+                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
             except MCPError:
                 is_replaced = call.refusal and connection.client is not client
                 if not (call.session_lost or is_replaced):
                     raise
-                # The protocol's answer to a server that was started anew: a new session, and the call again.
+                # As the protocol requires for a restarted server: a new session, and the call again.
                 await connection.renew(client)
                 client = connection.client
                 if client is None:
                     return _not_connected(name)
-                result = await client.call_tool(tool, dict(arguments), progress_callback=progressed)
+                result = await client.call_tool(tool, dict(arguments), progress_callback=on_progress)
     except MCPError as error:
         connection.check()
         return _to_failure(error, call, spec, connection)
-    except (ValueError, RuntimeError) as error:  # a result that is not as the protocol has it
+    except (ValueError, RuntimeError) as error:  # the result violates the protocol
         connection.check()
         message = clean(str(error))[:200]
         return failed("parse_error", f"{_RAN} Its result cannot be read: {message}", reason="mcp_error")
@@ -225,7 +225,7 @@ async def call_tool(
 
 @contextmanager
 def asking(connection: McpConnection, call: McpCall) -> Iterator[None]:
-    """Make ``call`` the task's during the block, in which the server may ask the person."""
+    """Make ``call`` the current call of the task; during the block the server may ask the person."""
     token = CURRENT_CALL.set(call)
     if call.ask is not None:
         connection.asks.append(call.ask)
@@ -245,11 +245,11 @@ def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpC
     if call.refusal:
         message = f"The MCP server {server} did not run the call, {call.refusal}: {message}. Nothing was run."
         return failed("io_error", message, reason="refused")
-    lost = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
+    lost_codes = [CONNECTION_CLOSED, REQUEST_TIMEOUT]
     if connection.config.url:
-        # A gateway has lost its server; or the answer is no message, for which the package makes an error.
-        lost += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
-    if error.code in lost:
+        # A gateway lost its server, or the answer is not a message, for which the package makes an error.
+        lost_codes += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
+    if error.code in lost_codes:
         return _lost(spec, server)
     return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
 
@@ -278,38 +278,38 @@ def _wrong_output(connection: McpConnection, tool: str, result: CallToolResult) 
     if checker is None or result.is_error:
         return None
     if result.structured_content is None:
-        return "Its result has no structured content, though its definition says so."
+        return "Its result has no structured content, although its definition has an output schema."
     text = json.dumps(result.structured_content)
     try:
         errors = checker.errors(result.structured_content, text, CheckBudget())
     except TooMuchWork:
         return "Its result is too large to be checked."
-    return f"Its result is not as its definition says: {errors[0].message[:200]}." if errors else None
+    return f"Its result does not match its output schema: {errors[0].message[:200]}." if errors else None
 
 
 def to_outcome(result: CallToolResult) -> ToolOutcome:
-    """Make the outcome of a result: its structured content, else its texts; what is no text is described."""
+    """Make the outcome of a result: its structured content or its texts; other blocks are described."""
     texts = _texts(result)
-    others, media = [], set()
+    descriptions, media = [], set()
     for block in result.content:
         match block.type:
             case "image" | "audio":
                 media.add(block.data)
                 size = len(block.data) * 3 // 4
-                others.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
+                descriptions.append(f"[{block.type}, {block.mime_type}, {size:,} bytes, not shown]")
             case "resource_link":
-                others.append(f"[resource {block.name}: {block.uri}]")
+                descriptions.append(f"[resource {block.name}: {block.uri}]")
             case "resource":
                 text = getattr(block.resource, "text", None)
-                what = f"[resource {block.resource.uri}, {block.resource.mime_type or 'of unknown type'}]"
-                others.append(what if text is None else f"{what}\n{text}")
-    text = "\n".join([*texts, *others])
+                label = f"[resource {block.resource.uri}, {block.resource.mime_type or 'of unknown type'}]"
+                descriptions.append(label if text is None else f"{label}\n{text}")
+    text = "\n".join([*texts, *descriptions])
     if result.is_error:
-        message = text[:_ERROR_CHARS] or "The tool reported an error without a word."
+        message = text[:_ERROR_CHARS] or "The tool reported an error without a message."
         return failed("internal_error", message, reason="tool_error")
     if result.structured_content is None:
         return succeeded(text)
-    notes = [clean(other)[:_ERROR_CHARS] for other in others]
+    notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
     return succeeded(_without_media(msgspec.to_builtins(result.structured_content), media), notes=notes)
 
 

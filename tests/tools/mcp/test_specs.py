@@ -63,8 +63,8 @@ def test_only_the_tools_that_were_chosen_are_offered_and_a_wrong_name_is_said() 
     specs, warnings = make_specs(config(tools=("get_*",), risk={"got_a": "safe"}), tools)
     assert [spec.name for spec in specs] == ["s.get_a", "s.get_b"]
     assert warnings == [
-        "s.get_a is listed twice; the first one stands.",
-        "risk names got_a, which is not among its tools.",
+        "s.get_a is listed twice; the first one is used.",
+        "risk names got_a, which is not one of its tools.",
     ]
 
 
@@ -88,7 +88,7 @@ def test_a_tool_that_runs_as_a_task_only_is_left_out_with_a_warning() -> None:
     ]
     specs, warnings = make_specs(config(), tools)
     assert [spec.name for spec in specs] == ["s.optional"]
-    assert warnings == ["'required' is left out: it runs as a task only, which is not supported."]
+    assert warnings == ["'required' is omitted: it only runs as a task, which is not supported."]
 
 
 def test_schemas_have_a_size_in_all() -> None:

@@ -117,7 +117,7 @@ async def test_results_of_every_kind_become_observations(monkeypatch: pytest.Mon
         ]
         assert (await used.call("s.right")).data == {"n": 1}
         wrong = await used.call("s.wrong")
-        assert wrong.error_type == "parse_error" and "not as its definition says" in (
+        assert wrong.error_type == "parse_error" and "not match its output schema" in (
             wrong.error_message or ""
         )
         assert wrong.data == "n is one"
