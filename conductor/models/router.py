@@ -216,10 +216,7 @@ class ModelRouter:
     @property
     def context_window(self) -> int | None:
         """The smallest context window of the profiles, in tokens; None if none is known."""
-        windows = [
-            route.profile.context_window or getattr(route.provider, "context_window", None)
-            for route in self._routes.values()
-        ]
+        windows = (profile.context_window for profile in self.profiles.by_name.values())
         return min((window for window in windows if window is not None), default=None)
 
     def serving(self, chosen: str | None) -> str | None:
