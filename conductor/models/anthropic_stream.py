@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
-from conductor.models.failures import failure, from_event, problem_of
+from conductor.models.failures import cut_off, failure, from_event, problem_of
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
@@ -104,8 +103,8 @@ class ReplyDecoder:
         return events
 
     def end(self) -> list[ModelEvent]:
-        """Say that the bytes ended before the reply. Raises `ModelError`."""
-        raise ModelError("connection", "The model service ended its answer before it was complete.")
+        """Raise `ModelError`: the bytes ended before the reply."""
+        raise cut_off()
 
     def _take(self, event: _Event) -> ModelEvent | None:
         match event.type:

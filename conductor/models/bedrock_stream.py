@@ -15,13 +15,12 @@ from botocore.eventstream import EventStreamBuffer, ParserError
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models import anthropic_request
-from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, Usage
-from conductor.models.failures import Problem, failure, from_status
+from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
+from conductor.models.failures import Problem, cut_off, failure, from_status
 from conductor.models.families import Effort, Thinking
-from conductor.models.openai_stream import said
 from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import Json, encode, may_call
-from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
+from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "bedrock"
@@ -188,6 +187,7 @@ class _Event(msgspec.Struct, rename="camel"):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, ParserError)
 
 
 class ConverseDecoder:
@@ -213,45 +213,26 @@ class ConverseDecoder:
         self.finished = False
 
     def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes; what came before an error is given first.
+        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
+        return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
 
-        Raises `ModelError`: that of an exception in the stream, or ``undecodable``.
-        """
-        text: list[str] = []
-        error: ModelError | None = None
-        try:
-            self._frames.add_data(chunk)
-            for frame in self._frames:
-                if frame.headers.get(":message-type") != "event":
-                    raise _failed(frame.headers, frame.payload)
-                event = _decode(frame.payload)
-                if event.delta is not None and event.delta.text:
-                    text.append(event.delta.text)
-                    self._words.setdefault(event.content_block_index, []).append(event.delta.text)
-                    continue
-                found = self._take(str(frame.headers.get(":event-type")), event)
-                if found is not None:
-                    heard = "".join(text)
-                    text.clear()
-                    words = self._thinking.feed(heard)
-                    if isinstance(found, Finished):
-                        words += self._thinking.rest(is_cut=found.stop == "max_tokens")
-                    yield from said(words)
-                    yield found
-        except ModelError as raised:
-            error = raised
-        except (msgspec.DecodeError, UnicodeDecodeError, ParserError):
-            error = failure("undecodable")
-        yield from said(self._thinking.feed("".join(text)))
-        if error is not None:
-            raise error
-
-    def end(self) -> list[ModelEvent]:
+    def end(self) -> Iterator[ModelEvent]:
         """Give the end, if only the figures are missing. Raises `ModelError` for a cut reply."""
         if self._stop is None:
-            raise ModelError("connection", "The model service ended its answer before it was complete.")
-        finished = self._finish(_Usage())
-        return [*said(self._thinking.rest(is_cut=finished.stop == "max_tokens")), finished]
+            raise cut_off()
+        return without_thoughts([self._finish(_Usage())], self._thinking, ())
+
+    def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
+        self._frames.add_data(chunk)
+        for frame in self._frames:
+            if frame.headers.get(":message-type") != "event":
+                raise _failed(frame.headers, frame.payload)
+            event = _decode(frame.payload)
+            if event.delta is not None and event.delta.text:
+                self._words.setdefault(event.content_block_index, []).append(event.delta.text)
+                yield TextDelta(event.delta.text)
+            elif (result := self._take(str(frame.headers.get(":event-type")), event)) is not None:
+                yield result
 
     def _take(self, kind: str, event: _Event) -> ModelEvent | None:
         index = event.content_block_index

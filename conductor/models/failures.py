@@ -124,6 +124,11 @@ def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelE
     return ModelError(reason, _TEXTS[reason], retry_after=retry_after)
 
 
+def cut_off() -> ModelError:
+    """Make the error of a reply that ended before it was complete."""
+    return ModelError("connection", "The model service ended its answer before it was complete.")
+
+
 def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> ModelError:
     """Map an error status."""
     if _any_of(_NO_TOOLS, problem.message):

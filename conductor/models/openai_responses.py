@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.models.base import (
     Finished,
     ModelEvent,
     ModelRequest,
     StopReason,
+    TextDelta,
     ToolDefinition,
 )
-from conductor.models.failures import failure, from_event, problem_of, read_problem
+from conductor.models.failures import cut_off, from_event, problem_of, read_problem
 from conductor.models.families import Effort
 from conductor.models.openai_request import PROVIDER, object_parameters, user_text
-from conductor.models.openai_stream import said, usage
+from conductor.models.openai_stream import usage
 from conductor.models.reasoning import (
     CallPlace,
     Reasoning,
@@ -43,7 +43,7 @@ from conductor.models.rendering import (
     unicode_of,
 )
 from conductor.models.sse import SSEError, SSEParser
-from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit
+from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.models.tool_names import ToolNameMap
 
 # The smallest limit that OpenAI accepts.
@@ -207,6 +207,7 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, SSEError)
 
 
 class ResponsesDecoder:
@@ -231,45 +232,26 @@ class ResponsesDecoder:
         self.finished = False
 
     def feed(self, chunk: bytes) -> Iterator[ModelEvent]:
-        """Decode the next bytes; what came before an error is given first.
-
-        Raises `ModelError`: that of an error event, or ``undecodable``.
-        """
-        text: list[str] = []
-        error: ModelError | None = None
-        try:
-            for item in self._sse.feed(chunk):
-                # An end mark, or a word that keeps the connection alive.
-                if not item.data.startswith(b"{"):
-                    continue
-                event = _decode(item.data)
-                # Nearly all events are these, so they skip the dispatch below.
-                if event.type == "response.output_text.delta":
-                    text.append(str(event.delta))
-                    self._words.append(text[-1])
-                    continue
-                if event.type == "error" or event.error is not None:
-                    raise from_event(read_problem(item.data))
-                found = self._take(event)
-                if found is not None:
-                    heard = "".join(text)
-                    text.clear()
-                    words = self._thinking.feed(heard)
-                    if isinstance(found, Finished):
-                        words += self._thinking.rest(is_cut=found.stop == "max_tokens")
-                    yield from said(words)
-                    yield found
-        except ModelError as raised:
-            error = raised
-        except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
-            error = failure("undecodable")
-        yield from said(self._thinking.feed("".join(text)))
-        if error is not None:
-            raise error
+        """Decode the next bytes; events before an error are given first. Raises `ModelError`."""
+        return without_thoughts(self._events(chunk), self._thinking, _UNDECODABLE)
 
     def end(self) -> list[ModelEvent]:
-        """Say that the bytes ended before the reply. Raises `ModelError`."""
-        raise ModelError("connection", "The model service ended its answer before it was complete.")
+        """Raise `ModelError`: the bytes ended before the reply."""
+        raise cut_off()
+
+    def _events(self, chunk: bytes) -> Iterator[ModelEvent]:
+        for item in self._sse.feed(chunk):
+            # An end mark, or a word that keeps the connection alive.
+            if not item.data.startswith(b"{"):
+                continue
+            event = _decode(item.data)
+            if event.type == "response.output_text.delta":
+                self._words.append(str(event.delta))
+                yield TextDelta(self._words[-1])
+            elif event.type == "error" or event.error is not None:
+                raise from_event(read_problem(item.data))
+            elif (result := self._take(event)) is not None:
+                yield result
 
     def _take(self, event: _Event) -> ModelEvent | None:
         response = event.response or _Response()

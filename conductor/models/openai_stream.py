@@ -11,7 +11,7 @@ import msgspec
 from conductor.errors import ModelError
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
-from conductor.models.failures import failure, from_event, problem_of
+from conductor.models.failures import cut_off, failure, from_event, problem_of
 from conductor.models.openai_request import REASONING, ChatOpaque
 from conductor.models.rendering import is_json
 from conductor.models.sse import MAX_EVENT_BYTES, SSEError, SSEParser
@@ -188,7 +188,8 @@ class ChatDecoder:
             error = None if at_end and self._body is None and raised.reason == "undecodable" else raised
         words = self._thinking.feed("".join(text))
         self._has_words = self._has_words or bool(words)
-        yield from said(words)
+        if words:
+            yield TextDelta(words)
         if error is not None:
             raise error
         if self._is_done or at_end:
@@ -282,7 +283,7 @@ class ChatDecoder:
         # The end mark stands for a reason where a service names none.
         is_whole = self._is_done and self._has_choices and not self._names_reasons
         if self._stop is None and not is_whole:
-            raise ModelError("connection", "The model service ended its answer before it was complete.")
+            raise cut_off()
         reason = (self._stop or "stop").lower()
         if reason in _FAILURES:
             raise failure("overloaded")
@@ -293,7 +294,8 @@ class ChatDecoder:
         if is_empty and self._offers_tools and stop == "max_tokens":
             raise failure("malformed")
         self.finished = True
-        yield from said(words)
+        if words:
+            yield TextDelta(words)
         for number, call in enumerate(self._calls):
             arguments = call.arguments
             if stop == "tool_use" and not arguments.strip():
@@ -319,11 +321,6 @@ class ChatDecoder:
         if not self._calls or not (fields or any(extras)):
             return None
         return ChatOpaque(self._source, fields, extras).dump()
-
-
-def said(words: str) -> list[ModelEvent]:
-    """Give the delta of some words, if there are any."""
-    return [TextDelta(words)] if words else []
 
 
 def usage(figures: Any, read: str = "prompt_tokens", written: str = "completion_tokens") -> Usage:

@@ -55,7 +55,7 @@ def decoded(stream: bytes, size: int | None = None, prefix: Callable[[], str] = 
     events: list[ModelEvent] = []
     for at in range(0, len(stream), size or len(stream)):
         events += decoder.feed(stream[at : at + (size or len(stream))])
-    return events if decoder.finished else events + decoder.end()
+    return events if decoder.finished else [*events, *decoder.end()]
 
 
 def stream_of(reply: Reply) -> bytes:
