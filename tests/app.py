@@ -288,7 +288,7 @@ class App:
     async def until(
         self, condition: str | Callable[[Event], bool], *, since: int | Event = 0, **payload: Any
     ) -> Event:
-        """Wait for an event by its shape (`shape_of`) and fields of its payload, or by a predicate.
+        """Wait for an event by its shape (`shape_of`) or type, by fields of its payload, or by a predicate.
 
         ``since`` is a position of the log, or the event after which the search begins.
         """

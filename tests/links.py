@@ -39,6 +39,10 @@ class Link(Protocol):
         """Lose the connection, and what is on its way."""
         ...
 
+    async def drained(self) -> None:
+        """Wait until the server takes frames."""
+        ...
+
     async def hang_up(self) -> None:
         """Close the connection in good order."""
         ...
@@ -58,6 +62,8 @@ class WebSocket(asyncio.Protocol):
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pong = asyncio.Event()
         self._fragments = bytearray()
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     async def open(
         self, url: str, headers: Mapping[str, str] | None = None, sock: socket.socket | None = None
@@ -107,6 +113,7 @@ class WebSocket(asyncio.Protocol):
         self.close_code = self.protocol.close_code
         self.closed.set()
         self._pong.set()
+        self._writable.set()
         if not self._opened.done():
             self._opened.set_exception(self.protocol.handshake_exc or ConnectionError("no handshake"))
 
@@ -120,6 +127,17 @@ class WebSocket(asyncio.Protocol):
         if self.protocol.state is State.OPEN:
             (self.protocol.send_binary if binary else self.protocol.send_text)(data)
             self.flush()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def drained(self) -> None:
+        """Wait while the server does not read."""
+        await asyncio.sleep(0)
+        await self._writable.wait()
 
     async def ping(self) -> None:
         """Wait until the server has answered a ping, and so has read all before it."""

@@ -60,6 +60,6 @@ def shape_of(event: Event) -> str:
 
 
 def matches(event: Event, condition: str | Callable[[Event], bool], payload: Mapping[str, Any]) -> bool:
-    """Whether an event has a shape, or fits a predicate, and has these fields in its payload."""
-    fits = shape_of(event) == condition if isinstance(condition, str) else condition(event)
+    """Whether an event has a shape or a type, or fits a predicate, and has these fields in its payload."""
+    fits = condition in (shape_of(event), event["type"]) if isinstance(condition, str) else condition(event)
     return fits and event["payload"].items() >= payload.items()

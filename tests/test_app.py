@@ -44,7 +44,7 @@ from conductor.stores.sqlite import SqliteStore
 from conductor.tools.base import CallContext
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex, Update
 from conductor.tools.builtin.sandbox import CancelFlag
-from tests.end_to_end.phone import Phone, is_call
+from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT
 from tests.test_cli import START, Announced, server
@@ -285,7 +285,7 @@ def test_strangers_are_let_in_only_with_tokens_or_on_purpose(host: str, loopback
 async def test_a_running_server_answers_and_ends_with_its_block() -> None:
     provider = Watched()
     async with running(settings(), make_services(settings(), provider)) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
         port = listener.port
@@ -298,10 +298,10 @@ async def test_a_running_server_answers_and_ends_with_its_block() -> None:
 async def test_the_tokens_of_the_settings_are_asked_for() -> None:
     values = settings(auth_tokens="one,two")
     async with running(values, make_services(values, Watched())) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws?token=two") as phone:
-            assert phone.shape() == ["session.started"]
+        async with App(f"ws://127.0.0.1:{listener.port}/ws?token=two") as phone:
+            assert phone.shapes() == ["session.started"]
         with pytest.raises(Exception, match="401"):
-            await Phone(f"ws://127.0.0.1:{listener.port}/ws?token=three").open()
+            await App(f"ws://127.0.0.1:{listener.port}/ws?token=three").open()
 
 
 async def test_a_provider_that_cannot_start_is_logged_and_the_server_runs(
@@ -311,7 +311,7 @@ async def test_a_provider_that_cannot_start_is_logged_and_the_server_runs(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     provider = Watched(fails=True)
     async with running(settings(), make_services(settings(), provider)) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
     assert provider.closed and unhandled == []
@@ -363,9 +363,9 @@ async def test_a_session_is_there_for_the_next_server(tmp_path: Path) -> None:
     values = settings(data_dir=tmp_path / "data")
     for turns in (1, 2):
         async with running(values, make_services(values, Watched())) as listener:
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-                await phone.say("hi")
-                await phone.until(lambda event: event["type"] == "assistant.speech.final")
+            async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+                phone.say("hi")
+                await phone.until("assistant.speech.final")
             # Beside the server, which goes on.
             store = make_store(values)
             await store.open()
@@ -380,7 +380,7 @@ async def test_a_signal_ends_it(signum: signal.Signals) -> None:
     serving = asyncio.create_task(serve(settings(), announced.put_nowait))
     try:
         listener = await asyncio.wait_for(announced.get(), WAIT)
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             os.kill(os.getpid(), signum)
             await asyncio.wait_for(serving, WAIT)
             await asyncio.wait_for(phone.closed.wait(), WAIT)
@@ -395,8 +395,8 @@ async def test_limits_of_the_services_hold() -> None:
     services = make_services(values, Watched())
     services = replace(services, limits=replace(services.limits, ping_interval=0.01))
     async with running(values, services) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-            await phone.until(lambda e: e["type"] == "session.ping")
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            await phone.until("session.ping")
 
 
 # -- a prompt and a catalog that change while it runs
@@ -443,13 +443,13 @@ async def test_a_reload_is_used_by_the_next_turn_of_a_session_that_is_there(tmp_
     provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
     services = make_services(files.settings, provider)
     async with running(files.settings, services) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", start_fields={"locale": "de-DE"}) as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws", start_fields={"locale": "de-DE"}) as phone:
             await phone.ask("hi")
             files.write("You are a goldfish.", "fish.feed", "fish.look")
             await phone.ask("not yet")
             reload(files.settings, services, listener)
             await phone.ask("and now?")
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-2") as other:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws", "s-2") as other:
                 await other.ask("hi")
     first, second, third, new = provider.requests
     for request in (first, second):
@@ -468,7 +468,7 @@ async def test_a_reload_leaves_a_session_the_tools_that_its_client_declared(tmp_
     services = make_services(files.settings, provider)
     own = {"capabilities": ["tools"], "tools": [{"name": "own.tool", "inputSchema": {"type": "object"}}]}
     async with running(files.settings, services) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", start_fields=own) as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws", start_fields=own) as phone:
             files.write("You are a goldfish.", "fish.feed")
             reload(files.settings, services, listener)
             await phone.ask("hi")
@@ -481,12 +481,12 @@ async def test_a_reload_takes_nothing_from_a_call_that_is_under_way(tmp_path: Pa
     provider = ScriptedProvider([[ToolCall("c-1", "bird.feed", "{}")], [TextDelta("It has eaten.")]])
     services = make_services(files.settings, provider)
     async with running(files.settings, services) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-            await phone.say("feed it")
-            call = await phone.until(is_call("bird.feed"))
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            phone.say("feed it")
+            call = await phone.until("bird.feed")
             files.write("You are a goldfish.", "fish.feed")
             reload(files.settings, services, listener)
-            await phone.result(call["payload"]["callId"], "crumbs")
+            phone.result(call["payload"]["callId"], "crumbs")
             await phone.idle()
             assert phone.finals() == ["It has eaten."] and phone.errors() == []
     result = provider.requests[1].messages[-1]
@@ -502,7 +502,7 @@ async def test_a_reload_of_a_broken_file_changes_nothing_and_is_logged(
     provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
     services = make_services(files.settings, provider)
     async with running(files.settings, services) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             files.write("You are a goldfish.", "fish.feed")  # the other file is good, and is not used either
             path = files.damage(broken, how)
             reload(files.settings, services, listener)
@@ -528,7 +528,7 @@ async def log_line(served: Announced, event: str) -> dict[str, object]:
 async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> None:
     files = Files(tmp_path)
     async with server(tmp_path, LOG_FORMAT="json", **files.environment) as served:
-        async with Phone(served.url) as phone:
+        async with App(served.url) as phone:
             await phone.ask("say hello")
             files.write("You are a goldfish.", "fish.feed")
             served.process.send_signal(signal.SIGHUP)
@@ -554,7 +554,7 @@ async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path:
         silent = [socket.create_connection(address) for _ in range(600)]
         try:
             for number in range(5):
-                async with Phone(served.url, session_id=f"s-{number}") as phone:
+                async with App(served.url, session_id=f"s-{number}") as phone:
                     await phone.ask("say hello")
             assert (await log_line(served, "refused"))["reason"] == "too many handshakes"
         finally:

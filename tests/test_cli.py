@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from conductor import __version__
+from tests.app import App
 from tests.conftest import ROOT, Main, environment
-from tests.end_to_end.phone import Phone, is_call
 
 START = 30.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
@@ -274,7 +274,7 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
         assert served.lines[3] == "  sessions  in memory: they end with the server"
         assert served.lines[4] == f"  connect   {served.url}  (no token needed)"
         assert served.lines[5] == f"  try       {sys.executable} -m conductor talk --port {port}"
-        async with Phone(served.url) as phone:
+        async with App(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
             assert await served.end(signum) == 0
@@ -288,9 +288,9 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
 async def test_the_first_signal_says_how_long_it_may_take_and_the_second_stops_at_once(
     tmp_path: Path,
 ) -> None:
-    async with server(tmp_path) as served, Phone(served.url) as phone:
-        await phone.say("list my repositories")
-        await phone.until(is_call("repositories.list"))  # which this phone does not answer: the turn goes on
+    async with server(tmp_path) as served, App(served.url) as phone:
+        phone.say("list my repositories")
+        await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         served.process.send_signal(signal.SIGINT)
         said = await line_of(served, "Stopping")
         assert said == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once.\n"
@@ -382,8 +382,8 @@ async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path)
     async with server(tmp_path, **values) as served:
         assert "(bearer token needed)" in served.lines[4] and "ws://0.0.0.0:" in served.lines[4]
         with pytest.raises(Exception, match="401"):
-            await Phone(served.url).open()
-        async with Phone(f"{served.url}?token={SECRET}") as phone:
+            await App(served.url).open()
+        async with App(f"{served.url}?token={SECRET}") as phone:
             await phone.ask("say something quite personal")
         assert await served.end(signal.SIGTERM) == 0
         assert served.process.stderr is not None
@@ -395,8 +395,8 @@ async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path)
 async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: Path) -> None:
     async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
         assert "(no token needed)" in served.lines[3]
-        async with Phone(served.url) as phone:
-            assert phone.shape() == ["session.started"]
+        async with App(served.url) as phone:
+            assert phone.shapes() == ["session.started"]
 
 
 async def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ async def test_claude_is_named_with_its_model(tmp_path: Path) -> None:
 async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path: Path) -> None:
     async with server(tmp_path, DATA_DIR="kept") as served:
         assert served.lines[3] == "  sessions  kept/conductor.db"
-        async with Phone(served.url, session_id="s-1") as phone:
+        async with App(served.url, session_id="s-1") as phone:
             await phone.ask("say hello")
         assert await served.end(signal.SIGTERM) == 0
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700

@@ -19,8 +19,8 @@ from conductor.errors import SettingsError
 from conductor.server.access import reserve
 from conductor.server.workers import Supervisor
 from conductor.settings import load_settings
+from tests.app import App
 from tests.conftest import ROOT, Main
-from tests.end_to_end.phone import Phone, is_call
 from tests.server.wires import get, http
 from tests.test_app import log_line
 from tests.test_cli import SECRET, START, Announced, is_one_sentence, line_of, run, server
@@ -108,9 +108,9 @@ async def test_several_processes_serve_one_port_and_a_dead_one_is_restarted(tmp_
 
 async def test_a_signal_to_the_supervisor_ends_all_workers_once_turns_have_ended(tmp_path: Path) -> None:
     async with workers(tmp_path) as two:
-        async with Phone(two.url) as phone:
-            await phone.say("count to 20")
-            await phone.until(lambda e: e["type"] == "tool.call")
+        async with App(two.url) as phone:
+            phone.say("count to 20")
+            await phone.until("tool.call")
             assert await two.served.end(signal.SIGTERM) == 0
             await asyncio.wait_for(phone.closed.wait(), START)
             assert phone.close_code == 1012 and "20" in phone.finals()[-1]
@@ -122,9 +122,9 @@ async def test_a_signal_to_the_supervisor_ends_all_workers_once_turns_have_ended
 
 
 async def test_a_second_signal_to_the_supervisor_stops_all_workers_at_once(tmp_path: Path) -> None:
-    async with workers(tmp_path) as two, Phone(two.url) as phone:
-        await phone.say("list my repositories")
-        await phone.until(is_call("repositories.list"))  # which this phone does not answer: the turn goes on
+    async with workers(tmp_path) as two, App(two.url) as phone:
+        phone.say("list my repositories")
+        await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         two.served.process.send_signal(signal.SIGINT)
         line = await line_of(two.served, "Stopping")
         assert line == "Stopping: waiting up to 30 s for running turns. Ctrl-C again stops at once.\n"
@@ -158,7 +158,7 @@ async def test_workers_roll_one_after_another_and_the_port_is_always_served(tmp_
 
     async with workers(tmp_path) as two:
         dialling = asyncio.create_task(dial())
-        async with Phone(two.url) as phone:
+        async with App(two.url) as phone:
             two.served.process.send_signal(signal.SIGUSR2)
             ready = [await two.log("worker ready") for _ in range(2)]
             assert (await two.log("workers replaced"))["workers"] == 2

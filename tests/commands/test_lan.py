@@ -12,7 +12,7 @@ import segno
 
 from conductor.commands import lan
 from conductor.errors import SettingsError
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.test_cli import START, process
 
 URL = "ws://192.168.178.123:8080/ws?token=AbCdEfGhIjKlMnOpQrStUvWxYz012345"
@@ -183,8 +183,8 @@ async def test_a_server_for_the_phone_says_where_it_is_and_lets_only_the_phone_i
         assert lines[5].endswith(f" talk --host {host} --port {port} --token={token}")
         assert "\n".join(lines[7:-1]) + "\n" == lan.qr_code(f"http://{host}:{port}/#token={token}")
         with pytest.raises(Exception, match="401"):
-            await Phone(url).open()
-        async with Phone(f"{url}?token={token}") as phone:
+            await App(url).open()
+        async with App(f"{url}?token={token}") as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
         with pytest.raises(OSError):

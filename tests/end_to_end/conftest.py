@@ -15,7 +15,7 @@ from conductor.models.base import ModelProvider
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.models import AnthropicService
 from tests.server.wires import until
 
@@ -27,8 +27,8 @@ class Served:
         self.listener = listener
         self.url = f"ws://127.0.0.1:{listener.port}/ws"
 
-    def phone(self, session_id: str = "s-1", **options: Any) -> Phone:
-        return Phone(self.url, session_id, **options)
+    def phone(self, session_id: str = "s-1", **options: Any) -> App:
+        return App(self.url, session_id, **options)
 
     async def quiet(self) -> None:
         """Wait until no session has a turn running."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
 from tests.end_to_end.test_tool_turns import results_of
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import Event, arguments_of
 
 
 def declared(name: str, *, properties: dict[str, Any] | None = None, **annotations: bool) -> dict[str, Any]:
@@ -29,9 +30,9 @@ THREE = Reply(
 )
 
 
-async def begin(phone: Phone, *capabilities: str, tools: list[dict[str, Any]] | None = None) -> None:
+async def begin(phone: App, *capabilities: str, tools: list[dict[str, Any]] | None = None) -> None:
     payload = {"capabilities": ["tools", *capabilities], "tools": tools or TOOLS}
-    await phone.send("session.start", payload)
+    phone.send("session.start", payload)
     await phone.until(
         lambda event: event["type"] == "session.started" and "acceptedTools" in event["payload"]
     )
@@ -41,7 +42,7 @@ def of_type(event_type: str, **fields: Any) -> Any:
     return lambda event: event["type"] == event_type and fields.items() <= event["payload"].items()
 
 
-async def decide(phone: Phone, request: Event, decision: str, **fields: Any) -> Event:
+async def decide(phone: App, request: Event, decision: str, **fields: Any) -> Event:
     asked = request["payload"]
     answer = {
         "approvalId": asked["approvalId"],
@@ -49,8 +50,8 @@ async def decide(phone: Phone, request: Event, decision: str, **fields: Any) -> 
         "decision": decision,
     }
     since = len(phone.log)
-    await phone.send("approval.response", answer | fields)
-    return await phone.until(of_type("approval.resolved", approvalId=asked["approvalId"]), since=since)
+    phone.send("approval.response", answer | fields)
+    return await phone.until("approval.resolved", approvalId=asked["approvalId"], since=since)
 
 
 async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they_are_allowed(
@@ -62,10 +63,10 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
     }
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, "approval")
-        await phone.say("tidy up")
-        high = await phone.until(of_type("approval.request", name="delete_file"))
+        phone.say("tidy up")
+        high = await phone.until("approval.request", name="delete_file")
         assert [name for name, _ in phone.runs] == ["look"], "the safe call has run before anything is asked"
-        medium = await phone.until(of_type("approval.request", name="move_file"))
+        medium = await phone.until("approval.request", name="move_file")
         assert (high["payload"]["risk"], medium["payload"]["risk"]) == ("high", "medium")
         assert high["payload"]["batchId"] == medium["payload"]["batchId"]
         assert high["payload"]["arguments"] == {"path": "old.txt"}
@@ -74,7 +75,7 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
         resolved = await decide(phone, high, "deny", message="no, leave it")
         assert resolved["payload"]["outcome"] == "denied"
         await phone.idle(since=phone.log.index(resolved))
-        assert phone.spoken() == ["Done, as far as you let me."]
+        assert phone.speeches() == ["Done, as far as you let me."]
     assert [name for name, _ in phone.runs] == ["look", "move_file"]
     first, second, third = results_of(claude.requests[-1])
     assert (first["error_type"], "no, leave it" in first["error_message"]) == ("permission_denied", True)
@@ -93,19 +94,19 @@ async def test_the_same_by_voice_alone_with_the_microphone_open_at_each_question
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone)
         since = len(phone.log)
-        await phone.say("tidy up")
-        first = await phone.until(is_call("tts.speak"), since=since)
-        assert "confirm" in arguments(first)["text"]
+        phone.say("tidy up")
+        first = await phone.until("tts.speak", since=since)
+        assert "confirm" in arguments_of(first)["text"]
         assert [name for name, _ in phone.runs] == ["look"]
-        await phone.until(is_state("idle"), since=phone.log.index(first))
-        await phone.say("no, leave it")
-        second = await phone.until(is_call("tts.speak"), since=phone.log.index(first) + 1)
-        assert "move file" in arguments(second)["text"]
-        await phone.until(is_state("idle"), since=phone.log.index(second))
-        await phone.say("yes, just this once")
-        last = await phone.until(is_call("tts.speak"), since=phone.log.index(second) + 1)
-        assert arguments(last)["text"] == "Done, as far as you let me."
-        await phone.until(is_state("idle"), since=phone.log.index(last))
+        await phone.until("state idle", since=phone.log.index(first))
+        phone.say("no, leave it")
+        second = await phone.until("tts.speak", since=phone.log.index(first) + 1)
+        assert "move file" in arguments_of(second)["text"]
+        await phone.until("state idle", since=phone.log.index(second))
+        phone.say("yes, just this once")
+        last = await phone.until("tts.speak", since=phone.log.index(second) + 1)
+        assert arguments_of(last)["text"] == "Done, as far as you let me."
+        await phone.until("state idle", since=phone.log.index(last))
     assert [name for name, _ in phone.runs] == ["look", "move_file"]
     denied, looked, moved = results_of(claude.requests[-1])
     assert denied["error_type"] == "permission_denied" and "leave it" in denied["error_message"]
@@ -119,8 +120,8 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
     async with serving(provider_for(claude)) as served:
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval")
-            await phone.say("move it")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("move it")
+            request = await phone.until("approval.request")
             wrong = await decide(phone, request, "allow", argumentsDigest="0" * 64)
             assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
             allowed = await decide(phone, request, "allow")
@@ -141,18 +142,18 @@ async def test_a_card_is_answered_by_voice_once_the_app_has_said_that_it_is_show
         async with served.phone(tools={"delete_file": lambda a: "deleted"}) as phone:
             await begin(phone, "approval")
             since = len(phone.log)
-            await phone.say("delete it")
-            card = (await phone.until(of_type("approval.request")))["payload"]
-            await phone.until(is_state("idle"), since=since)
+            phone.say("delete it")
+            card = (await phone.until("approval.request"))["payload"]
+            await phone.until("state idle", since=since)
             phrase = card["prompt"].partition("say: ")[2].partition(".")[0]
             for words in ("yes please", phrase):
                 since = len(phone.log)
-                await phone.say(words)
-                await phone.until(is_state("idle"), since=since)
+                phone.say(words)
+                await phone.until("state idle", since=since)
                 assert phone.runs == [] and not phone.finals()
-            await phone.send("approval.shown", {"approvalId": card["approvalId"]})
+            phone.send("approval.shown", {"approvalId": card["approvalId"]})
             since = len(phone.log)
-            await phone.say(phrase)
-            resolved = await phone.until(of_type("approval.resolved", outcome="allowed"), since=since)
+            phone.say(phrase)
+            resolved = await phone.until("approval.resolved", outcome="allowed", since=since)
             await phone.idle(since=phone.log.index(resolved))
             assert [name for name, _ in phone.runs] == ["delete_file"]

@@ -13,7 +13,7 @@ from conductor.settings import load_settings
 from conductor.tools.audit import AuditLog
 from conductor.tools.rules import arguments_digest
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_approvals import THREE, begin, decide, of_type
+from tests.end_to_end.test_approvals import THREE, begin, decide
 from tests.models import AnthropicService, Call, Reply
 
 
@@ -30,9 +30,9 @@ async def test_each_decision_answer_and_call_is_a_line(
     tools = {name: (lambda a: "done") for name in ("look", "move_file", "delete_file")}
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, "approval")
-        await phone.say("tidy up")
-        high = await phone.until(of_type("approval.request", name="delete_file"))
-        medium = await phone.until(of_type("approval.request", name="move_file"))
+        phone.say("tidy up")
+        high = await phone.until("approval.request", name="delete_file")
+        medium = await phone.until("approval.request", name="move_file")
         await decide(phone, medium, "edit", editedArguments={"path": "secret.txt"})
         resolved = await decide(phone, high, "deny", message="no, leave it")
         await phone.idle(since=phone.log.index(resolved))

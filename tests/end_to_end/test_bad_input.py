@@ -10,8 +10,8 @@ import pytest
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import is_state
 from tests.models import Script, ScriptedProvider
+from tests.shapes import shape_of
 
 
 def event(**changes: Any) -> dict[str, Any]:
@@ -35,12 +35,12 @@ nested: Any = "x"
 for _ in range(40):
     nested = [nested]
 
-BAD: dict[str, tuple[str | bytes, str, str]] = {
+BAD: dict[str, tuple[str, str, str]] = {
     "not JSON": ("{not json", "invalid_event", "invalid_json"),
     "empty": ("", "invalid_event", "invalid_json"),
     "an array": ("[]", "invalid_event", "not_an_object"),
-    "binary": (b"\x01\x02", "invalid_event", "binary_frame"),
-    "binary JSON": (raw().encode(), "invalid_event", "binary_frame"),
+    "binary": ("\x01\x02", "invalid_event", "binary_frame"),
+    "binary JSON": (raw(), "invalid_event", "binary_frame"),
     "no id": (raw(id=...), "invalid_event", "missing_id"),
     "no type": (raw(type=...), "invalid_event", "missing_type"),
     "no timestamp": (raw(timestamp=...), "invalid_event", "missing_timestamp"),
@@ -81,8 +81,8 @@ async def test_bad_input_gets_one_error_and_the_next_turn_works(name: str) -> No
     data, code, message = BAD[name]
     provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.send_raw(data)
-        await phone.until(lambda e: e["type"] == "error")
+        phone.socket.write(data.encode(), binary=name.startswith("binary"))
+        await phone.until("error")
         await phone.ask("and now?")
         errors = phone.errors()
         assert [error["code"] for error in errors] == [code]
@@ -94,8 +94,8 @@ async def test_bad_input_gets_one_error_and_the_next_turn_works(name: str) -> No
 async def test_invalid_utf8_gets_an_error_too() -> None:
     provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.send_raw(b'{"id":"\xff"}', text=True)
-        await phone.until(lambda e: e["type"] == "error")
+        phone.socket.write(b'{"id":"\xff"}')
+        await phone.until("error")
         await phone.ask("and now?")
         assert phone.errors()[0]["message"] == "invalid_utf8"
 
@@ -103,15 +103,15 @@ async def test_invalid_utf8_gets_an_error_too() -> None:
 @pytest.mark.parametrize("name", ["no text", "empty text", "oversize", "another session"])
 async def test_a_transcript_that_starts_no_turn_reopens_the_microphone(name: str) -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
-        await phone.send_raw(BAD[name][0])
-        await phone.until(is_state("idle"))
-        assert phone.shape() == ["session.started", "error", "state idle"]
+        phone.socket.write(BAD[name][0].encode())
+        await phone.until("state idle")
+        assert phone.shapes() == ["session.started", "error", "state idle"]
 
 
 async def test_an_error_names_the_event_it_is_about() -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
-        event_id = await phone.say("  ")
-        error = await phone.until(lambda e: e["type"] == "error")
+        event_id = phone.say("  ")
+        error = await phone.until("error")
         assert error["payload"]["eventId"] == event_id
 
 
@@ -119,18 +119,18 @@ async def test_bad_input_before_any_session_gets_an_error() -> None:
     async with serving(ScriptedProvider([])) as served:
         phone = served.phone()
         await phone.open(start=False)
-        await phone.send_raw("nonsense")
-        error = await phone.until(lambda e: e["type"] == "error")
+        phone.socket.write(b"nonsense")
+        error = await phone.until("error")
         assert error["payload"]["code"] == "invalid_event"
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "session.started")
+        phone.start()
+        await phone.until("session.started")
         await phone.close()
 
 
 async def test_an_unknown_type_is_ignored() -> None:
     provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.send("app.telemetry", {"battery": 0.5})
+        phone.send("app.telemetry", {"battery": 0.5})
         await phone.ask("hi")
         assert phone.errors() == []
 
@@ -152,8 +152,8 @@ async def test_above_the_hard_limit_the_connection_closes_and_the_session_surviv
     provider = ScriptedProvider(lambda _: [TextDelta("Fine.")])
     async with serving(provider) as served, served.phone() as phone:
         await phone.ask("hi")
-        await phone.send_raw(raw(payload={"text": "x" * 1_100_000}))
+        phone.socket.write(raw(payload={"text": "x" * 1_100_000}).encode())
         await phone.closed.wait()
         assert phone.close_code == 1009
         await phone.open()
-        assert phone.log[-1]["payload"].get("resumed") is True or is_state("idle")(phone.log[-1])
+        assert phone.log[-1]["payload"].get("resumed") is True or shape_of(phone.log[-1]) == "state idle"

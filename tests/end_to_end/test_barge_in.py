@@ -10,9 +10,9 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, Event, is_call, is_state
 from tests.end_to_end.test_tool_turns import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import PLAIN_TURN, Event
 
 
 def is_partial(event: Event) -> bool:
@@ -36,12 +36,12 @@ async def test_a_new_transcript_stops_the_answer_and_is_answered_itself(claude: 
         Reply(text="All right."),
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("tell me a story")
+        phone.say("tell me a story")
         await phone.until(is_partial)
         since = len(phone.log)
-        await phone.say("stop, something else")
+        phone.say("stop, something else")
         await phone.idle(since=since)
-        assert phone.shape(since) == PLAIN_TURN  # no idle between the two, nothing of the old answer
+        assert phone.shapes(since) == PLAIN_TURN  # no idle between the two, nothing of the old answer
         assert phone.finals() == ["All right."]
         await claude.wait_disconnects(1)
     (said,) = assistant_texts(claude.requests[-1])
@@ -55,13 +55,13 @@ async def test_an_interruption_during_the_answer_ends_in_idle_and_nothing_more(
 ) -> None:
     claude.replies += [Reply(text="One two three four", hold=asyncio.Event(), hold_at=2), Reply(text="Yes?")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("count")
+        phone.say("count")
         await phone.until(is_partial)
         since = len(phone.log)
-        await phone.interrupt()
+        phone.interrupt()
         await phone.idle(since=since)
         await claude.wait_disconnects(1)
-        assert phone.shape(since) == ["state idle"]
+        assert phone.shapes(since) == ["state idle"]
         events = await phone.ask("hello?")
         assert phone.finals() == ["Yes?"]
         assert all("One" not in str(event["payload"]) for event in events)
@@ -72,13 +72,13 @@ async def test_in_queue_mode_a_transcript_waits_for_the_answer(claude: Anthropic
     claude.replies += [Reply(text="The first answer.", hold=going_on, hold_at=1), Reply(text="The second.")]
     async with serving(provider_for(claude), mode="queue") as served, served.phone() as phone:
         since = len(phone.log)
-        await phone.say("first")
+        phone.say("first")
         await phone.until(is_partial)
-        await phone.say("second")
+        phone.say("second")
         going_on.set()
-        await phone.until(is_state("idle"), since=since)
+        await phone.until("state idle", since=since)
         assert phone.finals() == ["The first answer.", "The second."]
-        assert phone.shape(since) == PLAIN_TURN[:-1] + PLAIN_TURN
+        assert phone.shapes(since) == PLAIN_TURN[:-1] + PLAIN_TURN
 
 
 async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude: AnthropicService) -> None:
@@ -86,8 +86,8 @@ async def test_too_many_transcripts_are_refused_and_the_rest_is_answered(claude:
     claude.replies += [Reply(text="0", hold=going_on)]
     async with serving(provider_for(claude), mode="queue") as served, served.phone() as phone:
         for number in range(5):
-            await phone.say(f"question {number}")
-        await phone.until(lambda e: e["type"] == "error")
+            phone.say(f"question {number}")
+        await phone.until("error")
         going_on.set()
         await phone.until(lambda e: e["payload"].get("text") == FAILURES["rate_limited"])
         assert [e["code"] for e in phone.errors()] == ["rate_limited"]
@@ -110,8 +110,8 @@ async def test_the_history_holds_what_was_heard(
     async with serving(provider_for(claude)) as served:
         async with served.phone(acknowledge=lambda name: name != "tts.speak") as phone:
             await phone.ask("what is the capital of France?")
-            await phone.interrupt(**fields)
-            await phone.say("thanks")
+            phone.interrupt(**fields)
+            phone.say("thanks")
             await phone.until(lambda e: e["payload"].get("text") == "Fine.")
     assert assistant_texts(claude.requests[-1]) == [kept]
 
@@ -120,7 +120,7 @@ async def test_an_interruption_just_after_the_acknowledgement_still_counts(claud
     claude.replies += [Reply(text="It rains."), Reply(text="Fine.")]
     async with serving(provider_for(claude), heard_window=30.0) as served, served.phone() as phone:
         await phone.ask("weather?")
-        await phone.interrupt(spokenText="It")
+        phone.interrupt(spokenText="It")
         await phone.ask("thanks")
     assert assistant_texts(claude.requests[-1]) == [f"It {CUT_HERE}"]
 
@@ -129,7 +129,7 @@ async def test_an_interruption_long_after_the_speech_changes_nothing(claude: Ant
     claude.replies += [Reply(text="It rains."), Reply(text="Fine.")]
     async with serving(provider_for(claude), heard_window=-1.0) as served, served.phone() as phone:
         await phone.ask("weather?")
-        await phone.interrupt(spokenText="It")
+        phone.interrupt(spokenText="It")
         await phone.ask("thanks")
     assert assistant_texts(claude.requests[-1]) == ["It rains."]
 
@@ -139,12 +139,12 @@ async def test_a_repeated_interruption_is_processed_once(claude: AnthropicServic
     async with serving(provider_for(claude)) as served:
         async with served.phone(acknowledge=lambda name: name != "tts.speak") as phone:
             await phone.ask("first")
-            await phone.say("second")
+            phone.say("second")
             await claude.wait_open(1)
             payload = {"reason": "user"}
             for _ in range(2):  # the second would stop the running turn
-                await phone.send("audio.output.interrupted", payload, id="interruption-1")
-            await phone.send("user.audio.transcript.partial", {"text": "…"})
+                phone.send("audio.output.interrupted", payload, id="interruption-1")
+            phone.send("user.audio.transcript.partial", {"text": "…"})
             with pytest.raises(TimeoutError):
                 await claude.wait_disconnects(1, 0.1)
 
@@ -161,12 +161,12 @@ async def test_results_that_came_are_kept_and_the_others_are_told_honestly(claud
         Reply(text="Very well."),
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("look at these")
-        first = await phone.until(is_call("agent.status"))
-        await phone.until(is_call("agent.cancel"))
-        await phone.result(first["payload"]["callId"], "runs")
+        phone.say("look at these")
+        first = await phone.until("agent.status")
+        await phone.until("agent.cancel")
+        phone.result(first["payload"]["callId"], "runs")
         since = len(phone.log)
-        await phone.say("never mind")
+        phone.say("never mind")
         await phone.idle(since=since)
     request = claude.requests[-1]
     kinds = [(result["error_type"], result["data"]) for result in results_of(request)]
@@ -180,11 +180,11 @@ async def test_a_late_result_of_an_interrupted_call_reaches_the_next_turn(claude
         Reply(text="It is cancelled."),
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("cancel a-3")
-        call = await phone.until(is_call("agent.cancel"))
-        await phone.interrupt()
+        phone.say("cancel a-3")
+        call = await phone.until("agent.cancel")
+        phone.interrupt()
         await phone.idle()
-        await phone.result(call["payload"]["callId"], "a-3 is gone")
+        phone.result(call["payload"]["callId"], "a-3 is gone")
         await phone.ask("did it work?")
     assert "a-3 is gone" in last_text(claude.requests[-1])
 
@@ -201,8 +201,8 @@ async def test_what_was_done_and_not_heard_is_told_to_the_model(claude: Anthropi
         )
         async with phone:
             await phone.ask("cancel a-3")
-            await phone.interrupt(playedMs=0)
-            await phone.say("is it done?")
+            phone.interrupt(playedMs=0)
+            phone.say("is it done?")
             await phone.until(lambda e: e["payload"].get("text") == "Yes.")
     said = assistant_texts(claude.requests[-1])[-1]
     assert HEARD_NOTHING in said
@@ -240,11 +240,11 @@ async def test_two_hundred_interruptions_at_seeded_points_leave_every_request_va
         async with served.phone(tools=tools) as phone:
             for number in range(200):
                 since = len(phone.log)
-                await phone.say(f"question {number}")
+                phone.say(f"question {number}")
                 for _ in range(chance.randint(0, 60)):
                     await asyncio.sleep(0)
                 if chance.random() < 0.5:
-                    await phone.interrupt()
+                    phone.interrupt()
                     await phone.idle(since=since)
             await phone.ask("the last one")
             await served.quiet()

@@ -12,8 +12,7 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.models import text_protocol
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import PLAIN_TURN, Event, arguments, is_call, is_state
-from tests.end_to_end.test_approvals import MOVE, begin, decide, of_type
+from tests.end_to_end.test_approvals import MOVE, begin, decide
 from tests.models import (
     AnthropicService,
     Break,
@@ -25,6 +24,7 @@ from tests.models import (
     ServiceScript,
     TextService,
 )
+from tests.shapes import PLAIN_TURN, Event, arguments_of
 from tests.stand_ins.bedrock_service import BedrockService
 
 STATUS = "agent_status"
@@ -55,7 +55,7 @@ async def test_plain(model: ModelService) -> None:
     model.play(Reply(text="Hello there."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hi")
-        assert phone.shape(1) == PLAIN_TURN
+        assert phone.shapes(1) == PLAIN_TURN
         assert phone.finals() == ["Hello there."]
     assert "hi" in model.texts().splitlines()
 
@@ -66,7 +66,7 @@ async def test_a_tool(model: ModelService) -> None:
         async with served.phone(tools={"agent.status": lambda a: f"{a['id']} runs"}) as phone:
             await phone.ask("how is a-5?")
             assert phone.runs == [("agent.status", {"id": "a-5"})]
-            assert phone.spoken() == ["It runs."]
+            assert phone.speeches() == ["It runs."]
     assert '"data":"a-5 runs"' in model.texts()
 
 
@@ -74,11 +74,11 @@ async def test_parallel_tools_are_answered_in_the_models_order(model: ModelServi
     calls = tuple(Call(STATUS, {"id": name}) for name in ("a-1", "a-2"))
     model.play(Reply(calls=calls), Reply(text="Both run."))
     async with serving(model.provider()) as served, served.phone() as phone:
-        await phone.say("how are they?")
-        first = await phone.until(is_call("agent.status"))
-        second = await phone.until(is_call("agent.status"), since=phone.log.index(first) + 1)
+        phone.say("how are they?")
+        first = await phone.until("agent.status")
+        second = await phone.until("agent.status", since=phone.log.index(first) + 1)
         for event in (second, first):
-            await phone.result(event["payload"]["callId"], f"{arguments(event)['id']} runs")
+            phone.result(event["payload"]["callId"], f"{arguments_of(event)['id']} runs")
         await phone.idle()
         assert phone.finals() == ["Both run."]
     read = model.texts()
@@ -109,7 +109,7 @@ async def test_an_error_is_one_sentence_and_the_next_turn_works(
     model.play(failure, Reply(text="Here I am."))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.spoken() == [SORRY]
+        assert phone.speeches() == [SORRY]
         assert [error["code"] for error in phone.errors()] == ["model_provider_failed"]
         await phone.ask("hello again")
         assert phone.finals()[-1] == "Here I am."
@@ -127,7 +127,7 @@ async def test_silence_of_the_service_is_told(model: ModelService) -> None:
     model.play(stall, stall)  # the second is the repeat
     async with serving(model.provider(), model_silence=0.2) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.spoken() == [SORRY]
+        assert phone.speeches() == [SORRY]
     await model.wait_disconnects(1)
 
 
@@ -135,10 +135,10 @@ async def test_barge_in_stops_the_request(model: ModelService) -> None:
     story = Reply(text="Once upon a time there was", hold=asyncio.Event(), hold_at=3)
     model.play(story, Reply(text="All right."))
     async with serving(model.provider()) as served, served.phone() as phone:
-        await phone.say("tell me a story")
+        phone.say("tell me a story")
         await phone.until(is_partial)
         since = len(phone.log)
-        await phone.say("something else")
+        phone.say("something else")
         await model.wait_disconnects(1)
         await phone.idle(since=since)
         assert phone.finals() == ["All right."]
@@ -151,15 +151,15 @@ async def test_an_approval(model: ModelService, by_voice: bool) -> None:
     tools = {"move_file": lambda a: f"{a['path']} is elsewhere"}
     async with serving(model.provider()) as served, served.phone(tools=tools) as phone:
         await begin(phone, *([] if by_voice else ["approval"]), tools=[MOVE])
-        await phone.say("move my notes")
+        phone.say("move my notes")
         if by_voice:
-            question = await phone.until(is_call("tts.speak"))
-            await phone.until(is_state("idle"), since=phone.log.index(question))
+            question = await phone.until("tts.speak")
+            await phone.until("state idle", since=phone.log.index(question))
             assert phone.runs == []
-            await phone.say("yes, just this once")
+            phone.say("yes, just this once")
         else:
-            await decide(phone, await phone.until(of_type("approval.request")), "allow")
-        await phone.until(of_type("assistant.speech.final", text="Moved."))
+            await decide(phone, await phone.until("approval.request"), "allow")
+        await phone.until("assistant.speech.final", text="Moved.")
         assert phone.runs == [("move_file", {"path": "notes.txt"})]
     assert "notes.txt is elsewhere" in model.texts()
 
@@ -170,9 +170,9 @@ async def test_a_late_result_begins_a_turn(model: ModelService) -> None:
     async with serving(model.provider(), tool_timeout=0.05) as served, served.phone() as phone:
         await phone.ask("tell a-1 to go on")
         assert '"error_type":"unknown"' in model.texts()
-        (late,) = (event for event in phone.log if is_call("agent.followup")(event))
-        await phone.result(late["payload"]["callId"], "it has been told")
-        await phone.until(of_type("assistant.speech.final", text="It did work."))
+        (late,) = phone.events("agent.followup")
+        phone.result(late["payload"]["callId"], "it has been told")
+        await phone.until("assistant.speech.final", text="It did work.")
     assert "it has been told" in model.texts()
 
 
@@ -184,7 +184,7 @@ async def test_the_limit_of_rounds(model: ModelService) -> None:
         async with served.phone(tools={"agent.status": lambda a: "still running"}) as phone:
             await phone.ask("wait for it")
             assert len(phone.runs) == rounds
-            assert phone.spoken() == ["So far."]
+            assert phone.speeches() == ["So far."]
     request = model.requests[-1]
     if isinstance(model, TextService):
         assert "agent.status(" not in request["messages"][0]["content"]
@@ -201,7 +201,7 @@ async def test_a_reconnect_in_the_middle_of_an_answer(model: ModelService) -> No
     going_on = asyncio.Event()
     model.play(Reply(text="One two three.", hold=going_on, hold_at=1))
     async with serving(model.provider()) as served, served.phone() as phone:
-        await phone.say("count")
+        phone.say("count")
         await phone.until(is_partial)
         await phone.cut()
         going_on.set()
@@ -209,7 +209,7 @@ async def test_a_reconnect_in_the_middle_of_an_answer(model: ModelService) -> No
         since = len(phone.log)
         await phone.open()
         await phone.idle(since=since)
-        assert phone.finals() == phone.spoken() == ["One two three."]
+        assert phone.finals() == phone.speeches() == ["One two three."]
 
 
 async def test_a_restart_keeps_the_conversation(
@@ -238,7 +238,7 @@ async def test_a_model_that_never_ends_is_stopped(model: ModelService) -> None:
     model.play(Reply(text="and so " * 10_000, delay_s=0.001))
     async with serving(model.provider(), turn_timeout=0.3) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.spoken() == [FAILURES["turn_timeout"]]
+        assert phone.speeches() == [FAILURES["turn_timeout"]]
     await model.wait_disconnects(1)
 
 
@@ -246,6 +246,6 @@ async def test_a_model_that_calls_a_tool_that_is_not_there_for_ever(model: Model
     model.default = Reply(calls=(Call("no_such_tool", {}),))
     async with serving(model.provider()) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert len(phone.spoken()) == 1
+        assert len(phone.speeches()) == 1
         assert phone.runs == []
     assert model.received <= 9

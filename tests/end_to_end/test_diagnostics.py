@@ -7,9 +7,10 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from conductor.models.base import TextDelta
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Event, Phone
 from tests.models import ScriptedProvider
+from tests.shapes import Event
 
 LAMP: dict[str, Any] = {"name": "lamp.switch", "inputSchema": {"type": "object"}}
 MISSPELT: dict[str, Any] = {
@@ -20,11 +21,11 @@ MISSPELT: dict[str, Any] = {
 }
 
 
-async def diagnosed(phone: Phone) -> list[Event]:
+async def diagnosed(phone: App) -> list[Event]:
     """Give the payloads of the diagnostics that were sent so far."""
     since = len(phone.log)
-    await phone.say("hello")  # its turn comes after them
-    await phone.until(lambda event: event["type"] == "assistant.speech.final", since=since)
+    phone.say("hello")  # its turn comes after them
+    await phone.until("assistant.speech.final", since=since)
     return [event["payload"] for event in phone.log if event["type"] == "diagnostic"]
 
 
@@ -32,13 +33,13 @@ def provider() -> ScriptedProvider:
     return ScriptedProvider([[TextDelta("Hello.")]] * 3)
 
 
-async def make_every_mistake(phone: Phone) -> None:
+async def make_every_mistake(phone: App) -> None:
     wrong = {"timeZone": "Europe/Lundon", "traceparent": "secret", "resume": {}}
-    await phone.send("session.start", {**phone.start_fields, **wrong})
-    await phone.send("user.audo.secret", {}, id="e-1")
-    await phone.send("response.cancel", {}, id="e-2")
-    await phone.send("session.update", {"tools": [MISSPELT, "lamp", {**LAMP, "annotations": 5}]}, id="e-3")
-    await phone.send("tool.result", {"callId": "evt_7", "result": "secret"}, id="e-4")
+    phone.send("session.start", {**phone.start_fields, **wrong})
+    phone.send("user.audo.secret", {}, id="e-1")
+    phone.send("response.cancel", {}, id="e-2")
+    phone.send("session.update", {"tools": [MISSPELT, "lamp", {**LAMP, "annotations": 5}]}, id="e-3")
+    phone.send("tool.result", {"callId": "evt_7", "result": "secret"}, id="e-4")
 
 
 async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
@@ -95,10 +96,10 @@ async def test_the_same_mistake_is_told_once_a_session_and_not_without_end() -> 
     async with serving(provider(), frames_per_second=1e6) as served:
         async with served.phone(start_fields=fields) as phone:
             for _ in range(3):
-                await phone.send("user.audo", {})
+                phone.send("user.audo", {})
             assert len(await diagnosed(phone)) == 1
             for number in range(100):
-                await phone.send(f"user.audo{number}", {})
+                phone.send(f"user.audo{number}", {})
             assert 20 < len(await diagnosed(phone)) < 100
 
 

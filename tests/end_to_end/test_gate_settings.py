@@ -18,12 +18,13 @@ from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from conductor.tools.policies import add, remove
 from conductor.tools.rules import Rule
+from tests.app import App
 from tests.end_to_end.conftest import Served, provider_for
-from tests.end_to_end.phone import Event, Phone, arguments, is_call, is_state
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
+from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared
 from tests.end_to_end.test_tool_turns import results_of
 from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import WAIT, get, http, until
+from tests.shapes import Event, arguments_of, shape_of
 
 AGENTS = {"agent_spawn", "agent_status", "agent_cancel", "agent_followup", "agent_list"}
 DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}
@@ -59,14 +60,14 @@ async def configured(claude: AnthropicService, folder: Path, **values: Any) -> A
         yield Configured(listener, settings, services)
 
 
-def asked(phone: Phone) -> list[Event]:
+def asked(phone: App) -> list[Event]:
     """List what was asked by card."""
     return [event for event in phone.log if event["type"] == "approval.request"]
 
 
-def prompts(phone: Phone) -> list[str]:
+def prompts(phone: App) -> list[str]:
     """List what was asked aloud."""
-    spoken = [arguments(event)["text"] for event in phone.log if is_call("tts.speak")(event)]
+    spoken = [arguments_of(event)["text"] for event in phone.log if shape_of(event) == "tts.speak"]
     return [text for text in spoken if "May I " in text]
 
 
@@ -79,25 +80,25 @@ def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
     (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))
 
 
-async def ask_deciding(phone: Phone, text: str, decision: str = "allow", **fields: Any) -> Event:
+async def ask_deciding(phone: App, text: str, decision: str = "allow", **fields: Any) -> Event:
     """Say something that leads to one question, decide it, and wait for the turn's end."""
     since = len(phone.log)
-    await phone.say(text)
-    request = await phone.until(of_type("approval.request"), since=since)
+    phone.say(text)
+    request = await phone.until("approval.request", since=since)
     await decide(phone, request, decision, **fields)
     await phone.idle(since=since)
     return request
 
 
-async def ask_aloud(phone: Phone, text: str, answer: str) -> None:
+async def ask_aloud(phone: App, text: str, answer: str) -> None:
     """Say something that leads to one spoken question, answer it, and wait for the turn's end."""
     since = len(phone.log)
-    await phone.say(text)
-    prompt = await phone.until(is_call("tts.speak"), since=since)
-    opened = await phone.until(is_state("idle"), since=phone.log.index(prompt))
-    await phone.say(answer)
-    final = await phone.until(of_type("assistant.speech.final"), since=phone.log.index(opened))
-    await phone.until(is_state("idle"), since=phone.log.index(final))
+    phone.say(text)
+    prompt = await phone.until("tts.speak", since=since)
+    opened = await phone.until("state idle", since=phone.log.index(prompt))
+    phone.say(answer)
+    final = await phone.until("assistant.speech.final", since=phone.log.index(opened))
+    await phone.until("state idle", since=phone.log.index(final))
 
 
 def calls(*pairs: tuple[str, str]) -> Reply:
@@ -248,13 +249,13 @@ async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicServ
     async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
         await begin(phone, "approval")
         since = len(phone.log)
-        await phone.say("do all that")
-        by_rule = await phone.until(of_type("approval.request", name="look"))
+        phone.say("do all that")
+        by_rule = await phone.until("approval.request", name="look")
         assert by_rule["payload"]["arguments"] == {"path": "my.key"}
         assert any("rules ask first" in reason for reason in by_rule["payload"]["reasons"])
         assert sorted(phone.runs) == [("look", {"path": "."}), ("move_file", {"path": "notes/a"})]
         await decide(phone, by_rule, "allow")
-        climbing = await phone.until(of_type("approval.request", name="move_file"))
+        climbing = await phone.until("approval.request", name="move_file")
         assert climbing["payload"]["arguments"] == {"path": "notes/../b"}
         await decide(phone, climbing, "deny")
         await phone.idle(since=since)
@@ -295,8 +296,8 @@ async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicServ
     async with configured(claude, tmp_path) as server, server.phone(tools=DEVICE) as phone:
         await begin(phone, "approval")
         since = len(phone.log)
-        await phone.say("move it")
-        request = await phone.until(of_type("approval.request"))
+        phone.say("move it")
+        request = await phone.until("approval.request")
         refused = await decide(phone, request, "edit", editedArguments={"path": "secrets/b"})
         assert refused["payload"]["outcome"] == "refused" and "rule" in refused["payload"]["message"]
         edited = await decide(phone, request, "edit", editedArguments={"path": "c"})
@@ -553,9 +554,9 @@ async def test_the_figures_tell_of_calls_and_of_what_was_asked_and_decided(
         async with server.phone(tools={**DEVICE, "look": look}) as phone:
             await begin(phone, "approval")
             since = len(phone.log)
-            await phone.say("tidy up")
-            high = await phone.until(of_type("approval.request", name="delete_file"))
-            medium = await phone.until(of_type("approval.request", name="move_file"))
+            phone.say("tidy up")
+            high = await phone.until("approval.request", name="delete_file")
+            medium = await phone.until("approval.request", name="move_file")
             await decide(phone, high, "deny")
             await decide(phone, medium, "allow")
             await phone.idle(since=since)

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from conductor.conversation.speech import CUT_HERE, HEARD_NOTHING
+from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, arguments, is_call, is_state
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
+from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared
 from tests.end_to_end.test_barge_in import assistant_texts
 from tests.end_to_end.test_gate_settings import asked, prompts
 from tests.end_to_end.test_hostile_tools import LIMIT_MS, SAVE, answer_aloud, call, wishing
 from tests.end_to_end.test_tool_turns import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import PLAIN_TURN, Event, arguments_of
 
 STOPPABLE = wishing(declared("upload"), approval="never", onInterrupt="cancel")
 SLOW_LOOK = wishing(LOOK, timeoutMs=LIMIT_MS)
@@ -31,11 +32,11 @@ def call_id(event: Event) -> str:
     return str(event["payload"]["callId"])
 
 
-async def begin_call(phone: Phone, name: str, text: str = "go") -> Event:
+async def begin_call(phone: App, name: str, text: str = "go") -> Event:
     """Say something, and wait until the device is asked to run the tool."""
     since = len(phone.log)
-    await phone.say(text)
-    return await phone.until(is_call(name), since=since)
+    phone.say(text)
+    return await phone.until(name, since=since)
 
 
 async def waited(seconds: float) -> None:
@@ -45,10 +46,10 @@ async def waited(seconds: float) -> None:
     await over.wait()
 
 
-async def answered(phone: Phone, since: int) -> Event:
+async def answered(phone: App, since: int) -> Event:
     """Wait for the final text after ``since``, and for the microphone."""
-    final = await phone.until(of_type("assistant.speech.final"), since=since)
-    await phone.until(is_state("idle"), since=phone.log.index(final))
+    final = await phone.until("assistant.speech.final", since=since)
+    await phone.until("state idle", since=phone.log.index(final))
     return final
 
 
@@ -79,11 +80,11 @@ async def test_a_barge_in_cancels_a_reading_call_and_what_it_did_reaches_the_nex
         await begin(phone, "cancel")
         since = len(phone.log)
         look = await begin_call(phone, "look")
-        await phone.interrupt()
-        cancel = await phone.until(of_type("tool.cancel"))
+        phone.interrupt()
+        cancel = await phone.until("tool.cancel")
         assert cancel["payload"] == {"callId": call_id(look), "reason": "barge_in"}
-        await phone.until(is_state("idle"), since=since)
-        await phone.send("tool.cancelled", {"callId": call_id(look), **fields})
+        await phone.until("state idle", since=since)
+        phone.send("tool.cancelled", {"callId": call_id(look), **fields})
         await phone.ask("hello?")
         assert phone.finals() == ["Yes?"]  # a reading call deserves no turn of its own
     (result,) = all_results(claude.requests[-1])
@@ -101,7 +102,7 @@ async def test_another_transcript_cancels_a_reading_call_too(claude: AnthropicSe
         await begin(phone, "cancel")
         look = await begin_call(phone, "look")
         since = len(phone.log)
-        await phone.say("something else")
+        phone.say("something else")
         await answered(phone, since)
         cancels = [event["payload"] for event in phone.log if event["type"] == "tool.cancel"]
         assert cancels == [{"callId": call_id(look), "reason": "barge_in"}]
@@ -114,8 +115,8 @@ async def test_a_write_is_left_to_end_unless_it_wants_to_be_cancelled(claude: An
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel", tools=[SAVE, STOPPABLE])
         upload = await begin_call(phone, "upload")
-        await phone.interrupt()
-        await phone.until(of_type("tool.cancel"))
+        phone.interrupt()
+        await phone.until("tool.cancel")
         await phone.ask("hello?")
         cancels = [event["payload"]["callId"] for event in phone.log if event["type"] == "tool.cancel"]
         assert cancels == [call_id(upload)]
@@ -138,14 +139,14 @@ async def test_what_a_cancelled_write_did_is_told_in_a_turn_of_its_own(
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel", "late", tools=[STOPPABLE])
         upload = await begin_call(phone, "upload")
-        await phone.interrupt()
-        await phone.until(of_type("tool.cancel"))
-        await phone.until(is_state("idle"), since=phone.log.index(upload))
+        phone.interrupt()
+        await phone.until("tool.cancel")
+        await phone.until("state idle", since=phone.log.index(upload))
         since = len(phone.log)
-        await phone.send("tool.cancelled", {"callId": call_id(upload), **fields})
+        phone.send("tool.cancelled", {"callId": call_id(upload), **fields})
         await answered(phone, since)
         assert phone.finals() == ["This is how far it got."]
-        late = await phone.until(of_type("tool.late"), since=since)
+        late = await phone.until("tool.late", since=since)
         assert late["payload"] == {"callId": call_id(upload), "deliveredAs": "turn"}
     assert told in last_text(claude.requests[-1]) and fields["result"] in last_text(claude.requests[-1])
 
@@ -161,9 +162,9 @@ async def test_a_write_that_was_cancelled_before_it_did_anything_may_run_again_u
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel", "approval", tools=[STOPPABLE])
         upload = await begin_call(phone, "upload")
-        await phone.interrupt()
-        await phone.until(of_type("tool.cancel"))
-        await phone.send("tool.cancelled", {"callId": call_id(upload), "effect": "none"})
+        phone.interrupt()
+        await phone.until("tool.cancel")
+        phone.send("tool.cancelled", {"callId": call_id(upload), "effect": "none"})
         phone.tools["upload"] = lambda a: "done"
         await phone.ask("again, please")
         assert asked(phone) == [] and len(phone.runs) == 2
@@ -179,11 +180,11 @@ async def test_until_the_device_says_what_became_of_it_the_same_write_asks(claud
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel", "approval", tools=[STOPPABLE])
         await begin_call(phone, "upload")
-        await phone.interrupt()
-        await phone.until(of_type("tool.cancel"))
+        phone.interrupt()
+        await phone.until("tool.cancel")
         since = len(phone.log)
-        await phone.say("again, please")
-        request = await phone.until(of_type("approval.request"), since=since)
+        phone.say("again, please")
+        request = await phone.until("approval.request", since=since)
         await decide(phone, request, "deny")
         await answered(phone, since)
         assert len(phone.runs) == 1
@@ -199,13 +200,13 @@ async def test_a_call_whose_time_is_over_is_cancelled_for_that(claude: Anthropic
         await begin(phone, "cancel", tools=[SLOW_SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        cancel = await phone.until(of_type("tool.cancel"))
+        cancel = await phone.until("tool.cancel")
         assert cancel["payload"] == {"callId": call_id(save), "reason": "timeout"}
         await answered(phone, since)
         assert results_of(claude.requests[-1])[0]["error_type"] == "unknown"
         since = len(phone.log)
         payload = {"callId": call_id(save), "effect": "complete", "result": "note 7"}
-        await phone.send("tool.cancelled", payload)
+        phone.send("tool.cancelled", payload)
         await answered(phone, since)
         assert not [event for event in phone.log if event["type"] == "tool.late"]  # it has not asked for that
     assert "note 7" in last_text(claude.requests[-1])
@@ -221,9 +222,9 @@ async def test_that_nothing_was_done_is_told_after_it_was_called_unknown(claude:
         await begin(phone, "cancel", tools=[SLOW_SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.until(of_type("tool.cancel"))
+        await phone.until("tool.cancel")
         await answered(phone, since)
-        await phone.send("tool.cancelled", {"callId": call_id(save), "effect": "none"})
+        phone.send("tool.cancelled", {"callId": call_id(save), "effect": "none"})
         await phone.ask("is it saved?")
     assert "Nothing was done" in last_text(claude.requests[-1])
 
@@ -234,7 +235,7 @@ async def test_a_call_that_the_device_gave_up_by_itself_is_told_at_once(claude: 
         await begin(phone, "cancel", tools=[SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.cancelled", {"callId": call_id(save), "effect": "partial", "result": "half"})
+        phone.send("tool.cancelled", {"callId": call_id(save), "effect": "partial", "result": "half"})
         await answered(phone, since)
         assert not [event for event in phone.log if event["type"] == "tool.cancel"]
     (result,) = results_of(claude.requests[-1])
@@ -250,10 +251,10 @@ async def test_a_client_that_knows_no_cancelling_is_told_nothing_and_its_word_do
         await begin(phone)
         look = await begin_call(phone, "look")
         payload = {"callId": call_id(look), "effect": "complete", "result": "x"}
-        await phone.send("tool.cancelled", payload)
-        await phone.send("response.cancel", {})
+        phone.send("tool.cancelled", payload)
+        phone.send("response.cancel", {})
         since = len(phone.log)
-        await phone.say("hello?")
+        phone.say("hello?")
         await answered(phone, since)
         assert not [event for event in phone.log if event["type"] == "tool.cancel"]
         assert phone.errors() == []
@@ -270,9 +271,9 @@ async def test_a_button_stops_the_turn_as_a_barge_in_does(claude: AnthropicServi
         await begin(phone, "cancel", "activity", tools=[LOOK, SAVE])
         since = len(phone.log)
         saved = await begin_call(phone, "save_note")
-        await phone.send("response.cancel", {})
-        await phone.until(is_state("idle"), since=since)
-        assert phone.finals() == [] and phone.spoken() == []
+        phone.send("response.cancel", {})
+        await phone.until("state idle", since=since)
+        assert phone.finals() == [] and phone.speeches() == []
         cancelled = [event["payload"]["callId"] for event in phone.log if event["type"] == "tool.cancel"]
         assert len(cancelled) == 1 and cancelled != [call_id(saved)]
         await phone.ask("hello?")
@@ -286,12 +287,12 @@ async def test_a_button_stops_an_answer_that_is_being_written(claude: AnthropicS
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel")
         since = len(phone.log)
-        await phone.say("count")
-        await phone.until(of_type("assistant.speech.partial"))
-        await phone.send("response.cancel", {})
-        await phone.until(is_state("idle"), since=since)
+        phone.say("count")
+        await phone.until("assistant.speech.partial")
+        phone.send("response.cancel", {})
+        await phone.until("state idle", since=since)
         await claude.wait_disconnects(1)
-        assert phone.shape(since) == ["state thinking", "append user", "state idle"]
+        assert phone.shapes(since) == ["state thinking", "append user", "state idle"]
         await phone.ask("hello?")
 
 
@@ -300,12 +301,12 @@ async def test_a_button_withdraws_a_question(claude: AnthropicService) -> None:
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel", "approval")
         since = len(phone.log)
-        await phone.say("move it")
-        request = await phone.until(of_type("approval.request"))
-        await phone.send("response.cancel", {})
-        resolved = await phone.until(of_type("approval.resolved"))
+        phone.say("move it")
+        request = await phone.until("approval.request")
+        phone.send("response.cancel", {})
+        resolved = await phone.until("approval.resolved")
         assert resolved["payload"]["outcome"] == "superseded"
-        await phone.until(is_state("idle"), since=since)
+        await phone.until("state idle", since=since)
         too_late = await decide(phone, request, "allow")
         assert too_late["payload"]["outcome"] == "superseded" and phone.runs == []
         await phone.ask("hello?")
@@ -317,9 +318,9 @@ async def test_a_button_with_nothing_to_stop_does_nothing(claude: AnthropicServi
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "cancel")
         since = len(phone.log)
-        await phone.send("response.cancel", {})
+        phone.send("response.cancel", {})
         await phone.ask("hello?")
-        assert phone.shape(since) == PLAIN_TURN
+        assert phone.shapes(since) == PLAIN_TURN
 
 
 # -- lease
@@ -339,7 +340,7 @@ async def test_a_call_says_how_long_it_may_take_only_where_that_is_understood(
             limits = {e["payload"]["name"]: e["payload"].get("timeoutMs") for e in events if is_run(e)}
             assert limits == {"look": 1_500, "move_file": 99_000, "save_note": 7_000}
             since = len(phone.log)
-            await phone.start()  # declares no capability any more; the tools stay
+            phone.start()  # declares no capability any more; the tools stay
             await phone.idle(since=since)
             events = await phone.ask("go")
             assert [set(e["payload"]) for e in events if is_run(e)] == [{"callId", "name", "arguments"}] * 3
@@ -360,8 +361,8 @@ async def test_a_sign_of_life_lets_the_time_begin_anew(claude: AnthropicService,
         more = {"message": "3 of 7", "percent": 42} if sign == "tool.progress" else {}
         for _ in range(3):
             await waited(0.3)
-            await phone.send(sign, {"callId": call_id(looking), **more})
-        await phone.result(call_id(looking), "seen")  # after 0.9 s and more
+            phone.send(sign, {"callId": call_id(looking), **more})
+        phone.result(call_id(looking), "seen")  # after 0.9 s and more
         await answered(phone, since)
     assert results_of(claude.requests[-1])[0]["data"] == "seen"
 
@@ -372,9 +373,9 @@ async def test_silence_after_a_sign_of_life_ends_the_call(claude: AnthropicServi
         await begin(phone, "lease", "cancel", tools=[SLOW_SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.started", {"callId": call_id(save)})
-        await phone.send("tool.progress", {"callId": call_id(save), "percent": 99})
-        cancel = await phone.until(of_type("tool.cancel"))
+        phone.send("tool.started", {"callId": call_id(save)})
+        phone.send("tool.progress", {"callId": call_id(save), "percent": 99})
+        cancel = await phone.until("tool.cancel")
         assert cancel["payload"]["reason"] == "timeout"
         await answered(phone, since)
     (result,) = results_of(claude.requests[-1])
@@ -394,18 +395,16 @@ async def test_signs_of_life_of_a_client_without_the_lease_do_not_count(claude: 
     assert results_of(claude.requests[-1])[0]["error_type"] == "unknown"
 
 
-async def keep_saying(phone: Phone, event: Event) -> None:
+async def keep_saying(phone: App, event: Event) -> None:
     while True:
-        await phone.send("tool.progress", {"callId": call_id(event)})
+        phone.send("tool.progress", {"callId": call_id(event)})
         await waited(LIMIT_MS / 4_000)
 
 
 # -- late
 
 
-async def late_when_idle(
-    claude: AnthropicService, phone: Phone, late_call: Call | None = None
-) -> list[Event]:
+async def late_when_idle(claude: AnthropicService, phone: App, late_call: Call | None = None) -> list[Event]:
     """Let a call's time pass, then answer it when nothing is going on; gives the events after that."""
     claude.replies += [
         Reply(calls=(late_call or call("save_note"),)),
@@ -413,12 +412,12 @@ async def late_when_idle(
         Reply(text="It did work."),
     ]
     since = len(phone.log)
-    await phone.say("go")
+    phone.say("go")
     late = await phone.until(lambda event: is_run(event), since=since)
     await answered(phone, since)
     assert results_of(claude.requests[-1])[0]["error_type"] == "unknown"
     since = len(phone.log)
-    await phone.result(call_id(late), "worked")
+    phone.result(call_id(late), "worked")
     await answered(phone, since)
     assert "worked" in last_text(claude.requests[-1])
     assert last_text(claude.requests[-1]).startswith("[A late result came for the earlier call of ")
@@ -432,9 +431,9 @@ async def test_a_late_result_begins_a_turn_of_its_own_when_nothing_is_going_on(
         await begin(phone, "late", tools=[SLOW_SAVE])
         events = await late_when_idle(claude, phone)
         assert events[0]["type"] == "tool.late" and events[0]["payload"]["deliveredAs"] == "turn"
-        shape = phone.shape(phone.log.index(events[1]))
+        shape = phone.shapes(phone.log.index(events[1]))
         assert shape == PLAIN_TURN[2:]  # no "thinking", no words of the user's
-        assert phone.spoken()[-1] == "It did work."
+        assert phone.speeches()[-1] == "It did work."
 
 
 async def test_without_the_capability_it_is_the_same_but_for_the_event(claude: AnthropicService) -> None:
@@ -442,8 +441,8 @@ async def test_without_the_capability_it_is_the_same_but_for_the_event(claude: A
         await begin(phone, tools=[SLOW_SAVE])
         since = len(phone.log)
         events = await late_when_idle(claude, phone)
-        assert "tool.late" not in phone.shape(since)
-        assert phone.shape(phone.log.index(events[0])) == PLAIN_TURN[2:]
+        assert "tool.late" not in phone.shapes(since)
+        assert phone.shapes(phone.log.index(events[0])) == PLAIN_TURN[2:]
 
 
 async def test_the_unmodified_client_gets_its_late_results_told_too(claude: AnthropicService) -> None:
@@ -451,7 +450,7 @@ async def test_the_unmodified_client_gets_its_late_results_told_too(claude: Anth
         async with served.phone() as phone:
             followup = Call("agent_followup", {"id": "a", "prompt": "go on"})
             events = await late_when_idle(claude, phone, followup)
-            assert phone.shape(phone.log.index(events[0])) == PLAIN_TURN[2:]
+            assert phone.shapes(phone.log.index(events[0])) == PLAIN_TURN[2:]
 
 
 @pytest.mark.parametrize("capable", [True, False])
@@ -468,15 +467,15 @@ async def test_a_late_result_during_a_turn_is_context_for_the_next(
         await begin(phone, *(["late"] if capable else []), tools=[SLOW_SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.until(of_type("assistant.speech.partial"), since=since)
-        await phone.result(call_id(save), "saved as note 7")
+        await phone.until("assistant.speech.partial", since=since)
+        phone.result(call_id(save), "saved as note 7")
         if capable:
-            late = await phone.until(of_type("tool.late"))
+            late = await phone.until("tool.late")
             assert late["payload"] == {"callId": call_id(save), "deliveredAs": "context"}
         going_on.set()
         await answered(phone, since)
         await phone.ask("is it saved?")
-        assert phone.shape(since).count("tool.late") == capable
+        assert phone.shapes(since).count("tool.late") == capable
         assert phone.finals() == ["I cannot tell.", "It is."]
     assert "saved as note 7" in last_text(claude.requests[-1])
     assert last_text(claude.requests[-1]).endswith("is it saved?")
@@ -498,10 +497,10 @@ async def test_a_late_result_that_comes_twice_is_told_once(claude: AnthropicServ
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "late", tools=[SLOW_SAVE])
         await late_when_idle(claude, phone)
-        save = next(event for event in phone.log if is_call("save_note")(event))
-        await phone.result(call_id(save), "once more")
+        save = phone.events("save_note")[0]
+        phone.result(call_id(save), "once more")
         await phone.ask("and?")
-        assert phone.shape().count("tool.late") == 1
+        assert phone.shapes().count("tool.late") == 1
     assert "once more" not in json.dumps(claude.requests[-1])
 
 
@@ -519,7 +518,7 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
         await begin(phone, "async", "late", tools=[wishing(SAVE, approval="never", timeoutMs=400)])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+        phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
         await answered(phone, since)
         (result,) = results_of(claude.requests[-1])
         assert result["data"] == {"status": "accepted", "jobId": "job-7"}
@@ -527,10 +526,10 @@ async def test_a_job_frees_the_turn_and_its_result_begins_one_of_its_own(claude:
         await waited(0.5)  # the limit of the call is none of the job's
         await phone.ask("something else")
         since = len(phone.log)
-        await phone.result(call_id(save), "uploaded 7 of 7")
+        phone.result(call_id(save), "uploaded 7 of 7")
         await answered(phone, since)
         assert phone.finals(since) == ["The job is done."]
-        assert phone.shape(since) == ["tool.late", *PLAIN_TURN[2:]]
+        assert phone.shapes(since) == ["tool.late", *PLAIN_TURN[2:]]
     assert "uploaded 7 of 7" in last_text(claude.requests[-1])
 
 
@@ -540,10 +539,10 @@ async def test_a_job_that_fails_is_told_as_failed(claude: AnthropicService) -> N
         await begin(phone, "async", tools=[SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+        phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
         await answered(phone, since)
         since = len(phone.log)
-        await phone.result(call_id(save), None, "disk full")
+        phone.result(call_id(save), None, "disk full")
         await answered(phone, since)
     assert "disk full" in last_text(claude.requests[-1])
 
@@ -561,10 +560,10 @@ async def test_a_job_that_ends_while_the_model_talks_has_its_turn_afterwards(
         await begin(phone, "async", "late", tools=[SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
-        await phone.until(of_type("assistant.speech.partial"), since=since)
-        await phone.result(call_id(save), "uploaded")
-        await phone.until(of_type("tool.late"))
+        phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+        await phone.until("assistant.speech.partial", since=since)
+        phone.result(call_id(save), "uploaded")
+        await phone.until("tool.late")
         going_on.set()
         first = await answered(phone, since)
         await answered(phone, phone.log.index(first) + 1)
@@ -579,11 +578,11 @@ async def test_a_job_that_was_only_accepted_is_not_called_done(claude: Anthropic
             await begin(phone, "async", tools=[SAVE])
             since = len(phone.log)
             save = await begin_call(phone, "save_note")
-            await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+            phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
             await answered(phone, since)
-            await phone.interrupt(playedMs=0)
+            phone.interrupt(playedMs=0)
             since = len(phone.log)
-            await phone.say("is it done?")
+            phone.say("is it done?")
             await answered(phone, since)
     assert assistant_texts(claude.requests[-1])[-1] == HEARD_NOTHING
 
@@ -595,13 +594,13 @@ async def test_a_job_waits_until_what_is_said_was_heard(claude: AnthropicService
             await begin(phone, "async", tools=[SAVE])
             since = len(phone.log)
             save = await begin_call(phone, "save_note")
-            await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+            phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
             await answered(phone, since)
-            await phone.result(call_id(save), "uploaded")
+            phone.result(call_id(save), "uploaded")
             await served.quiet()
             assert phone.finals() == ["Under way."]
-            speech = await phone.until(is_call("tts.speak"), since=since)
-            await phone.result(call_id(speech), '{"spoken":true}')
+            speech = await phone.until("tts.speak", since=since)
+            phone.result(call_id(speech), '{"spoken":true}')
             await answered(phone, phone.log.index(speech))
             assert phone.finals() == ["Under way.", "Done."]
 
@@ -612,7 +611,7 @@ async def test_without_the_capability_a_job_is_a_call_that_does_not_answer(claud
         await begin(phone, tools=[SLOW_SAVE])
         since = len(phone.log)
         save = await begin_call(phone, "save_note")
-        await phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
+        phone.send("tool.accepted", {"callId": call_id(save), "jobId": "job-7"})
         await answered(phone, since)
     assert results_of(claude.requests[-1])[0]["error_type"] == "unknown"
 
@@ -620,7 +619,7 @@ async def test_without_the_capability_a_job_is_a_call_that_does_not_answer(claud
 # -- activity
 
 
-def activities(phone: Phone, status: str | None = None) -> list[Event]:
+def activities(phone: App, status: str | None = None) -> list[Event]:
     found = [event for event in phone.log if event["type"] == "tool.activity"]
     return [event for event in found if status in (None, event["payload"]["status"])]
 
@@ -643,11 +642,11 @@ async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(clau
     async with serving(provider_for(claude)) as served, served.phone(tools=answers) as phone:
         await begin(phone, "activity", "approval", tools=tools)
         since = len(phone.log)
-        await phone.say("go")
-        request = await phone.until(of_type("approval.request"))
+        phone.say("go")
+        request = await phone.until("approval.request")
         assert "move_file" not in {event["payload"]["name"] for event in activities(phone)}
         await decide(phone, request, "allow")
-        await phone.until(of_type("assistant.speech.final"), since=since)
+        await phone.until("assistant.speech.final", since=since)
         seen = [
             (e["payload"]["name"], e["payload"]["source"], e["payload"]["status"]) for e in activities(phone)
         ]
@@ -665,7 +664,7 @@ async def test_the_client_sees_every_tool_at_work_in_order_wherever_it_runs(clau
         assert "secret" not in json.dumps(activities(phone))
         for begun, over in zip(activities(phone, "started"), ended, strict=True):
             assert begun["payload"]["callId"] == over["payload"]["callId"]
-        looked = next(event for event in phone.log if is_call("look")(event))
+        looked = phone.events("look")[0]
         assert call_id(ended[2]) == call_id(looked)
 
 
@@ -682,7 +681,7 @@ async def test_a_call_that_is_not_allowed_was_never_at_work(claude: AnthropicSer
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "activity", tools=[DELETE])
         since = len(phone.log)
-        await phone.say("delete it")
+        phone.say("delete it")
         since = await answer_aloud(phone, "no", since)
         await answered(phone, since)
         assert activities(phone) == [] and phone.runs == []
@@ -713,12 +712,12 @@ async def test_that_something_was_done_and_not_heard_is_in_the_next_request(
         async with phone:
             await begin(phone, "approval")
             since = len(phone.log)
-            await phone.say("move it")
-            await decide(phone, await phone.until(of_type("approval.request")), "allow")
+            phone.say("move it")
+            await decide(phone, await phone.until("approval.request"), "allow")
             await answered(phone, since)
-            await phone.interrupt(**fields)
+            phone.interrupt(**fields)
             since = len(phone.log)
-            await phone.say("so?")
+            phone.say("so?")
             await answered(phone, since)
     said = assistant_texts(claude.requests[-1])[-1]
     assert said.startswith(heard)
@@ -740,15 +739,15 @@ async def test_by_voice_too_what_was_done_and_not_heard_is_told(claude: Anthropi
         async with phone:
             await begin(phone)
             since = len(phone.log)
-            await phone.say("move it")
-            prompt = await phone.until(is_call("tts.speak"), since=since)
-            opened = await phone.until(is_state("idle"), since=phone.log.index(prompt))
+            phone.say("move it")
+            prompt = await phone.until("tts.speak", since=since)
+            opened = await phone.until("state idle", since=phone.log.index(prompt))
             quiet = True
-            await phone.say("yes")
+            phone.say("yes")
             await answered(phone, phone.log.index(opened))
-            await phone.interrupt(playedMs=0)
+            phone.interrupt(playedMs=0)
             since = len(phone.log)
-            await phone.say("so?")
+            phone.say("so?")
             await answered(phone, since)
             assert len(phone.runs) == 1 and len(prompts(phone)) == 1
     said = assistant_texts(claude.requests[-1])[-1]
@@ -761,7 +760,7 @@ async def test_what_was_heard_to_the_end_is_not_called_unheard(claude: Anthropic
         async with served.phone(tools={"save_note": lambda a: "saved"}) as phone:
             await begin(phone, tools=[SAVE])
             await phone.ask("save it")
-            await phone.interrupt(playedMs=0)
+            phone.interrupt(playedMs=0)
             await phone.ask("so?")
     assert assistant_texts(claude.requests[-1])[-1] == "Saved."
 
@@ -778,9 +777,9 @@ async def test_a_barge_in_before_the_confirmation_was_written_leaves_the_result(
         async with served.phone(tools={"save_note": lambda a: "saved as note 7"}) as phone:
             await begin(phone, tools=[SAVE])
             since = len(phone.log)
-            await phone.say("save it")
-            await phone.until(of_type("assistant.speech.partial"), since=since)
-            await phone.say("wait")
+            phone.say("save it")
+            await phone.until("assistant.speech.partial", since=since)
+            phone.say("wait")
             await answered(phone, since)
             assert phone.finals() == ["It is saved."]
     request = claude.requests[-1]
@@ -797,13 +796,13 @@ async def test_a_question_that_was_interrupted_moves_nothing_and_claims_nothing(
         async with phone:
             await begin(phone)
             since = len(phone.log)
-            await phone.say("move it")
-            prompt = await phone.until(is_call("tts.speak"), since=since)
-            await phone.interrupt(playedMs=100)
-            again = await phone.until(is_call("tts.speak"), since=phone.log.index(prompt) + 1)
-            assert "May I run move file" in arguments(again)["text"]
-            await phone.result(call_id(again), '{"spoken":true}')
-            await phone.say("no")
+            phone.say("move it")
+            prompt = await phone.until("tts.speak", since=since)
+            phone.interrupt(playedMs=100)
+            again = await phone.until("tts.speak", since=phone.log.index(prompt) + 1)
+            assert "May I run move file" in arguments_of(again)["text"]
+            phone.result(call_id(again), '{"spoken":true}')
+            phone.say("no")
             await answered(phone, phone.log.index(again))
             assert phone.runs == []
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"

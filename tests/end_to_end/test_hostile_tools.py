@@ -17,12 +17,13 @@ from structlog.testing import capture_logs
 
 from conductor.tools.permissions import MAY_HAVE_HAPPENED
 from conductor.tools.rules import arguments_digest
+from tests.app import WAIT, App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import WAIT, Event, Phone, arguments, is_call, is_state
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared, of_type
+from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared
 from tests.end_to_end.test_gate_settings import asked, configured, prompts
 from tests.end_to_end.test_tool_turns import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import Event, arguments_of, shape_of
 
 LIMIT_MS = 60
 OVER_THE_HARD_LIMIT = 1_100_000
@@ -42,18 +43,18 @@ def call(name: str, path: str = "a") -> Call:
     return Call(name, {"path": path})
 
 
-async def update(phone: Phone, tools: list[Any]) -> Event:
+async def update(phone: App, tools: list[Any]) -> Event:
     """Declare the tools anew."""
     since = len(phone.log)
-    await phone.send("session.update", {"tools": tools})
-    return await phone.until(of_type("tools.changed"), since=since)
+    phone.send("session.update", {"tools": tools})
+    return await phone.until("tools.changed", since=since)
 
 
-async def answer_aloud(phone: Phone, text: str, since: int) -> int:
+async def answer_aloud(phone: App, text: str, since: int) -> int:
     """Wait until a question was spoken and the microphone is open, then answer; gives a new position."""
-    spoken = await phone.until(is_call("tts.speak"), since=since)
-    opened = await phone.until(is_state("idle"), since=phone.log.index(spoken))
-    await phone.say(text)
+    spoken = await phone.until("tts.speak", since=since)
+    opened = await phone.until("state idle", since=phone.log.index(spoken))
+    phone.say(text)
     return phone.log.index(opened) + 1
 
 
@@ -78,8 +79,8 @@ async def test_a_write_that_hangs_is_unknown_and_the_same_call_asks_before_it_ru
         assert "Do not repeat it" in result["error_message"]
         assert asked(phone) == []
         since = len(phone.log)
-        await phone.say("send it again, and b")
-        request = await phone.until(of_type("approval.request"))
+        phone.say("send it again, and b")
+        request = await phone.until("approval.request")
         assert request["payload"]["arguments"] == {"path": "a"}
         assert MAY_HAVE_HAPPENED in request["payload"]["reasons"]
         assert MAY_HAVE_HAPPENED in request["payload"]["prompt"] or "earlier" in request["payload"]["prompt"]
@@ -103,9 +104,9 @@ async def test_by_voice_the_question_says_that_it_may_have_happened(claude: Anth
         await begin(phone, tools=[SEND])
         await phone.ask("send it")
         since = len(phone.log)
-        await phone.say("send it again")
+        phone.say("send it again")
         since = await answer_aloud(phone, "no", since)
-        await phone.until(of_type("assistant.speech.final"), since=since)
+        await phone.until("assistant.speech.final", since=since)
         assert prompts(phone)[0].startswith("An earlier identical call may have happened already.")
         assert len(phone.runs) == 1
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
@@ -158,17 +159,17 @@ async def test_a_result_over_the_hard_limit_closes_the_socket_and_the_session_go
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, tools=[send])
-        await phone.say("send it")
-        sent = await phone.until(is_call("send_mail"))
-        await phone.result(sent["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
+        phone.say("send it")
+        sent = await phone.until("send_mail")
+        phone.result(sent["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         assert phone.close_code == 1009
         since = len(phone.log)
         await phone.open()
         assert phone.log[since]["payload"]["resumed"] is True
-        await phone.until(of_type("assistant.speech.final"), since=since)
+        await phone.until("assistant.speech.final", since=since)
         await phone.idle(since=since)
-        assert len(phone.runs) == 1 and not [e for e in phone.duplicates if is_call("send_mail")(e)]
+        assert len(phone.runs) == 1 and not [e for e in phone.repeated if shape_of(e) == "send_mail"]
         (result,) = results_of(claude.requests[-1])
         assert (result["error_type"], result["metadata"]["reason"]) == ("unknown", "tool_result_timeout")
         assert "xxxx" not in json.dumps(claude.requests[-1])
@@ -258,12 +259,10 @@ async def test_a_secret_that_comes_late_is_told_to_nobody(claude: AnthropicServi
             async with server.phone() as phone:
                 await begin(phone, "late", tools=[wishing(LOOK, timeoutMs=LIMIT_MS)])
                 await phone.ask("look")
-                asking = next(event for event in phone.log if is_call("look")(event))
+                asking = phone.events("look")[0]
                 since = len(phone.log)
-                await phone.result(
-                    asking["payload"]["callId"], json.dumps({**LEAK, "note": f"{KEY} {ADMIN}"})
-                )
-                await phone.until(of_type("assistant.speech.final"), since=since)
+                phone.result(asking["payload"]["callId"], json.dumps({**LEAK, "note": f"{KEY} {ADMIN}"}))
+                await phone.until("assistant.speech.final", since=since)
                 await phone.idle(since=since)
                 assert leaked(json.dumps(phone.log)) == []
     assert "late result" in last_text(claude.requests[-1])
@@ -280,14 +279,14 @@ async def test_a_question_shows_no_secret_that_the_model_put_into_the_arguments(
         async with configured(claude, tmp_path, anthropic_api_key=KEY) as server, server.phone() as phone:
             await begin(phone, *(["approval"] if by_card else []))
             since = len(phone.log)
-            await phone.say("move it")
+            phone.say("move it")
             if by_card:
-                request = await phone.until(of_type("approval.request"))
+                request = await phone.until("approval.request")
                 assert request["payload"]["arguments"]["path"].startswith("[REDACTED:secret]/")
                 await decide(phone, request, "deny")
             else:
                 since = await answer_aloud(phone, "no", since)
-            await phone.until(of_type("assistant.speech.final"), since=since)
+            await phone.until("assistant.speech.final", since=since)
             await phone.idle(since=since)
             assert leaked(json.dumps(phone.log)) == []
     assert leaked(str(logged)) == []
@@ -301,8 +300,8 @@ async def test_a_secret_in_what_the_person_edits_or_says_does_not_reach_the_mode
         async with server.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval")
             since = len(phone.log)
-            await phone.say("move it")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("move it")
+            request = await phone.until("approval.request")
             edited = {"path": f"{KEY} {FOREIGN[0]}"}
             await decide(phone, request, "edit", editedArguments=edited, message=f"with {KEY}")
             await phone.idle(since=since)
@@ -331,8 +330,8 @@ async def test_what_a_tool_orders_is_asked_like_anything_else(claude: AnthropicS
         async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
             await begin(phone, "approval", tools=[LOOK, DELETE_ALL])
             since = len(phone.log)
-            await phone.say("look around")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("look around")
+            request = await phone.until("approval.request")
             assert (request["payload"]["name"], request["payload"]["risk"]) == ("delete_all", "high")
             assert "said yes" not in json.dumps(request)
             await decide(phone, request, "deny")
@@ -353,10 +352,10 @@ async def test_what_a_tool_orders_is_asked_by_voice_and_a_mere_yes_does_not_do(
         async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
             await begin(phone, tools=[LOOK, DELETE_ALL])
             since = len(phone.log)
-            await phone.say("look around")
+            phone.say("look around")
             since = await answer_aloud(phone, "yes", since)
             since = await answer_aloud(phone, "no", since)
-            await phone.until(of_type("assistant.speech.final"), since=since)
+            await phone.until("assistant.speech.final", since=since)
             assert [name for name, _ in phone.runs] == ["look"]
             assert all("confirm delete all" in text for text in prompts(phone)[:2])
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
@@ -377,8 +376,8 @@ async def test_a_model_that_insists_on_what_was_denied_is_not_put_before_the_per
         async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
             await begin(phone, "approval", tools=[LOOK, DELETE_ALL])
             since = len(phone.log)
-            await phone.say("look around")
-            await decide(phone, await phone.until(of_type("approval.request")), "deny")
+            phone.say("look around")
+            await decide(phone, await phone.until("approval.request"), "deny")
             await phone.idle(since=since)
             assert len(asked(phone)) == 1
             # Two rounds in which everything was denied: the third has to be words.
@@ -386,8 +385,8 @@ async def test_a_model_that_insists_on_what_was_denied_is_not_put_before_the_per
             (result,) = results_of(claude.requests[-1])
             assert "said no to this very call" in result["error_message"]
             since = len(phone.log)
-            await phone.say("delete it after all")  # another turn is another question
-            request = await phone.until(of_type("approval.request"), since=since)
+            phone.say("delete it after all")  # another turn is another question
+            request = await phone.until("approval.request", since=since)
             await decide(phone, request, "deny")
             await phone.idle(since=since)
             assert [name for name, _ in phone.runs] == ["look"]
@@ -416,14 +415,14 @@ async def test_a_write_asks_while_a_strangers_text_is_in_the_window_and_no_longe
         await begin(phone, "approval", tools=[FETCH, SAVE])
         await phone.ask("read the page")
         since = len(phone.log)
-        await phone.say("save it")
-        request = await phone.until(of_type("approval.request"))
+        phone.say("save it")
+        request = await phone.until("approval.request")
         assert any("strangers" in reason for reason in request["payload"]["reasons"])
         assert [name for name, _ in phone.runs] == ["fetch_page"]
         mark = len(phone.log)
         await decide(phone, request, "allow", scope="session")
         # Not even what was allowed for the session runs silently.
-        request = await phone.until(of_type("approval.request"), since=mark)
+        request = await phone.until("approval.request", since=mark)
         await decide(phone, request, "allow")
         await phone.idle(since=since)
         assert len(asked(phone)) == 2
@@ -444,9 +443,9 @@ async def test_a_strangers_text_makes_a_write_ask_by_voice(claude: AnthropicServ
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, tools=[FETCH, SAVE])
         since = len(phone.log)
-        await phone.say("read the page and save it")
+        phone.say("read the page and save it")
         since = await answer_aloud(phone, "yes", since)
-        await phone.until(of_type("assistant.speech.final"), since=since)
+        await phone.until("assistant.speech.final", since=since)
         assert "save note" in prompts(phone)[0] and "ignore" not in prompts(phone)[0]
         assert [name for name, _ in phone.runs] == ["fetch_page", "save_note"]
     assert allows(claude) == ["saved"]
@@ -463,10 +462,10 @@ async def test_a_strangers_text_that_comes_late_makes_a_write_ask_too(claude: An
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, "approval", tools=[wishing(FETCH, timeoutMs=LIMIT_MS), SAVE])
         await phone.ask("read the page")
-        reading = next(event for event in phone.log if is_call("fetch_page")(event))
+        reading = phone.events("fetch_page")[0]
         since = len(phone.log)
-        await phone.result(reading["payload"]["callId"], ORDERS)  # begins a turn of the server's own
-        request = await phone.until(of_type("approval.request"), since=since)
+        phone.result(reading["payload"]["callId"], ORDERS)  # begins a turn of the server's own
+        request = await phone.until("approval.request", since=since)
         assert request["payload"]["name"] == "save_note"
         await decide(phone, request, "deny")
         await phone.idle(since=since)
@@ -486,11 +485,11 @@ async def test_a_strangers_text_stays_one_if_its_tool_is_taken_back_meanwhile(
     async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
         await begin(phone, "approval", tools=[FETCH, SAVE])
         since = len(phone.log)
-        await phone.say("read the page")
-        reading = await phone.until(is_call("fetch_page"))
+        phone.say("read the page")
+        reading = await phone.until("fetch_page")
         await update(phone, [SAVE])
-        await phone.result(reading["payload"]["callId"], ORDERS)
-        request = await phone.until(of_type("approval.request"), since=since)
+        phone.result(reading["payload"]["callId"], ORDERS)
+        request = await phone.until("approval.request", since=since)
         await decide(phone, request, "deny")
         await phone.idle(since=since)
         assert [name for name, _ in phone.runs] == ["fetch_page"]
@@ -533,16 +532,16 @@ async def test_a_tool_that_changed_after_it_was_remembered_asks_again(
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval", tools=[MOVE])
             since = len(phone.log)
-            await phone.say("move 0")
-            await decide(phone, await phone.until(of_type("approval.request")), "allow", scope=scope)
+            phone.say("move 0")
+            await decide(phone, await phone.until("approval.request"), "allow", scope=scope)
             await phone.idle(since=since)
             await phone.ask("move 1")
             assert len(asked(phone)) == 1
             await update(phone, [{**MOVE, **changed}])
             since = len(phone.log)
-            await phone.say("move 2")
+            phone.say("move 2")
             if asks:
-                request = await phone.until(of_type("approval.request"), since=since)
+                request = await phone.until("approval.request", since=since)
                 assert len(phone.runs) == 2
                 await decide(phone, request, "deny")
             await phone.idle(since=since)
@@ -556,17 +555,17 @@ async def test_by_voice_too_a_changed_tool_asks_again(claude: AnthropicService) 
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, tools=[MOVE])
             since = len(phone.log)
-            await phone.say("move 0")
+            phone.say("move 0")
             since = await answer_aloud(phone, "yes, for this session", since)
-            await phone.until(of_type("assistant.speech.final"), since=since)
+            await phone.until("assistant.speech.final", since=since)
             await phone.idle(since=len(phone.log) - 1)
             await phone.ask("move 1")
             assert len(phone.runs) == 2 and len(prompts(phone)) == 1
             await update(phone, [{**MOVE, "description": "Another."}])
             since = len(phone.log)
-            await phone.say("move 2")
+            phone.say("move 2")
             since = await answer_aloud(phone, "no", since)
-            await phone.until(of_type("assistant.speech.final"), since=since)
+            await phone.until("assistant.speech.final", since=since)
             assert len(phone.runs) == 2 and len(prompts(phone)) == 2
 
 
@@ -576,8 +575,8 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(claude: An
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval", tools=[MOVE])
             since = len(phone.log)
-            await phone.say("move it")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("move it")
+            request = await phone.until("approval.request")
             await update(phone, [{**MOVE, "description": "Another."}])
             resolved = await decide(phone, request, "allow", scope="session")
             assert resolved["payload"]["outcome"] == "superseded"
@@ -596,8 +595,8 @@ async def test_a_tool_that_is_gone_while_it_is_asked_about_is_not_run(
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval", tools=[MOVE])
             since = len(phone.log)
-            await phone.say("move it")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("move it")
+            request = await phone.until("approval.request")
             await update(phone, [LOOK])
             await decide(phone, request, "allow", scope=scope)
             await phone.idle(since=since)
@@ -647,8 +646,8 @@ async def test_names_that_look_alike_to_the_service_are_told_apart(claude: Anthr
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, "approval", tools=tools)
         since = len(phone.log)
-        await phone.say("read")
-        request = await phone.until(of_type("approval.request"))
+        phone.say("read")
+        request = await phone.until("approval.request")
         assert (request["payload"]["name"], request["payload"]["risk"]) == ("notes_read", "high")
         await decide(phone, request, "deny")
         await phone.idle(since=since)
@@ -678,9 +677,9 @@ async def test_an_argument_cannot_pass_for_the_questions_own_words(
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone, *(["approval"] if by_card else []))
         since = len(phone.log)
-        await phone.say("move it")
+        phone.say("move it")
         if by_card:
-            request = await phone.until(of_type("approval.request"))
+            request = await phone.until("approval.request")
             said = [request["payload"]["prompt"]]
             # What is shown is what would be run, to the letter.
             assert request["payload"]["arguments"] == {"path": pretence}
@@ -689,10 +688,10 @@ async def test_an_argument_cannot_pass_for_the_questions_own_words(
             await decide(phone, request, "deny")
         else:
             since = await answer_aloud(phone, "no", since)
-            said = [arguments(e)["text"] for e in phone.log if is_call("convo.appendMessage")(e)]
+            said = [arguments_of(e)["text"] for e in phone.log if shape_of(e).startswith("append")]
             said = [*prompts(phone), *(text for text in said if text.startswith("May I"))]
             assert len(said) == 2
-        await phone.until(of_type("assistant.speech.final"), since=since)
+        await phone.until("assistant.speech.final", since=since)
         assert phone.runs == []
         for text in said:
             assert not any(map(is_hidden, text)), text
@@ -713,8 +712,8 @@ async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_
         async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval")
             since = len(phone.log)
-            await phone.say("move it")
-            request = await phone.until(of_type("approval.request"))
+            phone.say("move it")
+            request = await phone.until("approval.request")
             assert request["payload"]["arguments"] == {"path": most}
             assert request["payload"]["prompt"] == (
                 "May I run move file, with path a text of 65525 characters that begins xxxxxxxxxxxxxxxxxxxx? "
@@ -757,9 +756,9 @@ async def test_whatever_a_tool_answers_the_model_reads_an_outcome_in_its_wrapper
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone)
         since = len(phone.log)
-        await phone.say("look")
-        asking = await phone.until(is_call("look"))
-        await phone.result(asking["payload"]["callId"], result, error)
+        phone.say("look")
+        asking = await phone.until("look")
+        phone.result(asking["payload"]["callId"], result, error)
         await phone.idle(since=since)
         assert phone.finals() == ["So so."]
     (outcome,) = results_of(claude.requests[-1])
@@ -776,11 +775,13 @@ async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone)
         since = len(phone.log)
-        await phone.say("look")
-        asking = await phone.until(is_call("look"))
+        phone.say("look")
+        asking = await phone.until("look")
         call_id = asking["payload"]["callId"]
-        await phone.send("tool.result", {"callId": call_id, "result": "half a pair \ud800", "error": None})
-        await phone.send("tool.result", {"callId": call_id, "result": {"seen": ["a", 1]}, "error": None})
+        payload = {"callId": call_id, "result": "half a pair \ud800", "error": None}
+        event = {"id": "e-1", "type": "tool.result", "timestamp": "", "sessionId": "s-1", "payload": payload}
+        phone.socket.write(json.dumps(event).encode())
+        phone.send("tool.result", {"callId": call_id, "result": {"seen": ["a", 1]}, "error": None})
         await phone.idle(since=since)
         assert [one["code"] for one in phone.errors()] == ["invalid_event"]
     assert json.loads(results_of(claude.requests[-1])[0]["data"]) == {"seen": ["a", 1]}
@@ -792,11 +793,11 @@ async def test_an_answer_to_somebody_elses_call_changes_nothing(claude: Anthropi
         async with served.phone() as phone, served.phone("s-2") as other:
             await begin(phone)
             since = len(phone.log)
-            await phone.say("look")
-            asking = await phone.until(is_call("look"))
-            await other.result(asking["payload"]["callId"], "forged")
+            phone.say("look")
+            asking = await phone.until("look")
+            other.result(asking["payload"]["callId"], "forged")
             await other.ask("hi")  # answered, so the forged result was taken before
-            await phone.result(asking["payload"]["callId"], "mine")
+            phone.result(asking["payload"]["callId"], "mine")
             await phone.idle(since=since)
     answers = [r for r in claude.requests if "mine" in json.dumps(r)]
     assert answers and not any("forged" in json.dumps(request) for request in claude.requests)
@@ -807,10 +808,10 @@ async def test_a_tool_that_answers_twice_is_heard_once(claude: AnthropicService)
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await begin(phone)
         since = len(phone.log)
-        await phone.say("look")
-        asking = await phone.until(is_call("look"))
-        await phone.result(asking["payload"]["callId"], "first")
-        await phone.result(asking["payload"]["callId"], "second")
+        phone.say("look")
+        asking = await phone.until("look")
+        phone.result(asking["payload"]["callId"], "first")
+        phone.result(asking["payload"]["callId"], "second")
         await phone.idle(since=since)
         await phone.ask("and?")
     assert "first" in json.dumps(claude.requests[-1])
@@ -825,9 +826,9 @@ async def test_one_irreversible_call_that_is_repeated_in_a_reply_is_asked_about_
         async with served.phone(tools={"delete_file": lambda a: "gone"}) as phone:
             await begin(phone, "approval", tools=[DELETE])
             since = len(phone.log)
-            await phone.say("delete it")
-            one = await phone.until(of_type("approval.request"), since=since)
-            other = await phone.until(of_type("approval.request"), since=phone.log.index(one) + 1)
+            phone.say("delete it")
+            one = await phone.until("approval.request", since=since)
+            other = await phone.until("approval.request", since=phone.log.index(one) + 1)
             await decide(phone, one, "allow")
             await decide(phone, other, "deny")
             await phone.idle(since=since)

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.end_to_end.phone import Phone, arguments, is_call, is_state
+from tests.app import App
 from tests.end_to_end.test_approvals import MOVE
 from tests.models import AnthropicService, Call, JsonObject, Reply
+from tests.shapes import arguments_of
 from tests.test_cli import Announced, server
 
 MOVED = Reply(text="It is moved.")
@@ -30,24 +31,24 @@ def reply(request: JsonObject) -> Reply:
     return MOVED if moved else Reply(calls=(Call("move_file", {"path": "notes.txt"}),))
 
 
-async def before(phone: Phone, when: str) -> None:
+async def before(phone: App, when: str) -> None:
     """Come as far as the server is killed."""
     phone.acknowledge = lambda name: name != "tts.speak" or when != "while it is asked"
     await phone.open()
-    await phone.say("Move my notes.")
-    question = await phone.until(is_call("tts.speak"))
-    assert "move" in arguments(question)["text"].lower()
-    await phone.until(is_state("idle"))
+    phone.say("Move my notes.")
+    question = await phone.until("tts.speak")
+    assert "move" in arguments_of(question)["text"].lower()
+    await phone.until("state idle")
     since = len(phone.log)
     if when != "while it is asked":
-        await phone.start()  # answered once what came before is taken
-        await phone.until(lambda e: e["type"] == "session.started", since=since)
+        phone.start()  # answered once what came before is taken
+        await phone.until("session.started", since=since)
     if when == "once it was answered":
-        await phone.say("yes")
-        await phone.until(is_call("move_file"), since=since)
+        phone.say("yes")
+        await phone.until("move_file", since=since)
 
 
-async def after(phone: Phone, when: str) -> None:
+async def after(phone: App, when: str) -> None:
     """Come back to the server that was started again."""
     phone.acknowledge = lambda name: True
     since = len(phone.log)
@@ -55,14 +56,14 @@ async def after(phone: Phone, when: str) -> None:
     started = next(e for e in phone.log[since:] if e["type"] == "session.started")
     assert started["payload"]["resumed"] is True
     if when == "while it is asked":  # the app has the prompt, and has not said that it was heard
-        await phone.until(is_state("idle"), since=since)
+        await phone.until("state idle", since=since)
         since = len(phone.log)
-        await phone.say("yes")
+        phone.say("yes")
     if when != "once it was answered":  # nobody knows whether it was heard, so it is asked once more
-        again = await phone.until(is_call("tts.speak"), since=since)
-        await phone.until(is_state("idle"), since=phone.log.index(again))
-        await phone.say("yes")
-    said = await phone.until(lambda e: e["type"] == "assistant.speech.final")
+        again = await phone.until("tts.speak", since=since)
+        await phone.until("state idle", since=phone.log.index(again))
+        phone.say("yes")
+    said = await phone.until("assistant.speech.final")
     assert said["payload"]["text"] == MOVED.text
     assert phone.runs == [("move_file", {"path": "notes.txt"})], when
     await phone.close()
@@ -71,7 +72,7 @@ async def after(phone: Phone, when: str) -> None:
 async def test_a_spoken_question_survives_kill_9_and_its_answer_runs_the_call_once(tmp_path: Path) -> None:
     phones = {}
     for number, when in enumerate(("while it is asked", "once it was asked", "once it was answered")):
-        phone = Phone("", f"s-{number}", start_fields={"capabilities": ["tools"], "tools": [MOVE]})
+        phone = App("", f"s-{number}", start_fields={"capabilities": ["tools"], "tools": [MOVE]})
         phone.tools["move_file"] = lambda _: "moved"
         phones[when] = phone
     async with AnthropicService(api_keys=None, default=reply) as claude:

@@ -11,8 +11,8 @@ import pytest
 
 from conductor.models.llama_cpp import LlamaCppProvider
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Event, is_call, is_state
-from tests.end_to_end.test_approvals import begin, decide, declared, of_type
+from tests.end_to_end.test_approvals import begin, decide, declared
+from tests.shapes import Event
 from tests.stand_ins.llama_server import needs_llama_cpp
 from tests.stand_ins.tiny_model import write_tiny_model
 
@@ -46,15 +46,15 @@ async def test_a_call_that_is_approved(tmp_path: Path, by_voice: bool) -> None:
     tools = {"switch": lambda a: f"{a['lamp']} is done"}
     async with serving(local(tmp_path)) as served, served.phone(tools=tools) as phone:
         await begin(phone, *([] if by_voice else ["approval"]), tools=[SWITCH])
-        await phone.say("the light, please")
+        phone.say("the light, please")
         if by_voice:
-            question = await phone.until(is_call("tts.speak"))
-            await phone.until(is_state("idle"), since=phone.log.index(question))
-            await phone.say("yes, just this once")
+            question = await phone.until("tts.speak")
+            await phone.until("state idle", since=phone.log.index(question))
+            phone.say("yes, just this once")
         else:
-            await decide(phone, await phone.until(of_type("approval.request")), "allow")
-        final = await phone.until(of_type("assistant.speech.final"))
-        await phone.until(is_state("idle"), since=phone.log.index(final))
+            await decide(phone, await phone.until("approval.request"), "allow")
+        final = await phone.until("assistant.speech.final")
+        await phone.until("state idle", since=phone.log.index(final))
         ((name, arguments),) = phone.runs
         assert name == "switch" and arguments["lamp"] == "hall"
         assert phone.errors() == []
@@ -64,18 +64,18 @@ async def test_barge_in_and_a_reconnect(tmp_path: Path) -> None:
     # It never ends by itself: only what stops it lets the next turn begin.
     async with serving(local(tmp_path, end=-3.0, max_tokens=100_000), turn_timeout=60.0) as served:
         async with served.phone() as phone:
-            await phone.say("tell me a story")
+            phone.say("tell me a story")
             await phone.until(is_partial)
             await phone.cut()
             since = len(phone.log)
             await phone.open()
             await phone.until(is_partial, since=since)
             since = len(phone.log)
-            await phone.say("something else")
-            await phone.until(is_state("thinking"), since=since)
+            phone.say("something else")
+            await phone.until("state thinking", since=since)
             await phone.until(is_partial, since=since)
             since = len(phone.log)
-            await phone.interrupt()
+            phone.interrupt()
             await phone.idle(since=since)
             assert phone.errors() == []
 

@@ -12,8 +12,9 @@ import pytest
 
 from conductor.app import running
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Event, Phone, is_state
-from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.app import App
+from tests.end_to_end.test_approvals import begin, decide
+from tests.shapes import Event
 from tests.stand_ins.local_servers import LocalServer, llama_cpp_server, mlx_server
 
 LAMP = {
@@ -77,7 +78,7 @@ async def way(request: pytest.FixtureRequest) -> Way:
 @asynccontextmanager
 async def phone_of(
     way: Way, folder: Path, tools: dict[str, Callable[[dict[str, Any]], str | None]]
-) -> AsyncIterator[tuple[Phone, LocalServer]]:
+) -> AsyncIterator[tuple[App, LocalServer]]:
     """Run the model's server and ours; give a phone whose lamp can be switched."""
     async with way.serve(folder) as server:
         models = folder / "models.toml"
@@ -88,7 +89,7 @@ async def phone_of(
         )
         settings = load_settings(None, models_file=str(models), port=0, allowed_tools="lamp.switch")
         async with running(settings) as listener:
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", tools=tools) as phone:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws", "s-1", tools=tools) as phone:
                 await begin(phone, "approval", tools=[LAMP])
                 yield phone, server
 
@@ -99,10 +100,10 @@ def is_partial(event: Event) -> bool:
 
 async def test_a_device_tool_runs_after_its_card(way: Way, tmp_path: Path) -> None:
     async with phone_of(way, tmp_path, {"lamp.switch": lambda _: "on"}) as (phone, _):
-        await phone.say("Turn on the lamp in the hall.")
-        await decide(phone, await phone.until(of_type("approval.request")), "allow")
-        final = await phone.until(of_type("assistant.speech.final"))
-        await phone.until(is_state("idle"), since=phone.log.index(final))
+        phone.say("Turn on the lamp in the hall.")
+        await decide(phone, await phone.until("approval.request"), "allow")
+        final = await phone.until("assistant.speech.final")
+        await phone.until("state idle", since=phone.log.index(final))
         assert phone.runs == [("lamp.switch", {"room": "hall", "on": True})]
         assert final["payload"]["text"] == "Done." and not phone.errors()
         await phone.ask("Hello.")
@@ -111,19 +112,19 @@ async def test_a_device_tool_runs_after_its_card(way: Way, tmp_path: Path) -> No
 
 async def test_a_barge_in_stops_the_reply_and_the_next_turn_is_answered(way: Way, tmp_path: Path) -> None:
     async with phone_of(way, tmp_path, {}) as (phone, _):
-        await phone.say("Count to sixty.")
+        phone.say("Count to sixty.")
         await phone.until(is_partial)
-        await phone.say("Hello.")
-        final = await phone.until(of_type("assistant.speech.final", text=HELLO))
-        await phone.until(is_state("idle"), since=phone.log.index(final))
+        phone.say("Hello.")
+        final = await phone.until("assistant.speech.final", text=HELLO)
+        await phone.until("state idle", since=phone.log.index(final))
         assert not phone.errors()
 
 
 async def test_a_server_killed_in_the_middle_of_a_reply_is_replaced(way: Way, tmp_path: Path) -> None:
     async with phone_of(way, tmp_path, {}) as (phone, server):
-        await phone.say("Count to sixty.")
+        phone.say("Count to sixty.")
         await phone.until(is_partial)
         server.process.kill()
-        final = await phone.until(of_type("assistant.speech.final"))
-        await phone.until(is_state("idle"), since=phone.log.index(final))
+        final = await phone.until("assistant.speech.final")
+        await phone.until("state idle", since=phone.log.index(final))
         assert "demo" in final["payload"]["text"] and not phone.errors()

@@ -13,7 +13,7 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.models import Script, ScriptedProvider
 
 
@@ -28,7 +28,7 @@ async def lines_of_a_turn(log_content: bool) -> tuple[dict[str, Any], str]:
     with capture_logs() as captured:
         await listener.start("127.0.0.1", 0)
         url = f"ws://127.0.0.1:{listener.port}/ws"
-        async with Phone(url, tools={"agent.status": lambda a: "secret result"}) as phone:
+        async with App(url, tools={"agent.status": lambda a: "secret result"}) as phone:
             await phone.ask("the secret question")
         await listener.stop()
     (line,) = [entry for entry in captured if entry["event"] == "turn"]

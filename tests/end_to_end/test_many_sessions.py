@@ -28,7 +28,7 @@ async def test_five_hundred_sessions_at_once_leave_nothing_behind(claude: Anthro
         sessions = [weakref.ref(session) for session in served.listener.registry.sessions]
         assert len(sessions) == SESSIONS
         for phone in phones:
-            await phone.say("how is it?")
+            phone.say("how is it?")
         for phone in phones:
             await phone.idle()
             assert phone.finals() == ["It runs, and that is all there is to say."]

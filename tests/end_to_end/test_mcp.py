@@ -19,8 +19,8 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.mcp.toolset import McpToolset
-from tests.end_to_end.phone import Phone
-from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.app import App
+from tests.end_to_end.test_approvals import begin, decide
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import get, http
 
@@ -67,7 +67,7 @@ async def test_a_turn_uses_a_servers_tools_as_they_are_then(
     provider = ScriptedProvider(reply)
     services = make_services(settings, provider)
     async with running(settings, services) as listener, asyncio.timeout(WAIT):
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             # The start does not wait for the server.
             while not provider.requests or "s.echo" not in offered(provider.requests[-1]):
                 await phone.ask("hi")
@@ -103,7 +103,7 @@ async def test_another_person_with_the_same_session_id_has_a_server_of_their_own
     async with running(settings, services) as listener, asyncio.timeout(WAIT):
         for token in ("ann", "bob"):
             headers, count = {"Authorization": f"Bearer {token}"}, len(results)
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", headers=headers) as phone:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws", "s-1", headers=headers) as phone:
                 while len(results) == count:
                     await phone.ask("Which process is it?")
     assert len(set(results)) == 2
@@ -181,20 +181,20 @@ async def test_a_server_asks_the_person_by_a_card(
 
     provider = ScriptedProvider(reply)
     async with running(settings, make_services(settings, provider)) as listener, asyncio.timeout(WAIT):
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
             await begin(phone, "approval", tools=[])
             while not provider.requests or "s.ask" not in offered(provider.requests[-1]):
                 await phone.ask("hi")
             call = "s.ask"
             since = len(phone.log)
-            await phone.say("ask me")
-            card = await phone.until(of_type("approval.request"), since=since)
+            phone.say("ask me")
+            card = await phone.until("approval.request", since=since)
             asked = card["payload"]
             assert asked["name"] == "s.question" and asked["scopes"] == ["once"]
             assert asked["arguments"] == {"name": None, "size": 3}
             assert asked["reasons"] == ["s asks: Who are you?"]
             await decide(phone, card, decision, **fields)
-            await phone.until(lambda event: event["type"] == "assistant.speech.final", since=since)
+            await phone.until("assistant.speech.final", since=since)
             result = provider.requests[-1].messages[-1]
             assert isinstance(result, ToolResult) and answer in json.loads(result.content)["data"]
 

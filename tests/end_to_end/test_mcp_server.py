@@ -32,8 +32,8 @@ from conductor.server.mcp_endpoint import McpEndpoint
 from conductor.settings import load_settings
 from conductor.tools.base import Toolset
 from conductor.tools.mcp.config import McpServerConfig
-from tests.end_to_end.phone import Phone
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, of_type
+from tests.app import App
+from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide
 from tests.models import ScriptedProvider
 from tests.tools.mcp.test_toolset import use
 
@@ -49,8 +49,8 @@ class Running:
     http: int
     endpoint: McpEndpoint
 
-    def phone(self, **options: Any) -> Phone:
-        return Phone(f"ws://127.0.0.1:{self.listener.port}/ws", **options)
+    def phone(self, **options: Any) -> App:
+        return App(f"ws://127.0.0.1:{self.listener.port}/ws", **options)
 
 
 @asynccontextmanager
@@ -165,7 +165,7 @@ async def test_a_program_calls_the_tools_of_the_phone_and_of_the_server(over: An
         with pytest.raises(MCPError) as caught:
             await client.call_tool("no.such", {})
         assert caught.value.code == -32602
-        assert phone.spoken() == []
+        assert phone.speeches() == []
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
@@ -174,7 +174,7 @@ async def test_what_changes_something_is_asked_of_the_person(decision: str) -> N
     async with running() as server, server.phone(tools=tools) as phone, over_http(server) as client:
         await begin(phone, "approval", tools=[DELETE])
         call = asyncio.create_task(client.call_tool("delete_file", {"path": "old.txt"}))
-        card = await phone.until(of_type("approval.request", name="delete_file"))
+        card = await phone.until("approval.request", name="delete_file")
         assert phone.runs == [] and not call.done()
         await decide(phone, card, decision)
         result = await call
@@ -196,7 +196,7 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
         async with over(server, mode=mode) as client:
             arguments = {"path": "old.txt"}
             call = asyncio.create_task(client.call_tool("delete_file", arguments, progress_callback=report))
-            card = await phone.until(of_type("approval.request", name="delete_file"))
+            card = await phone.until("approval.request", name="delete_file")
             while await heard.get() != "Waiting for the person's yes.":
                 pass
             await decide(phone, card, "allow")
@@ -250,9 +250,9 @@ async def test_a_call_that_is_given_up_stops_on_the_device() -> None:
     async with running() as server, server.phone() as phone, over_http(server) as client:
         await begin(phone, "cancel", tools=[LOOK])
         call = asyncio.create_task(client.call_tool("look", {"path": "x"}))
-        await phone.until(of_type("tool.call", name="look"))
+        await phone.until("tool.call", name="look")
         call.cancel()
-        await phone.until(of_type("tool.cancel"))
+        await phone.until("tool.cancel")
 
 
 async def test_each_token_has_its_own_tools() -> None:

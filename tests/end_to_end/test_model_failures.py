@@ -8,9 +8,9 @@ import pytest
 
 from conductor.conversation.phrases import CUT_OFF, FAILURES
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, is_state
 from tests.end_to_end.test_barge_in import assistant_texts
 from tests.models import AnthropicService, Break, Call, HttpFailure, Reply, ServiceScript
+from tests.shapes import PLAIN_TURN, shape_of
 
 SECRET = "internal-detail-4711"
 FAILED_TURN = [*PLAIN_TURN[:2], "error", *PLAIN_TURN[2:]]
@@ -56,10 +56,10 @@ async def test_a_failure_is_one_error_one_sentence_and_the_next_turn_works(
     provider = provider_for(claude)
     async with serving(provider, model_silence=0.3) as served, served.phone() as phone:
         events = await phone.ask("hello?")
-        assert phone.shape(1) == FAILED_TURN
+        assert phone.shapes(1) == FAILED_TURN
         (error,) = phone.errors()
         assert error["code"] == "model_provider_failed"
-        assert phone.spoken() == phone.finals() == [SORRY]
+        assert phone.speeches() == phone.finals() == [SORRY]
         assert SECRET not in json.dumps(events)
         await phone.ask("hello again")
         assert phone.finals()[-1] == "Here I am."
@@ -73,7 +73,7 @@ async def test_what_passes_is_tried_again_and_the_user_notices_nothing(
     provider = provider_for(claude)
     async with serving(provider, model_silence=0.3) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.shape(1) == PLAIN_TURN
+        assert phone.shapes(1) == PLAIN_TURN
         assert phone.finals() == ["Here I am."]
     assert claude.received == len(PASSING[name]) + 1
 
@@ -82,7 +82,7 @@ async def test_retries_end(claude: AnthropicService) -> None:
     claude.default = HttpFailure(529, "overloaded_error")
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.spoken() == [SORRY]
+        assert phone.speeches() == [SORRY]
     assert claude.received == 3
 
 
@@ -113,7 +113,7 @@ async def test_spoken_failures_can_be_switched_off(claude: AnthropicService) -> 
     claude.replies += [HttpFailure(401, "authentication_error"), Reply(text="Fine.")]
     async with serving(provider_for(claude), speak_errors=False) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.shape(1) == [*PLAIN_TURN[:2], "error", "state idle"]
+        assert phone.shapes(1) == [*PLAIN_TURN[:2], "error", "state idle"]
         await phone.ask("hello again")
         assert phone.finals() == ["Fine."]
 
@@ -123,7 +123,7 @@ async def test_shown_text_is_cleared_even_if_failures_are_not_spoken(claude: Ant
     async with serving(provider_for(claude), speak_errors=False) as served, served.phone() as phone:
         await phone.ask("count")
         assert phone.finals() == ["One two"]
-        assert is_state("idle")(phone.log[-1])
+        assert shape_of(phone.log[-1]) == "state idle"
 
 
 async def test_a_service_that_is_not_there_is_a_failure_like_others() -> None:
@@ -131,4 +131,4 @@ async def test_a_service_that_is_not_there_is_a_failure_like_others() -> None:
         provider = provider_for(gone)
     async with serving(provider) as served, served.phone() as phone:
         await phone.ask("hello?")
-        assert phone.spoken() == [SORRY]
+        assert phone.speeches() == [SORRY]

@@ -12,8 +12,9 @@ import pytest
 
 from conductor.app import running
 from conductor.settings import load_settings
-from tests.end_to_end.phone import PLAIN_TURN, Phone
+from tests.app import App
 from tests.models import AnthropicService, Break, Call, HttpFailure, Reply
+from tests.shapes import PLAIN_TURN
 
 SILENCE_MS = 1000
 MODELS = """
@@ -58,7 +59,7 @@ def write(models: Path, home: AnthropicService, cloud: AnthropicService) -> None
 @asynccontextmanager
 async def phone_of(
     models: Path, home: AnthropicService, cloud: AnthropicService, **start: object
-) -> AsyncIterator[Phone]:
+) -> AsyncIterator[App]:
     """Run a server with both models; give a phone."""
     write(models, home, cloud)
     settings = load_settings(
@@ -70,11 +71,11 @@ async def phone_of(
         local_only=True,
     )
     async with running(settings) as listener:
-        async with Phone(f"ws://127.0.0.1:{listener.port}/ws", "s-1", start_fields=start) as phone:
+        async with App(f"ws://127.0.0.1:{listener.port}/ws", "s-1", start_fields=start) as phone:
             yield phone
 
 
-def started_event(phone: Phone) -> dict[str, object]:
+def started_event(phone: App) -> dict[str, object]:
     payload: dict[str, object] = phone.log[0]["payload"]
     return payload
 
@@ -94,11 +95,11 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_turn_is_replaced(model
     async with started("The cloud replies.") as cloud, started("home") as home:
         async with phone_of(models, home, cloud) as phone:
             home.default = Reply(text="I am at home and I ", hold=hold, hold_at=3)
-            await phone.say("hello?")
-            await phone.until(lambda event: event["type"] == "assistant.speech.partial")
+            phone.say("hello?")
+            await phone.until("assistant.speech.partial")
             await home.__aexit__(None, None, None)
             hold.set()
-            await phone.until(lambda event: event["type"] == "assistant.speech.final")
+            await phone.until("assistant.speech.final")
             assert phone.finals() == ["The cloud replies."] and not phone.errors()
 
 
@@ -142,10 +143,10 @@ async def test_a_server_that_is_killed_between_two_rounds_is_replaced(models: Pa
     async with started("It is late.") as cloud, started("home") as home:
         async with phone_of(models, home, cloud) as phone:
             home.default = Reply(calls=(Call("get_current_time", {}),))
-            await phone.say("what is the time?")
+            phone.say("what is the time?")
             await home.wait_completed(1)
             await home.__aexit__(None, None, None)
-            await phone.until(lambda event: event["type"] == "assistant.speech.final")
+            await phone.until("assistant.speech.final")
             assert phone.finals() == ["It is late."] and not phone.errors()
 
 
@@ -154,11 +155,11 @@ async def test_a_client_chooses_its_model(models: Path) -> None:
         async with phone_of(models, home, cloud, model="cloud") as phone:
             assert started_event(phone)["model"] == "cloud"
             await phone.ask("hello?")
-            assert phone.finals() == ["cloud"] and phone.shape(1) == PLAIN_TURN
+            assert phone.finals() == ["cloud"] and phone.shapes(1) == PLAIN_TURN
             mark = len(phone.log)
-            await phone.send("session.start", {})
-            await phone.say("hello again")
-            await phone.until(lambda event: event["type"] == "assistant.speech.final", since=mark)
+            phone.send("session.start", {})
+            phone.say("hello again")
+            await phone.until("assistant.speech.final", since=mark)
             assert phone.finals() == ["cloud", "cloud"] and home.received == 0
 
 

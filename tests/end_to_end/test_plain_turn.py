@@ -5,8 +5,8 @@ from __future__ import annotations
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.end_to_end.conftest import Serve, provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, shape_of
 from tests.models import AnthropicService, Call, Reply, ScriptedProvider
+from tests.shapes import PLAIN_TURN, shape_of
 
 
 async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:
@@ -18,7 +18,7 @@ async def test_a_plain_turn_has_exactly_these_events(serve: Serve) -> None:
         assert partials[0] == "Hello "
         assert all("Hello **there**.".startswith(text) for text in partials)
         assert phone.finals() == ["Hello **there**."]
-        assert phone.spoken() == ["Hello there."]
+        assert phone.speeches() == ["Hello there."]
 
 
 async def test_a_tool_on_the_device_is_called_and_its_result_reaches_the_model(serve: Serve) -> None:
@@ -39,7 +39,7 @@ async def test_who_asks_for_metrics_is_told_how_long_a_turn_took(claude: Anthrop
     async with serving(provider_for(claude)) as served:
         async with served.phone(start_fields={"capabilities": ["metrics"]}) as phone:
             await phone.ask("what is it")
-            metrics = (await phone.until(lambda event: event["type"] == "turn.metrics"))["payload"]
+            metrics = (await phone.until("turn.metrics"))["payload"]
             (ended,) = (event["payload"] for event in phone.log if event["type"] == "turn.ended")
             assert ended == {"turnId": metrics["turnId"], "reason": "answered"}
             assert 0 <= metrics["firstTokenMs"] <= metrics["firstSpeechMs"]

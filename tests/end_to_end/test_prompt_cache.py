@@ -9,8 +9,8 @@ import pytest
 from conductor.app import running
 from conductor.models.prices import PRICES
 from conductor.settings import load_settings
+from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import Phone
 from tests.models import AnthropicService, Call, JsonObject, Reply
 from tests.server.wires import until
 
@@ -84,11 +84,11 @@ async def test_the_cache_is_filled_before_the_first_words_and_once_in_its_lifeti
     settings = load_settings(None, models_file=str(tmp_path / "models.toml"), port=0)
     async with running(settings) as listener:
         url = f"ws://127.0.0.1:{listener.port}/ws"
-        async with Phone(url, "s-1") as first, Phone(url, "s-2") as second:
+        async with App(url, "s-1") as first, App(url, "s-2") as second:
             if warmings:
                 await until(lambda: bool(claude.warmings))
             for phone in (first, second):
-                await phone.send("user.audio.transcript.partial", {"text": "Hel"})
+                phone.send("user.audio.transcript.partial", {"text": "Hel"})
                 await phone.ask("Hello?")
             assert len(claude.warmings) == warmings and claude.received == 2
         count = listener.services.model_metrics.registry.get_sample_value

@@ -8,9 +8,10 @@ from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, TextDelta, Usage
 from conductor.settings import load_settings
+from tests.app import App
 from tests.end_to_end.conftest import Serve
-from tests.end_to_end.phone import PLAIN_TURN, Event, Phone, is_call
 from tests.models import ScriptedProvider
+from tests.shapes import PLAIN_TURN, Event
 
 
 def chatty() -> ScriptedProvider:
@@ -28,11 +29,11 @@ async def test_a_turn_too_many_is_refused_with_a_time_to_wait_and_the_microphone
         for _ in range(2):
             since = len(phone.log)
             await phone.ask("hi")
-            assert phone.shape(since) == PLAIN_TURN
+            assert phone.shapes(since) == PLAIN_TURN
         since = len(phone.log)
-        event_id = await phone.say("and again")
+        event_id = phone.say("and again")
         await phone.idle(since=since)
-        assert phone.shape(since) == ["error", "state idle"]
+        assert phone.shapes(since) == ["error", "state idle"]
         (error,) = phone.errors()
         assert error["code"] == "rate_limited" and error["eventId"] == event_id
         assert 20_000 < error["retryAfterMs"] <= 30_000
@@ -53,17 +54,17 @@ async def test_a_result_is_taken_however_many_turns_there_were(serve: Serve) -> 
     calls = [ToolCall(f"c-{n}", "agent.status", f'{{"id":"a-{n}"}}') for n in range(3)]
     provider = ScriptedProvider([calls, [TextDelta("They run.")]])
     async with serve(provider, turns_per_minute=per_minute(1)) as served, served.phone() as phone:
-        await phone.say("how are they?")
+        phone.say("how are they?")
         found: list[Event] = []
         for _ in calls:
             since = phone.log.index(found[-1]) + 1 if found else 0
-            found.append(await phone.until(is_call("agent.status"), since=since))
+            found.append(await phone.until("agent.status", since=since))
         # The limit is reached; a refused transcript does not stop the running turn either.
-        refused = await phone.say("hello?")
+        refused = phone.say("hello?")
         await phone.until(lambda e: e["payload"].get("eventId") == refused)
         since = len(phone.log)
         for event in found:
-            await phone.result(event["payload"]["callId"], "runs")
+            phone.result(event["payload"]["callId"], "runs")
         await phone.idle(since=since)
         assert phone.finals() == ["They run."]
         assert [error["code"] for error in phone.errors()] == ["rate_limited"]
@@ -101,16 +102,16 @@ async def test_what_starts_no_turn_does_not_count(serve: Serve) -> None:
     async with serve(chatty(), turns_per_minute=per_minute(2)) as served, served.phone() as phone:
         await phone.ask("   ")
         for _ in range(5):
-            await phone.send("user.audio.transcript.partial", {"text": "h"})
+            phone.send("user.audio.transcript.partial", {"text": "h"})
         await phone.ask("hi")
         since = len(phone.log)
-        said = await phone.say("hi again", id="said-once")
+        said = phone.say("hi again", id="said-once")
         await phone.idle(since=since)
         since = len(phone.log)
         for _ in range(3):
-            await phone.say("hi again", id=said)
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "session.started", since=since)
+            phone.say("hi again", id=said)
+        phone.start()
+        await phone.until("session.started", since=since)
         assert phone.finals() == ["Hi."] * 2
         assert [error["code"] for error in phone.errors()] == ["invalid_transcript"]
 
@@ -120,9 +121,9 @@ async def test_a_transcript_that_was_refused_may_be_said_again_under_its_id(serv
         await phone.ask("hi")
         for _ in range(2):
             since = len(phone.log)
-            await phone.say("again", id="said-twice")
+            phone.say("again", id="said-twice")
             await phone.idle(since=since)
-            assert phone.shape(since) == ["error", "state idle"], "it is not taken for a repetition"
+            assert phone.shapes(since) == ["error", "state idle"], "it is not taken for a repetition"
 
 
 # -- one token, many sessions
@@ -143,9 +144,9 @@ async def test_turns_of_all_sessions_with_one_token_count_together(serve: Serve)
                 assert phone.finals() == ["Hi."]
         async with served.phone("s-9", headers=bearer(TOKENS[0])) as phone:
             since = len(phone.log)
-            await phone.say("and again")
+            phone.say("and again")
             await phone.idle(since=since)
-            assert phone.shape(since) == ["error", "state idle"]
+            assert phone.shapes(since) == ["error", "state idle"]
             (error,) = phone.errors()
             assert error["code"] == "rate_limited" and 10_000 < error["retryAfterMs"] <= 20_000
         async with served.phone("s-9", headers=bearer(TOKENS[1])) as other:
@@ -170,9 +171,9 @@ async def test_news_waits_until_the_token_has_a_turn_for_it(serve: Serve) -> Non
     async with serve(provider, tokens=TOKENS, **limits) as served:
         async with served.phone(headers=bearer(TOKENS[0])) as phone:
             await phone.ask("hi")
-            await phone.send("agent.completed", {"agentId": "a-1", "status": "done"})
+            phone.send("agent.completed", {"agentId": "a-1", "status": "done"})
             since = len(phone.log)
-            await phone.say("and again")
+            phone.say("and again")
             await phone.idle(since=since)
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
     assert len(provider.requests) == 1
@@ -194,15 +195,15 @@ async def test_a_turn_beyond_the_days_budget_says_so_and_asks_no_model() -> None
     settings = load_settings(None, port=0, daily_token_budget=100, auth_tokens=",".join(TOKENS))
     async with running(settings, make_services(settings, provider)) as listener:
         url = f"ws://127.0.0.1:{listener.port}/ws"
-        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+        async with App(url, "s-1", headers=bearer(TOKENS[0])) as phone:
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
-        async with Phone(url, "s-2", headers=bearer(TOKENS[0])) as phone:
+        async with App(url, "s-2", headers=bearer(TOKENS[0])) as phone:
             await phone.ask("hi")
             assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-            assert phone.spoken() == ["Sorry, today's allowance is used up. Please come back tomorrow."]
-            assert phone.shape()[-1] == "state idle"
-        async with Phone(url, "s-3", headers=bearer(TOKENS[1])) as other:
+            assert phone.speeches() == ["Sorry, today's allowance is used up. Please come back tomorrow."]
+            assert phone.shapes()[-1] == "state idle"
+        async with App(url, "s-3", headers=bearer(TOKENS[1])) as other:
             await other.ask("hi")
             assert other.finals() == ["Hi."]
     assert len(provider.requests) == 2
@@ -217,18 +218,18 @@ async def test_a_session_too_many_is_refused_clearly_and_existing_ones_can_be_re
     )
     async with running(settings, make_services(settings, chatty())) as listener:
         url = f"ws://127.0.0.1:{listener.port}/ws"
-        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+        async with App(url, "s-1", headers=bearer(TOKENS[0])) as phone:
             await phone.ask("hi")
-        async with Phone(url, "s-1", headers=bearer(TOKENS[0])) as phone:
+        async with App(url, "s-1", headers=bearer(TOKENS[0])) as phone:
             assert phone.log[0]["payload"]["resumed"] is True
-        refused = Phone(url, "s-2", headers=bearer(TOKENS[0]))
+        refused = App(url, "s-2", headers=bearer(TOKENS[0]))
         await refused.open(start=False)
-        await refused.start()
-        error = await refused.until(lambda e: e["type"] == "error")
+        refused.start()
+        error = await refused.until("error")
         assert error["payload"]["code"] == "rate_limited"
         assert error["payload"]["message"].startswith("1 sessions of this token are kept already")
         assert error["payload"]["retryAfterMs"] == 60_000
-        await refused.say("hello?")
+        refused.say("hello?")
         await refused.idle()
         assert not refused.closed.is_set()
         await refused.close()

@@ -7,19 +7,20 @@ import json
 
 import pytest
 
+from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
 from tests.end_to_end.test_barge_in import is_partial
 from tests.end_to_end.test_tool_turns import results_of
 from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import until
+from tests.shapes import PLAIN_TURN, shape_of
 
 
 async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicService) -> None:
     going_on = asyncio.Event()
     claude.replies.append(Reply(text="One two three.", hold=going_on, hold_at=1))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("count")
+        phone.say("count")
         await phone.until(is_partial)
         await phone.cut()
         going_on.set()
@@ -28,8 +29,8 @@ async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicS
         await phone.open()
         await phone.idle(since=since)
         assert phone.finals() == ["One two three."]
-        assert phone.spoken() == ["One two three."]
-        assert phone.shape(since)[:3] == ["session.started", "assistant.speech.final", "append assistant"]
+        assert phone.speeches() == ["One two three."]
+        assert phone.shapes(since)[:3] == ["session.started", "assistant.speech.final", "append assistant"]
         started = phone.log[since]
         assert started["payload"] == {"sessionId": "s-1", "resumed": True}
 
@@ -37,14 +38,14 @@ async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicS
 async def test_a_cut_while_a_reading_tool_runs_replays_the_call_with_its_id(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_status", {"id": "a"}),)), Reply(text="It runs.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("how is it?")
-        call = await phone.until(is_call("agent.status"))
+        phone.say("how is it?")
+        call = await phone.until("agent.status")
         await phone.cut()
         await phone.open()
-        await phone.result(call["payload"]["callId"], "runs")
-        await phone.until(is_state("idle"), since=phone.log.index(call))
+        phone.result(call["payload"]["callId"], "runs")
+        await phone.until("state idle", since=phone.log.index(call))
         assert phone.runs == [("agent.status", {"id": "a"})]
-        assert [e["id"] for e in phone.duplicates if is_call("agent.status")(e)] == [call["id"]]
+        assert [e["id"] for e in phone.repeated if shape_of(e) == "agent.status"] == [call["id"]]
         assert phone.finals() == ["It runs."]
     assert results_of(claude.requests[-1])[0]["data"] == "runs"
 
@@ -52,13 +53,13 @@ async def test_a_cut_while_a_reading_tool_runs_replays_the_call_with_its_id(clau
 async def test_a_cut_while_a_writing_tool_runs_does_not_send_it_again(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("cancel it")
-        call = await phone.until(is_call("agent.cancel"))
+        phone.say("cancel it")
+        call = await phone.until("agent.cancel")
         await phone.cut()
         await phone.open()
-        await phone.result(call["payload"]["callId"], "cancelled")
-        await phone.until(lambda e: e["type"] == "assistant.speech.final")
-        assert not [e for e in phone.duplicates if is_call("agent.cancel")(e)]
+        phone.result(call["payload"]["callId"], "cancelled")
+        await phone.until("assistant.speech.final")
+        assert not [e for e in phone.repeated if shape_of(e) == "agent.cancel"]
         assert phone.runs == [("agent.cancel", {"id": "a"})]
 
 
@@ -70,11 +71,11 @@ async def test_a_relaunched_app_is_not_asked_to_write_again(claude: AnthropicSer
     async with serving(provider_for(claude), tool_timeout=0.3) as served:
         first = served.phone()
         await first.open()
-        await first.say("cancel a")
-        await first.until(is_call("agent.status"))
+        first.say("cancel a")
+        await first.until("agent.status")
         await first.cut()
         async with served.phone(tools={"agent.status": lambda a: "runs"}) as relaunched:
-            await relaunched.until(lambda e: e["type"] == "assistant.speech.final")
+            await relaunched.until("assistant.speech.final")
             assert [name for name, _ in relaunched.runs] == ["agent.status"]
     cancelled, status = results_of(claude.requests[-1])
     assert (cancelled["error_type"], status["data"]) == ("unknown", "runs")
@@ -88,27 +89,27 @@ async def test_a_write_call_that_no_socket_ever_had_is_sent_on_reconnect(claude:
     ]
     async with serving(provider_for(claude)) as served:
         async with served.phone(tools={"agent.cancel": lambda a: "cancelled"}) as phone:
-            await phone.say("cancel it")
+            phone.say("cancel it")
             await claude.wait_open(1)
             await phone.cut()
             await served.empty()
             going_on.set()
             await claude.wait_open(0)
             await phone.open()
-            await phone.until(lambda e: e["type"] == "assistant.speech.final")
+            await phone.until("assistant.speech.final")
             assert phone.runs == [("agent.cancel", {"id": "a"})]
 
 
 async def test_a_result_may_overtake_the_session_start(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("cancel it")
-        call = await phone.until(is_call("agent.cancel"))
+        phone.say("cancel it")
+        call = await phone.until("agent.cancel")
         await phone.cut()
         await phone.open(start=False)
-        await phone.result(call["payload"]["callId"], "cancelled")
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "session.started", since=phone.log.index(call))
+        phone.result(call["payload"]["callId"], "cancelled")
+        phone.start()
+        await phone.until("session.started", since=phone.log.index(call))
         await phone.idle()
         assert phone.finals() == ["Gone."]
 
@@ -117,7 +118,7 @@ async def test_stale_speech_is_left_out_of_a_replay_and_its_text_is_not(claude: 
     going_on = asyncio.Event()
     claude.replies.append(Reply(text="Old news.", hold=going_on))
     async with serving(provider_for(claude), stale_speech=0.0) as served, served.phone() as phone:
-        await phone.say("news?")
+        phone.say("news?")
         await claude.wait_open(1)
         await phone.cut()
         await served.empty()
@@ -126,14 +127,14 @@ async def test_stale_speech_is_left_out_of_a_replay_and_its_text_is_not(claude: 
         await phone.open()
         await phone.idle()
         assert phone.finals() == ["Old news."]
-        assert phone.spoken() == []
+        assert phone.speeches() == []
 
 
 async def test_a_replay_has_the_latest_state_and_a_speech_its_own(claude: AnthropicService) -> None:
     going_on = asyncio.Event()
     claude.replies.append(Reply(text="Hello.", hold=going_on))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("hi")
+        phone.say("hi")
         await claude.wait_open(1)
         await phone.cut()
         await served.empty()
@@ -142,9 +143,9 @@ async def test_a_replay_has_the_latest_state_and_a_speech_its_own(claude: Anthro
         since = len(phone.log)
         await phone.open()
         await phone.idle(since=since)
-        fence = await phone.say("")
+        fence = phone.say("")
         await phone.until(lambda e: e["payload"].get("eventId") == fence)
-        states = [shape for shape in phone.shape(since) if shape.startswith("state")]
+        states = [shape for shape in phone.shapes(since) if shape.startswith("state")]
         assert states[0] == "state speaking" and set(states[1:]) == {"state idle"}
 
 
@@ -155,30 +156,30 @@ async def test_a_resume_with_no_turn_running_opens_the_microphone(claude: Anthro
         since = len(phone.log)
         await phone.open()
         await phone.idle(since=since)
-        assert phone.shape(since) == ["session.started", "state idle"]
+        assert phone.shapes(since) == ["session.started", "state idle"]
 
 
 async def test_a_repeated_transcript_is_answered_once(claude: AnthropicService) -> None:
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("hi", id="transcript-1")
+        phone.say("hi", id="transcript-1")
         await phone.idle()
         await phone.cut()
         await phone.open()
         since = len(phone.log)
-        await phone.say("hi", id="transcript-1")
+        phone.say("hi", id="transcript-1")
         await phone.ask("bye")
-        assert phone.shape(since).count("append user") == 1
+        assert phone.shapes(since).count("append user") == 1
     assert claude.received == 2
 
 
 async def test_a_repeated_or_unknown_result_changes_nothing(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_status", {"id": "a"}),)), Reply(text="It runs.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("how is it?")
-        call = await phone.until(is_call("agent.status"))
-        await phone.result("call-unknown", "what?")
+        phone.say("how is it?")
+        call = await phone.until("agent.status")
+        phone.result("call-unknown", "what?")
         for answer in ("runs", "exploded", "runs"):
-            await phone.result(call["payload"]["callId"], answer)
+            phone.result(call["payload"]["callId"], answer)
         await phone.idle()
         await phone.ask("thanks")
         assert phone.errors() == []
@@ -202,23 +203,23 @@ async def test_the_newer_of_two_sockets_is_served_and_the_older_falls_silent(
         async with served.phone() as older, served.phone() as newer:
             since = len(older.log)
             await newer.ask("hi")
-            assert older.shape(since) == []
+            assert older.shapes(since) == []
             assert not older.closed.is_set()
             await older.ask("and now me")  # what starts a turn takes the session back
-            assert older.shape(since) == PLAIN_TURN
+            assert older.shapes(since) == PLAIN_TURN
             mark = len(newer.log)
             await older.ask("once more")
-            assert newer.shape(mark) == []
+            assert newer.shapes(mark) == []
 
 
 async def test_a_parked_socket_may_still_bring_a_result(claude: AnthropicService) -> None:
     claude.replies += [Reply(calls=(Call("agent_cancel", {"id": "a"}),)), Reply(text="Gone.")]
     async with serving(provider_for(claude)) as served, served.phone() as older:
-        await older.say("cancel it")
-        call = await older.until(is_call("agent.cancel"))
+        older.say("cancel it")
+        call = await older.until("agent.cancel")
         async with served.phone() as newer:
-            await older.result(call["payload"]["callId"], "cancelled")
-            await newer.until(lambda e: e["type"] == "assistant.speech.final")
+            older.result(call["payload"]["callId"], "cancelled")
+            await newer.until("assistant.speech.final")
             assert newer.finals() == ["Gone."]
 
 
@@ -238,5 +239,5 @@ async def test_without_a_token_nobody_comes_in(claude: AnthropicService) -> None
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             with pytest.raises(Exception, match="401"):
                 await served.phone(headers=headers).open()
-        async with Phone(f"{served.url}?token=alpha") as phone:
+        async with App(f"{served.url}?token=alpha") as phone:
             await phone.ask("hi")

@@ -13,9 +13,9 @@ import pytest
 from conductor.events.docs import markdown
 from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
+from tests.app import App
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Phone
 from tests.models import Script, ScriptedProvider
 
 GUIDE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ class Player:
     ``real`` are the ids on the wire of those that are written.
     """
 
-    phone: Phone
+    phone: App
     lines: list[str]
     position: int = 0
     real: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Player:
             payload = json.loads(rest)
         for written, real in self.real.items():
             payload = json.loads(json.dumps(payload).replace(f'"{written}"', f'"{real}"'))
-        self.real["app_1"] = await self.phone.send(event_type, payload)
+        self.real["app_1"] = self.phone.send(event_type, payload)
 
     async def expect(self, event_type: str, rest: str) -> None:
         """Wait for the next event of a type that is written down anywhere in the sequence."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from conductor.models.demo import DemoProvider
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Event, Phone
+from tests.shapes import Event
 
 TOKEN = "a-token-of-one-person"
 
@@ -13,9 +14,9 @@ def words(event: Event) -> str:
     return str(event["payload"].get("text", "")) if event["type"] == "assistant.speech.final" else ""
 
 
-async def schedule(phone: Phone, said: str) -> None:
+async def schedule(phone: App, said: str) -> None:
     await phone.ask(said)
-    asked = phone.spoken()[-1]
+    asked = phone.speeches()[-1]
     assert "reminder" in asked and "call the bank" in asked
     await phone.ask("yes please")
     assert phone.finals()[-1].startswith("I will remind you on")

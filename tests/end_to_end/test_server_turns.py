@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call, is_state
 from tests.end_to_end.test_barge_in import is_partial
 from tests.end_to_end.test_tool_turns import last_text
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import PLAIN_TURN
 
 NARRATION = PLAIN_TURN[2:]  # no "thinking", no appended user message
 
 
-async def ended(phone: Phone, agent: str, **more: Any) -> None:
-    await phone.send("agent.completed", {"agentId": agent, "status": "finished", **more})
+async def ended(phone: App, agent: str, **more: Any) -> None:
+    phone.send("agent.completed", {"agentId": agent, "status": "finished", **more})
 
 
 async def test_an_agent_that_has_ended_is_narrated(claude: AnthropicService) -> None:
@@ -25,8 +26,8 @@ async def test_an_agent_that_has_ended_is_narrated(claude: AnthropicService) -> 
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await ended(phone, "a-1", summary="Fixed the typo in the README.")
         await phone.idle()
-        assert phone.shape(1) == NARRATION
-        assert phone.spoken() == ["Your agent is done."]
+        assert phone.shapes(1) == NARRATION
+        assert phone.speeches() == ["Your agent is done."]
     assert "Fixed the typo" in last_text(claude.requests[-1])
 
 
@@ -34,14 +35,14 @@ async def test_narration_waits_for_the_running_turn(claude: AnthropicService) ->
     going_on = asyncio.Event()
     claude.replies += [Reply(text="An answer.", hold=going_on, hold_at=1), Reply(text="It is done.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("a question")
+        phone.say("a question")
         await phone.until(is_partial)
         await ended(phone, "a-1")
         going_on.set()
         await phone.until(lambda e: e["payload"].get("text") == "It is done.")
-        await phone.until(is_call("tts.speak"), since=len(phone.log) - 3)
+        await phone.until("tts.speak", since=len(phone.log) - 3)
         assert phone.finals() == ["An answer.", "It is done."]
-        assert phone.shape(1)[: len(PLAIN_TURN)] == PLAIN_TURN
+        assert phone.shapes(1)[: len(PLAIN_TURN)] == PLAIN_TURN
 
 
 async def test_narration_waits_until_the_speech_is_over(claude: AnthropicService) -> None:
@@ -52,15 +53,15 @@ async def test_narration_waits_until_the_speech_is_over(claude: AnthropicService
             await ended(phone, "a-1")
             with pytest.raises(TimeoutError):
                 await claude.wait_received(2, 0.1)
-            speech = next(e for e in phone.log if is_call("tts.speak")(e))
-            await phone.result(speech["payload"]["callId"], '{"spoken":true}')
+            speech = phone.events("tts.speak")[0]
+            phone.result(speech["payload"]["callId"], '{"spoken":true}')
             await phone.until(lambda e: e["payload"].get("text") == "It is done.")
 
 
 async def test_narration_waits_while_the_person_speaks(claude: AnthropicService) -> None:
     claude.replies += [Reply(text="An answer."), Reply(text="It is done.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.send("user.audio.transcript.partial", {"text": "what is"})
+        phone.send("user.audio.transcript.partial", {"text": "what is"})
         await ended(phone, "a-1")
         await phone.ask("what is this?")
         await phone.until(lambda e: e["payload"].get("text") == "It is done.")
@@ -70,7 +71,7 @@ async def test_narration_waits_while_the_person_speaks(claude: AnthropicService)
 async def test_narration_goes_on_when_the_person_falls_silent(claude: AnthropicService) -> None:
     claude.replies.append(Reply(text="It is done."))
     async with serving(provider_for(claude), floor_timeout=0.05) as served, served.phone() as phone:
-        await phone.send("user.audio.transcript.partial", {"text": "what is"})
+        phone.send("user.audio.transcript.partial", {"text": "what is"})
         await ended(phone, "a-1")
         await phone.until(lambda e: e["payload"].get("text") == "It is done.")
 
@@ -79,13 +80,13 @@ async def test_several_agents_are_told_of_in_one_turn(claude: AnthropicService) 
     going_on = asyncio.Event()
     claude.replies += [Reply(text="An answer.", hold=going_on), Reply(text="They are done.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await phone.say("a question")
+        phone.say("a question")
         await claude.wait_open(1)
         for number in range(3):
             await ended(phone, f"agent-{number}")
         going_on.set()
         await phone.until(lambda e: e["payload"].get("text") == "They are done.")
-        await phone.until(is_state("idle"), since=len(phone.log) - 1)
+        await phone.until("state idle", since=len(phone.log) - 1)
     assert claude.received == 2
     told = last_text(claude.requests[-1])
     assert all(f"agent-{number}" in told for number in range(3))
@@ -95,7 +96,7 @@ async def test_a_repeated_announcement_is_narrated_once(claude: AnthropicService
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         payload = {"agentId": "a-1", "status": "finished"}
         for _ in range(3):
-            await phone.send("agent.completed", payload, id="announcement-1")
+            phone.send("agent.completed", payload, id="announcement-1")
         await phone.idle()
         await phone.ask("thanks")
     assert claude.received == 2
@@ -135,8 +136,8 @@ async def test_declared_tools_change_while_the_session_runs(claude: AnthropicSer
 
     fields = {"capabilities": ["tools"], "tools": [tool("lamp.one")]}
     async with serving(provider_for(claude)) as served, served.phone(start_fields=fields) as phone:
-        await phone.send("session.update", {"tools": [tool("lamp.two")]})
-        changed = await phone.until(lambda e: e["type"] == "tools.changed")
+        phone.send("session.update", {"tools": [tool("lamp.two")]})
+        changed = await phone.until("tools.changed")
         assert changed["payload"] == {"acceptedTools": ["lamp.two"], "rejectedTools": []}
         await phone.ask("hi")
     names = [tool["name"] for tool in claude.requests[-1]["tools"]]
@@ -154,11 +155,11 @@ async def test_tools_that_change_while_a_turn_runs_are_shown_to_the_model_in_the
     claude.replies += [Reply(calls=(Call("lamp_one", {}),), thinking="Hm."), Reply(text="Done.")]
     fields = {"capabilities": ["tools"], "tools": [tool("lamp.one")]}
     async with serving(provider_for(claude)) as served, served.phone(start_fields=fields) as phone:
-        await phone.say("light, please")
-        asked = await phone.until(is_call("lamp.one"))
-        await phone.send("session.update", {"tools": [tool("lamp.two")]})
-        await phone.until(lambda e: e["type"] == "tools.changed")
-        await phone.result(asked["payload"]["callId"], "on")
+        phone.say("light, please")
+        asked = await phone.until("lamp.one")
+        phone.send("session.update", {"tools": [tool("lamp.two")]})
+        await phone.until("tools.changed")
+        phone.result(asked["payload"]["callId"], "on")
         await phone.idle(since=phone.log.index(asked))
         await phone.ask("and now?")
     first, second, third = claude.requests

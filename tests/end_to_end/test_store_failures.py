@@ -24,11 +24,12 @@ from conductor.stores.health import HealthCheckedStore
 from conductor.stores.redis import RedisStore
 from conductor.stores.redis_scripts import session_name
 from conductor.stores.sqlite import SqliteStore
+from tests.app import WAIT, App
 from tests.end_to_end.conftest import Served
-from tests.end_to_end.phone import WAIT, Event, Phone, is_call
 from tests.models import Script, ScriptedProvider
 from tests.server.nodes import calm
 from tests.server.wires import get, http
+from tests.shapes import Event
 from tests.stores.redis_cluster import RedisCluster
 from tests.stores.redis_sentinel import SentinelServers
 from tests.stores.redis_server import RedisServer
@@ -103,12 +104,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
 
 
-async def refused(phone: Phone, text: str) -> None:
+async def refused(phone: App, text: str) -> None:
     """Say something while the store is away: an error comes, and ``idle``, and nothing else."""
     since = len(phone.log)
-    event_id = await phone.say(text)
+    event_id = phone.say(text)
     await phone.idle(since=since)
-    shape = [one for one in phone.shape(since) if one != "event.ack"]
+    shape = [one for one in phone.shapes(since) if one != "event.ack"]
     assert shape == ["error", "state idle"], shape
     (error,) = phone.errors(since)
     assert error["code"] == "store_unavailable" and error["eventId"] == event_id
@@ -152,7 +153,7 @@ async def test_a_full_disk_is_said_and_the_next_words_are_answered_once_there_is
 async def test_a_short_lock_is_not_noticed(path: Path) -> None:
     async with serving(SqliteStore(path, busy_timeout=WAIT)) as served, served.phone() as phone:
         with locked(path):
-            await phone.say("one")
+            phone.say("one")
             assert await ready(served) == 200
         await phone.idle()
         assert phone.finals() == ["You said one."] and not phone.errors()
@@ -163,13 +164,13 @@ async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
         phone = served.phone()
         with locked(path):
             await phone.open(start=False)
-            await phone.start()
-            error = await phone.until(lambda e: e["type"] == "error")
+            phone.start()
+            error = await phone.until("error")
             assert error["payload"]["code"] == "store_unavailable"
             await refused(phone, "lost")
         await becomes(served, 200)
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "session.started")
+        phone.start()
+        await phone.until("session.started")
         await phone.ask("one")
         await calm(served)
         assert phone.finals() == ["You said one."]
@@ -181,13 +182,13 @@ async def test_a_turn_that_loses_its_store_says_so_and_shows_nothing_of_its_answ
     scripts = iter([[TextDelta("Not "), hold, TextDelta("heard.")]])
     replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
     async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies) as served, served.phone() as phone:
-        await phone.say("one")
-        await phone.until(is_call("convo.appendMessage"))
+        phone.say("one")
+        await phone.until("append user")
         with locked(path):
             since = len(phone.log)
             hold.set()
             await phone.idle(since=since)
-            assert phone.shape(since) == ["error", "state idle"]
+            assert phone.shapes(since) == ["error", "state idle"]
             assert phone.errors(since)[0]["code"] == "store_unavailable"
         await becomes(served, 200)
         since = len(phone.log)
@@ -203,15 +204,15 @@ async def test_words_that_were_recorded_are_answered_once_the_store_is_back(
     replies = lambda request: next(scripts, None) or echo(request)  # noqa: E731
     async with serving(SqliteStore(path, busy_timeout=BUSY_S), replies, failed_turn_retry=0.2) as served:
         async with served.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            await phone.say("one")
-            await phone.until(is_call("convo.appendMessage"))
-            second = await phone.say("two")
+            phone.say("one")
+            await phone.until("append user")
+            second = phone.say("two")
             await phone.until(lambda e: e["type"] == "event.ack" and second in e["payload"]["eventIds"])
             with locked(path):
                 since = len(phone.log)
                 hold.set()
                 await phone.idle(since=since)
-            await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            await phone.until("assistant.speech.final", since=since)
             assert phone.finals() == ["You said one, two."]
 
 
@@ -246,12 +247,12 @@ async def test_a_redis_that_restarts_soon_is_not_noticed(redis: RedisServer) -> 
         await calm(served)
         redis.kill()
         since = len(phone.log)
-        await phone.say("two")
+        phone.say("two")
         assert await ready(served) == 200
         await asyncio.to_thread(redis.start)
         await phone.idle(since=since)
         assert phone.finals(since) == ["You said one, two."] and not phone.errors()
-        assert phone.shape(since).count("append user") == 1
+        assert phone.shapes(since).count("append user") == 1
 
 
 async def test_a_redis_that_is_away_for_long_is_said_and_comes_back_by_itself(redis: RedisServer) -> None:
@@ -274,13 +275,13 @@ async def test_a_redis_that_hangs_is_said_and_what_it_did_meanwhile_counts_once(
         await calm(served)
         redis.freeze()
         since = len(phone.log)
-        await phone.say("two")
+        phone.say("two")
         await phone.idle(since=since)
         assert phone.errors(since)[0]["code"] == "store_unavailable"
         assert await ready(served) == 503
         redis.thaw()
         await becomes(served, 200)
-        await phone.say("three")
+        phone.say("three")
         await phone.until(is_final_of("three."), since=since)
         assert phone.finals(since)[-1] == "You said one, two, three."
 
@@ -328,7 +329,7 @@ async def test_a_primary_that_dies_and_is_replaced_is_not_noticed(servers: Any, 
             await calm(served)
             since = len(phone.log)
             failing = asyncio.create_task(asyncio.to_thread(running.fail_over, name))
-            await phone.say("two")
+            phone.say("two")
             await phone.idle(since=since)
             await failing
             await phone.ask("three")

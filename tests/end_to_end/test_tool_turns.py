@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.phone import PLAIN_TURN, Event, is_call, is_state, shape_of
 from tests.models import AnthropicService, Call, Reply
+from tests.shapes import PLAIN_TURN, Event, shape_of
 
 STATUS = "agent_status"
 
@@ -47,7 +47,7 @@ async def test_one_tool(claude: AnthropicService) -> None:
             since = len(phone.log)
             await phone.ask("how is a-5?")
             assert phone.runs == [("agent.status", {"id": "a-5"})]
-            assert phone.shape(since) == [*PLAIN_TURN[:2], "agent.status", *PLAIN_TURN[2:]]
+            assert phone.shapes(since) == [*PLAIN_TURN[:2], "agent.status", *PLAIN_TURN[2:]]
     (result,) = results_of(claude.requests[-1])
     assert (result["success"], result["data"], result["error_type"]) == (True, "a-5 runs", "none")
     assert result["metadata"]["data_size_bytes"] == len("a-5 runs")
@@ -61,14 +61,14 @@ async def test_three_parallel_tools_are_answered_in_the_models_order(claude: Ant
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         since = len(phone.log)
-        await phone.say("how are they?")
+        phone.say("how are they?")
         calls: list[Event] = []
         for number in range(3):
             position = phone.log.index(calls[-1]) + 1 if number else since
-            calls.append(await phone.until(is_call("agent.status"), since=position))
+            calls.append(await phone.until("agent.status", since=position))
         for event in reversed(calls):  # answered in the opposite order
             call_id = event["payload"]["callId"]
-            await phone.result(call_id, json.loads(event["payload"]["arguments"])["id"])
+            phone.result(call_id, json.loads(event["payload"]["arguments"])["id"])
         await phone.idle(since=since)
     assert [result["data"] for result in results_of(claude.requests[-1])] == ids
 
@@ -82,7 +82,7 @@ async def test_a_ninth_round_goes_without_tools_and_the_user_hears_words(claude:
             await phone.ask("wait for it")
             assert len(phone.runs) == 8
             assert [e["code"] for e in phone.errors()] == ["tool_round_limit_exceeded"]
-            assert phone.spoken() == ["That is as far as I got."]
+            assert phone.speeches() == ["That is as far as I got."]
     assert claude.requests[-1]["tool_choice"] == {"type": "none"}
     assert claude.requests[-1]["tools"]
     assert claude.requests[-2].get("tool_choice", {"type": "auto"}) != {"type": "none"}
@@ -97,7 +97,7 @@ async def test_text_beside_a_call_comes_first_as_a_message_of_its_own(claude: An
         async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
             since = len(phone.log)
             await phone.ask("how is it?")
-            shape = phone.shape(since)
+            shape = phone.shapes(since)
             assert shape[:5] == [
                 "state thinking",
                 "append user",
@@ -107,7 +107,7 @@ async def test_text_beside_a_call_comes_first_as_a_message_of_its_own(claude: An
             ]
             assert shape[5:] == PLAIN_TURN[2:]
             assert phone.finals() == ["Let me look.", "It runs."]
-            assert phone.spoken() == ["It runs."]  # the device is busy with the call
+            assert phone.speeches() == ["It runs."]  # the device is busy with the call
 
 
 async def test_text_beside_a_call_of_the_servers_own_is_spoken(claude: AnthropicService) -> None:
@@ -117,7 +117,7 @@ async def test_text_beside_a_call_of_the_servers_own_is_spoken(claude: Anthropic
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await phone.ask("what is six times seven?")
-        assert phone.spoken() == ["One moment.", "Forty-two."]
+        assert phone.speeches() == ["One moment.", "Forty-two."]
     assert results_of(claude.requests[-1])[0]["data"]["result"] in ("42", 42)
 
 
@@ -147,8 +147,8 @@ async def test_a_silent_device_makes_the_outcome_unknown_and_a_late_result_is_ke
         (result,) = results_of(claude.requests[-1])
         assert (result["success"], result["error_type"]) == (False, "unknown")
         assert result["metadata"]["reason"] == "tool_result_timeout"
-        call = next(e for e in phone.log if is_call("agent.followup")(e))
-        await phone.result(call["payload"]["callId"], "it has been told")
+        call = phone.events("agent.followup")[0]
+        phone.result(call["payload"]["callId"], "it has been told")
         await phone.ask("and now?")
     assert "it has been told" in last_text(claude.requests[-1])
     assert last_text(claude.requests[-1]).endswith("and now?")
@@ -199,12 +199,12 @@ async def test_the_clock_stands_still_while_a_person_chooses(claude: AnthropicSe
     claude.replies += [Reply(calls=(Call("repositories_select", {}),)), Reply(text="That one, then.")]
     async with serving(provider_for(claude), turn_timeout=0.3) as served, served.phone() as phone:
         since = len(phone.log)
-        await phone.say("pick one")
-        call = await phone.until(is_call("repositories.select"))
+        phone.say("pick one")
+        call = await phone.until("repositories.select")
         late = asyncio.Event()
         asyncio.get_running_loop().call_later(0.6, late.set)  # twice the turn's machine time
         await late.wait()
-        await phone.result(call["payload"]["callId"], "octo/cat")
+        phone.result(call["payload"]["callId"], "octo/cat")
         await phone.idle(since=since)
         assert phone.finals() == ["That one, then."]
         assert phone.errors() == []
@@ -215,7 +215,7 @@ async def test_a_turn_that_takes_too_long_says_so(claude: AnthropicService) -> N
     async with serving(provider_for(claude), turn_timeout=0.5) as served, served.phone() as phone:
         await phone.ask("hello?")
         assert [e["code"] for e in phone.errors()] == ["turn_timeout"]
-        assert phone.spoken() == ["Sorry, that took too long, so I stopped. Please try again."]
+        assert phone.speeches() == ["Sorry, that took too long, so I stopped. Please try again."]
         await phone.ask("hello again")
         assert phone.finals()[-1] == "Here I am."
 
@@ -228,7 +228,7 @@ async def test_fifty_turns_with_three_tools_each_in_one_session(claude: Anthropi
         async with served.phone(tools={"agent.status": lambda a: "runs"}) as phone:
             for number in range(50):
                 events = await phone.ask(f"question {number}")
-                assert is_state("idle")(events[-1])
+                assert shape_of(events[-1]) == "state idle"
                 assert phone.finals()[-1] == f"Answer {number}."
             assert len(phone.runs) == 150
             (session,) = served.listener.registry.sessions
@@ -240,7 +240,7 @@ async def test_an_empty_reply_is_not_silence(claude: AnthropicService) -> None:
     claude.replies.append(Reply(text=""))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         await phone.ask("hm")
-        assert len(phone.spoken()) == 1
+        assert len(phone.speeches()) == 1
 
 
 async def test_a_client_that_answers_no_ui_call_is_not_waited_for(claude: AnthropicService) -> None:
@@ -254,7 +254,7 @@ async def test_a_client_that_answers_no_ui_call_is_not_waited_for(claude: Anthro
         async with phone:
             await phone.ask("first")
             await phone.ask("second")
-            assert phone.spoken() == ["One.", "Two."]
+            assert phone.speeches() == ["One.", "Two."]
 
 
 async def test_only_one_speech_is_outstanding(claude: AnthropicService) -> None:
@@ -263,11 +263,11 @@ async def test_only_one_speech_is_outstanding(claude: AnthropicService) -> None:
         async with served.phone(acknowledge=lambda name: name != "tts.speak") as phone:
             await phone.ask("first")
             since = len(phone.log)
-            await phone.say("second")
-            await phone.until(is_state("speaking"), since=since)
+            phone.say("second")
+            await phone.until("state speaking", since=since)
             await served.quiet()
-            assert phone.spoken() == ["One."]
-            speech = next(e for e in phone.log if is_call("tts.speak")(e))
-            await phone.result(speech["payload"]["callId"], '{"spoken":true}')
+            assert phone.speeches() == ["One."]
+            speech = phone.events("tts.speak")[0]
+            phone.result(speech["payload"]["callId"], '{"spoken":true}')
             await phone.idle(since=since)
-            assert phone.spoken() == ["One.", "Two."]
+            assert phone.speeches() == ["One.", "Two."]

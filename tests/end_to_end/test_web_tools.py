@@ -11,8 +11,8 @@ from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import load_settings
-from tests.end_to_end.phone import WAIT, Phone
-from tests.end_to_end.test_approvals import begin, decide, of_type
+from tests.app import WAIT, App
+from tests.end_to_end.test_approvals import begin, decide
 from tests.models import Script, ScriptedProvider
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
@@ -50,13 +50,13 @@ async def test_a_search_and_then_a_change_at_home(tmp_path: Path, monkeypatch: p
         )
         services = make_services(settings, provider)
         async with running(settings, services) as listener, asyncio.timeout(WAIT):
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
                 await begin(phone, "approval")
-                await phone.say("light, then news")
-                search = await phone.until(of_type("approval.request", name="web_search"))
+                phone.say("light, then news")
+                search = await phone.until("approval.request", name="web_search")
                 assert [one[3] for one in light.asked] == ['{"level": 1}']  # safe: it did not ask
                 await decide(phone, search, "allow")
-                change = await phone.until(of_type("approval.request", name="light.set"))
+                change = await phone.until("approval.request", name="light.set")
                 assert len(light.asked) == 1
                 resolved = await decide(phone, change, "deny")
                 await phone.idle(since=phone.log.index(resolved))
@@ -138,14 +138,14 @@ async def test_what_others_can_write_makes_a_write_and_a_read_of_the_web_ask(
         )
         services = make_services(settings, ScriptedProvider(reply))
         async with running(settings, services) as listener, asyncio.timeout(WAIT):
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
                 await begin(phone, "approval", tools=[SEND])
-                await phone.say("What is there?")
-                sending = await phone.until(of_type("approval.request"))
+                phone.say("What is there?")
+                sending = await phone.until("approval.request")
                 assert sending["payload"]["name"] == "mail.send"
                 resolved = await decide(phone, sending, "deny")
                 mark = phone.log.index(resolved)
-                finding = await phone.until(of_type("approval.request"), since=mark)
+                finding = await phone.until("approval.request", since=mark)
                 assert finding["payload"]["name"] == "site.find"
                 resolved = await decide(phone, finding, "deny")
                 await phone.idle(since=phone.log.index(resolved))

@@ -246,7 +246,7 @@ async def test_bad_events_are_answered_with_their_id_and_the_connection_goes_on(
 ) -> None:
     async with serving(ScriptedProvider([[TextDelta("Hello.")]]), frames_per_second=1e6) as served:
         async with served.phone() as phone:
-            sent = [await phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
+            sent = [phone.send(event_type, payload) for event_type, payload, _ in REFUSED]
             await phone.ask("hello?")
             errors = [event["payload"] for event in phone.log if event["type"] == "error"]
     assert [error["eventId"] for error in errors] == sent

@@ -14,7 +14,7 @@ from conductor.app import make_services, running
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import load_settings
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.models import Script, ScriptedProvider
 from tests.tools.mcp.test_real_servers import HERE, missing
 from tests.tools.mcp.test_toolset import ROOT
@@ -49,7 +49,7 @@ async def test_a_session_calls_an_operation_of_the_document(monkeypatch: pytest.
             session_rate_limit_per_min=1_000_000,
         )
         async with running(settings, make_services(settings, provider)) as listener:
-            async with Phone(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+            async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
                 while not provider.requests or not offered(provider.requests[-1]):
                     await phone.ask("Which pet is number seven?")
     assert offered(provider.requests[-1]) == {"pets.getPet", "pets.updatePet"}

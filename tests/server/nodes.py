@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
@@ -20,10 +19,11 @@ from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation, SessionKey, SessionState, SessionStore
+from tests.app import App
 from tests.end_to_end.conftest import Served
-from tests.end_to_end.phone import WAIT, Event, Phone
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import until
+from tests.shapes import Event
 
 KEY = SessionKey("anonymous", "s-1")
 Replies: TypeAlias = Callable[[ModelRequest], Script]
@@ -192,32 +192,32 @@ def session_of(served: Served) -> Session:
 # -- a client that goes from one to the other
 
 
-async def moves(phone: Phone, to: Node, *, start: bool = True) -> Event:
+async def moves(phone: App, to: Node, *, start: bool = True) -> Event:
     """Lose the network and come back by another node; gives what ``session.started`` says."""
     await phone.cut()
     phone.url = to.url
     return await comes(phone, start=start)
 
 
-async def comes(phone: Phone, *, start: bool = True) -> Event:
+async def comes(phone: App, *, start: bool = True) -> Event:
     """Connect; gives what ``session.started`` says. If the session was there, its microphone is open then."""
     since = len(phone.log)
     await phone.open(start=start)
     if not start:
         return {}
-    started = await phone.until(lambda e: e["type"] == "session.started", since=since)
+    started = await phone.until("session.started", since=since)
     payload: Event = started["payload"]
     if payload["resumed"]:
         await phone.idle(since=since)
     return payload
 
 
-async def still_open(phone: Phone) -> bool:
+async def still_open(phone: App) -> bool:
     """Tell whether a client is still connected, after a round trip to the server."""
-    await asyncio.wait_for(await phone.socket.ping(), WAIT)
+    await phone.socket.ping()
     return not phone.closed.is_set()
 
 
-def told(phone: Phone, since: int) -> list[str]:
+def told(phone: App, since: int) -> list[str]:
     """Name what a client was sent that it could act upon."""
-    return [shape for shape in phone.shape(since) if shape != "session.ping"]
+    return [shape for shape in phone.shapes(since) if shape != "session.ping"]

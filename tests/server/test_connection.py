@@ -21,9 +21,10 @@ from conductor.server.access import Authenticator
 from conductor.server.connection import UNBOUND, Connection
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
+from tests.app import App
 from tests.end_to_end.conftest import Served, serving
-from tests.end_to_end.phone import Phone, is_state
 from tests.models import ScriptedProvider
+from tests.server.test_websocket_socket import fragment
 from tests.server.wires import WAIT, WiredStore, until
 
 BIG = b'"' + b"x" * 2_000_000 + b'"'
@@ -45,7 +46,7 @@ def final(text: str) -> Frame:
     return Frame(encode_event(f"evt-{text}", "s-1", SpeechFinal(text)))
 
 
-def texts(phone: Phone) -> list[str]:
+def texts(phone: App) -> list[str]:
     return [e["payload"]["text"] for e in phone.log if e["type"].startswith("assistant.speech.")]
 
 
@@ -226,7 +227,7 @@ async def test_a_session_ping_comes_again_and_again_each_with_an_id_of_its_own()
     async with serving(ScriptedProvider([]), ping_interval=0.02) as served, served.phone() as phone:
         started = len(phone.log)  # a ping before the start belongs to no session yet
         for _ in range(3):
-            await phone.until(lambda e: e["type"] == "session.ping", since=len(phone.log))
+            await phone.until("session.ping", since=len(phone.log))
         pings = [e for e in phone.log[started:] if e["type"] == "session.ping"]
         assert len({ping["id"] for ping in pings}) == len(pings) >= 3
         assert all(ping["sessionId"] == "s-1" and ping["payload"] == {} for ping in pings)
@@ -236,7 +237,7 @@ async def test_a_client_that_has_said_nothing_gets_session_pings_too() -> None:
     async with serving(ScriptedProvider([]), ping_interval=0.02) as served:
         phone = served.phone()
         await phone.open(start=False)
-        ping = await phone.until(lambda e: e["type"] == "session.ping")
+        ping = await phone.until("session.ping")
         assert ping["sessionId"] == UNBOUND
         await phone.close()
 
@@ -248,7 +249,7 @@ async def test_no_session_ping_is_sent_to_a_client_that_has_gone() -> None:
         await until(lambda: served.listener.connections == 0)
         async with served.phone("s-2") as other:
             for _ in range(3):
-                await other.until(lambda e: e["type"] == "session.ping", since=len(other.log))
+                await other.until("session.ping", since=len(other.log))
         assert connection._ping is not None and connection._ping.cancelled()
         assert phone.closed.is_set()
 
@@ -281,10 +282,10 @@ async def test_a_client_that_leaves_while_the_store_is_slow_claims_nothing_later
         store.claim_gate.clear()
         phone = served.phone()
         await phone.open(start=False)
-        await phone.send("session.start", {})
-        await phone.say("one")
+        phone.send("session.start", {})
+        phone.say("one")
         await until(store.claiming.is_set)
-        phone.socket.close_timeout = 0.01  # the server does not read meanwhile
+        phone.socket.close_s = 0.01  # the server does not read meanwhile
         await phone.close()
         await until(lambda: served.listener.connections == 0)
         store.claim_gate.set()
@@ -320,15 +321,15 @@ async def test_a_first_transcript_while_the_store_is_away_reopens_the_microphone
     async with stored(store) as served:
         phone = served.phone()
         await phone.open(start=False)
-        event_id = await phone.send("user.audio.transcript.final", payload)
-        await phone.until(is_state("idle"))
-        assert phone.shape() == ["error", "state idle"]
+        event_id = phone.send("user.audio.transcript.final", payload)
+        await phone.until("state idle")
+        assert phone.shapes() == ["error", "state idle"]
         assert phone.errors()[0]["code"] == code and phone.errors()[0]["eventId"] == event_id
         assert {event["sessionId"] for event in phone.log} == {"s-1"}
         store.away = False
         since = len(phone.log)
-        await phone.say("and now?")
-        await phone.until(is_state("idle"), since=since)
+        phone.say("and now?")
+        await phone.until("state idle", since=since)
         assert phone.finals() == ["Hi."] and not phone.closed.is_set()
         await phone.close()
 
@@ -339,17 +340,17 @@ async def test_a_start_while_the_store_is_away_is_an_error_and_may_be_tried_agai
     async with stored(store) as served:
         phone = served.phone()
         await phone.open(start=False)
-        event_id = await phone.start()
-        await phone.until(lambda e: e["type"] == "error")
-        assert phone.shape() == ["error"]
+        event_id = phone.start()
+        await phone.until("error")
+        assert phone.shapes() == ["error"]
         assert phone.errors()[0] == {
             "code": "store_unavailable",
             "message": "The session store cannot be reached.",
             "eventId": event_id,
         }
         store.away = False
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "session.started")
+        phone.start()
+        await phone.until("session.started")
         await phone.close()
 
 
@@ -359,10 +360,10 @@ async def test_a_start_that_the_store_refused_is_tried_until_it_succeeds() -> No
     async with stored(store, store_retry=0.01) as served:
         phone = served.phone()
         await phone.open(start=False)
-        await phone.start()
+        phone.start()
         await until(lambda: store.claims >= 3)
         store.away = False
-        await phone.until(lambda e: e["type"] == "session.started")
+        await phone.until("session.started")
         assert len(phone.errors()) == 1
         await phone.ask("hi")
         await phone.close()
@@ -375,8 +376,8 @@ async def test_words_after_a_refused_start_are_answered_with_the_tools_that_it_d
         tool = {"name": "lamp.on", "description": "x", "inputSchema": {"type": "object", "properties": {}}}
         phone = served.phone(start_fields={"capabilities": ["tools"], "tools": [tool]})
         await phone.open(start=False)
-        await phone.start()
-        await phone.until(lambda e: e["type"] == "error")
+        phone.start()
+        await phone.until("error")
         store.away = False
         await phone.ask("hi")
         assert "lamp.on" in [one.name for one in provider.requests[-1].tools]
@@ -387,8 +388,8 @@ async def test_a_store_that_goes_away_later_costs_a_turn_and_no_connection() -> 
     store = WiredStore()
     async with stored(store) as served, served.phone() as phone:
         store.away = True
-        await phone.say("hi")
-        await phone.until(is_state("idle"))
+        phone.say("hi")
+        await phone.until("state idle")
         assert "store_unavailable" in [error["code"] for error in phone.errors()]
         store.away = False
         await phone.ask("and now?")
@@ -402,24 +403,27 @@ async def test_an_error_before_any_session_names_none() -> None:
     async with serving(ScriptedProvider([])) as served:
         phone = served.phone()
         await phone.open(start=False)
-        await phone.send_raw("{")
-        error = await phone.until(lambda e: e["type"] == "error")
+        phone.socket.write(b"{")
+        error = await phone.until("error")
         assert error["sessionId"] == UNBOUND and "eventId" not in error["payload"]
         await phone.close()
 
 
 async def test_a_fragmented_binary_message_is_refused_like_any_other() -> None:
     async with serving(ScriptedProvider([])) as served, served.phone() as phone:
-        await phone.socket.send([b"one", b"two"])
-        await phone.until(lambda e: e["type"] == "error")
+        fragment(phone.socket, b"one", first=True, fin=False, binary=True)
+        fragment(phone.socket, b"two", first=False, fin=True)
+        await phone.until("error")
         assert phone.errors()[0]["message"] == "binary_frame"
 
 
 async def test_a_fragmented_text_message_is_one_event() -> None:
     provider = ScriptedProvider([[TextDelta("Hi.")]])
     async with serving(provider) as served, served.phone() as phone:
-        event = '{"id":"f-1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s-1",'
-        await phone.socket.send([event, '"payload":{"te', 'xt":"hi"}}'])
+        event = b'{"id":"f-1","type":"user.audio.transcript.final","timestamp":"t","sessionId":"s-1",'
+        fragment(phone.socket, event, first=True, fin=False)
+        fragment(phone.socket, b'"payload":{"te', first=False, fin=False)
+        fragment(phone.socket, b'xt":"hi"}}', first=False, fin=True)
         await phone.idle()
         assert phone.finals() == ["Hi."]
 
@@ -427,7 +431,7 @@ async def test_a_fragmented_text_message_is_one_event() -> None:
 async def test_an_event_above_the_hard_limit_closes_the_connection_and_not_the_session() -> None:
     provider = ScriptedProvider([[TextDelta("Hi.")]])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.send_raw('{"x":"' + "y" * 1_100_000 + '"}')
+        phone.socket.write(b'{"x":"' + b"y" * 1_100_000 + b'"}')
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         assert phone.close_code == 1009
         await until(lambda: served.listener.connections == 0)

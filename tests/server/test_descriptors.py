@@ -48,7 +48,7 @@ async def test_of_too_many_silent_sockets_the_oldest_is_cut_and_a_client_is_let_
             for streams in sockets[:2]:
                 await closed(streams)
             async with served.phone() as phone:
-                assert phone.shape() == ["session.started"]
+                assert phone.shapes() == ["session.started"]
             assert (await ask(*sockets[4], upgrade()))[0] == 101, "the newest are still there"
     reasons = [
         (line["event"], line.get("count")) for line in captured if "handshakes" in line.get("reason", "")

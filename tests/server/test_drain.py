@@ -16,10 +16,11 @@ from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, Operation
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import PLAIN_TURN, Phone, is_call
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, until
+from tests.shapes import PLAIN_TURN
 
 LONG = 60.0
 """A time that no test waits for, in seconds."""
@@ -29,20 +30,20 @@ def silent_about(*names: str) -> Callable[[str], bool]:
     return lambda name: name not in names
 
 
-async def closed(phone: Phone) -> int | None:
+async def closed(phone: App) -> int | None:
     """Wait until the server has sent a client away; give the code."""
     await asyncio.wait_for(phone.closed.wait(), WAIT)
     return phone.close_code
 
 
-async def still_open(phone: Phone) -> bool:
+async def still_open(phone: App) -> bool:
     """Tell whether a client is still connected, after a round trip to the server."""
-    await asyncio.wait_for(await phone.socket.ping(), WAIT)
+    await phone.socket.ping()
     return not phone.closed.is_set()
 
 
-async def speech_of(phone: Phone, since: int = 0) -> str:
-    call = await phone.until(is_call("tts.speak"), since=since)
+async def speech_of(phone: App, since: int = 0) -> str:
+    call = await phone.until("tts.speak", since=since)
     return str(call["payload"]["callId"])
 
 
@@ -64,10 +65,11 @@ async def test_who_is_idle_goes_at_once_and_who_listens_once_the_speech_is_over(
             await quiet.ask("hi")
             await talking.ask("hi")
             speech = await speech_of(talking)
+            assert await still_open(talking)
             stopping = asyncio.create_task(listener.stop(drain_s=LONG))
             assert [await closed(quiet), await closed(unbound)] == [1012, 1012]
             assert await still_open(talking) and not stopping.done()
-            await talking.result(speech, '{"spoken":true}')
+            talking.result(speech, '{"spoken":true}')
             assert await closed(talking) == 1012
             await asyncio.wait_for(stopping, WAIT)
             await unbound.close()
@@ -79,17 +81,17 @@ async def test_who_talks_goes_once_the_turn_has_ended_and_was_heard() -> None:
     async with serving(provider) as served:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
             since = len(phone.log)
-            await phone.say("count")
+            phone.say("count")
             await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
             stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
             assert await still_open(phone)
             go_on.set()
             speech = await speech_of(phone)
             assert await still_open(phone) and not stopping.done()
-            await phone.result(speech, '{"spoken":true}')
+            phone.result(speech, '{"spoken":true}')
             assert await closed(phone) == 1012
             await asyncio.wait_for(stopping, WAIT)
-            assert phone.shape(since) == PLAIN_TURN and phone.finals() == ["One, two."]
+            assert phone.shapes(since) == PLAIN_TURN and phone.finals() == ["One, two."]
 
 
 async def test_a_speech_that_is_never_acknowledged_holds_nothing_for_longer_than_its_time() -> None:
@@ -115,10 +117,11 @@ async def test_a_barge_in_ends_the_wait_for_its_speech() -> None:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
             await phone.ask("hi")
             speech = await speech_of(phone)
+            assert await still_open(phone)
             stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
             assert await still_open(phone)
-            await phone.interrupt()
-            await phone.result(speech, '{"spoken":true}')
+            phone.interrupt()
+            phone.result(speech, '{"spoken":true}')
             assert await closed(phone) == 1012
             await asyncio.wait_for(stopping, WAIT)
 
@@ -126,14 +129,14 @@ async def test_a_barge_in_ends_the_wait_for_its_speech() -> None:
 async def test_a_call_of_the_device_is_waited_for_and_its_turn_ends() -> None:
     provider = ScriptedProvider([[ToolCall("c-1", "agent.status", '{"id":"a"}')], [TextDelta("It runs.")]])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.say("how is it?")
-        call = await phone.until(is_call("agent.status"))
+        phone.say("how is it?")
+        call = await phone.until("agent.status")
         stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
         assert await still_open(phone)
-        await phone.result(call["payload"]["callId"], "runs")
+        phone.result(call["payload"]["callId"], "runs")
         assert await closed(phone) == 1012
         await asyncio.wait_for(stopping, WAIT)
-        assert phone.spoken() == ["It runs."] and phone.shape()[-1] == "state idle"
+        assert phone.speeches() == ["It runs."] and phone.shapes()[-1] == "state idle"
 
 
 async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
@@ -142,7 +145,7 @@ async def test_a_turn_whose_client_is_away_ends_as_well() -> None:
     async with serving(provider) as served:
         phone = served.phone()
         await phone.open()
-        await phone.say("count")
+        phone.say("count")
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
         (session,) = served.listener.registry.sessions
         await phone.cut()
@@ -160,11 +163,11 @@ async def test_a_parked_connection_goes_with_the_one_that_is_served() -> None:
         older, newer = served.phone(), served.phone(acknowledge=silent_about("tts.speak"))
         async with older, newer:
             since = len(newer.log)
-            await newer.say("hi")
+            newer.say("hi")
             speech = await speech_of(newer, since)
             stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
             assert await still_open(newer)
-            await newer.result(speech, '{"spoken":true}')
+            newer.result(speech, '{"spoken":true}')
             assert [await closed(older), await closed(newer)] == [1012, 1012]
             await asyncio.wait_for(stopping, WAIT)
 
@@ -182,15 +185,15 @@ async def test_the_drain_is_bounded_whatever_it_waits_for(waits_for: str) -> Non
     provider = ScriptedProvider(scripts[waits_for])
     async with serving(provider, close_timeout=1.0) as served:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
-            await phone.say("go")
+            phone.say("go")
             if waits_for == "the model":
-                await phone.until(lambda e: e["type"] == "assistant.speech.partial")
+                await phone.until("assistant.speech.partial")
             else:
-                await phone.until(is_call("tts.speak" if waits_for == "a speech" else "agent.status"))
+                await phone.until("tts.speak" if waits_for == "a speech" else "agent.status")
             await asyncio.wait_for(served.listener.stop(drain_s=0.05), WAIT)
             assert await closed(phone) == 1012
             await asyncio.wait_for(provider.record(0).closed.wait(), WAIT)
-            assert phone.shape()[-1] == "state idle", "the microphone is open again"
+            assert phone.shapes()[-1] == "state idle", "the microphone is open again"
         assert served.listener.connections == 0 and len(served.listener.registry) == 0
 
 
@@ -203,17 +206,18 @@ async def test_a_transcript_meanwhile_is_refused_with_a_time_to_wait_and_the_mic
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
             await phone.ask("hi")
             speech = await speech_of(phone)
+            assert await still_open(phone)
             stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
             assert await still_open(phone)
             for number in range(3):
                 since = len(phone.log)
-                event_id = await phone.say(f"one more thing, {number}")
+                event_id = phone.say(f"one more thing, {number}")
                 await phone.idle(since=since)
-                assert phone.shape(since) == ["error", "state idle"]
+                assert phone.shapes(since) == ["error", "state idle"]
                 (error,) = phone.errors(since)
                 assert error["code"] == "rate_limited" and error["eventId"] == event_id
                 assert 0 < error["retryAfterMs"] <= 10_000
-            await phone.result(speech, '{"spoken":true}')
+            phone.result(speech, '{"spoken":true}')
             assert await closed(phone) == 1012
             await asyncio.wait_for(stopping, WAIT)
             assert len(provider.requests) == 1
@@ -223,27 +227,27 @@ async def test_a_transcript_while_a_turn_runs_is_refused_and_the_turn_goes_on() 
     go_on = asyncio.Event()
     provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
     async with serving(provider) as served, served.phone() as phone:
-        await phone.say("count")
+        phone.say("count")
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
         stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
         assert await still_open(phone)
-        event_id = await phone.say("faster")
+        event_id = phone.say("faster")
         await phone.until(lambda e: e["payload"].get("eventId") == event_id)
         go_on.set()
         assert await closed(phone) == 1012
         await asyncio.wait_for(stopping, WAIT)
         assert phone.finals() == ["One, two."] and len(provider.requests) == 1
         assert [error["code"] for error in phone.errors()] == ["rate_limited"]
-        assert phone.shape()[-1] == "state idle"
+        assert phone.shapes()[-1] == "state idle"
 
 
 async def test_a_transcript_that_waited_already_is_answered() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on, TextDelta("One.")], [TextDelta("Two.")]])
     async with serving(provider, mode="queue") as served, served.phone() as phone:
-        await phone.say("count")
+        phone.say("count")
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
-        await phone.say("go on")
+        phone.say("go on")
         assert await still_open(phone)
         stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
         assert await still_open(phone)
@@ -259,11 +263,12 @@ async def test_news_meanwhile_begins_no_turn() -> None:
         async with served.phone(acknowledge=silent_about("tts.speak")) as phone:
             await phone.ask("hi")
             speech = await speech_of(phone)
+            assert await still_open(phone)
             stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
             assert await still_open(phone)
-            await phone.send("agent.completed", {"agentId": "a", "status": "done", "summary": "Built."})
+            phone.send("agent.completed", {"agentId": "a", "status": "done", "summary": "Built."})
             assert await still_open(phone)
-            await phone.result(speech, '{"spoken":true}')
+            phone.result(speech, '{"spoken":true}')
             assert await closed(phone) == 1012
             await asyncio.wait_for(stopping, WAIT)
             assert len(provider.requests) == 1
@@ -293,12 +298,12 @@ async def test_a_turn_that_was_just_being_recorded_is_answered(present: bool) ->
     services = replace(make_services(load_settings(None), ScriptedProvider(hi)), store=store)
     listener = Listener(services, Authenticator([]))
     await listener.start("127.0.0.1", 0)
-    phone = Phone(f"ws://127.0.0.1:{listener.port}/ws")
+    phone = App(f"ws://127.0.0.1:{listener.port}/ws")
     await phone.open()
     (session,) = listener.registry.sessions
     store.commit_gate.clear()
     store.committing.clear()
-    await phone.say("hi")
+    phone.say("hi")
     await asyncio.wait_for(store.committing.wait(), WAIT)
     if not present:
         await phone.cut()
@@ -309,7 +314,7 @@ async def test_a_turn_that_was_just_being_recorded_is_answered(present: bool) ->
     await asyncio.wait_for(stopping, WAIT)
     assert [type(message) for message in session.messages] == [UserMessage, AssistantMessage]
     if present:
-        assert await closed(phone) == 1012 and phone.spoken() == ["Hi."]
+        assert await closed(phone) == 1012 and phone.speeches() == ["Hi."]
         await phone.close()
 
 
@@ -325,7 +330,7 @@ async def test_a_hundred_that_are_talking_all_hear_their_turn_to_its_end() -> No
             await asyncio.gather(*(phone.open() for phone in phones[start : start + 25]))
         sinces = [len(phone.log) for phone in phones]
         for phone in phones:
-            await phone.say("count")
+            phone.say("count")
         await until(lambda: len(provider.requests) == len(phones))
         stopping = asyncio.create_task(served.listener.stop(drain_s=LONG))
         assert await still_open(phones[0]) and not stopping.done()
@@ -333,8 +338,8 @@ async def test_a_hundred_that_are_talking_all_hear_their_turn_to_its_end() -> No
         assert {await closed(phone) for phone in phones} == {1012}
         await asyncio.wait_for(stopping, WAIT)
         for phone, since in zip(phones, sinces, strict=True):
-            assert phone.shape(since) == PLAIN_TURN
-            assert phone.finals() == ["One, two."] and phone.spoken() == ["One, two."]
+            assert phone.shapes(since) == PLAIN_TURN
+            assert phone.finals() == ["One, two."] and phone.speeches() == ["One, two."]
         assert not any(provider.record(number).closed_early for number in range(len(phones)))
         assert served.listener.connections == 0 and len(served.listener.registry) == 0
         for phone in phones:

@@ -11,8 +11,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
+from tests.app import App
 from tests.end_to_end.conftest import Served, serving
-from tests.end_to_end.phone import Phone
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, get, http, until, upgrade
 
@@ -124,20 +124,18 @@ async def test_a_client_that_has_said_something_may_be_silent_for_longer() -> No
     async with serving(ScriptedProvider([]), first_event_timeout=0.1, ping_interval=0.02) as served:
         async with served.phone() as phone:
             for _ in range(10):
-                await phone.until(lambda e: e["type"] == "session.ping", since=len(phone.log))
+                await phone.until("session.ping", since=len(phone.log))
             assert not phone.closed.is_set()
 
 
 # -- how fast they send
 
 
-async def flood(phone: Phone) -> None:
+async def flood(phone: App) -> None:
     """Send without end."""
-    try:
-        while True:
-            await phone.send("user.audio.transcript.partial", {"text": "and"})
-    except ConnectionClosed:
-        pass
+    while not phone.closed.is_set():
+        phone.send("user.audio.transcript.partial", {"text": "and"})
+        await phone.socket.drained()
 
 
 async def test_a_flood_is_told_once_then_closed_and_another_client_is_served_meanwhile() -> None:
@@ -151,7 +149,7 @@ async def test_a_flood_is_told_once_then_closed_and_another_client_is_served_mea
     async with serving(provider, **limits) as served:
         async with served.phone("s-2") as other, served.phone() as phone:
             flooding = asyncio.create_task(flood(phone))
-            error = await phone.until(lambda e: e["type"] == "error")
+            error = await phone.until("error")
             for _ in range(3):
                 await other.ask("hi")
             assert not phone.closed.is_set(), "the other one was served while the flood went on"
@@ -205,7 +203,7 @@ async def test_who_is_too_fast_for_a_moment_loses_nothing() -> None:
     async with serving(provider, frames_per_second=50.0, frames_burst=3.0) as served:
         async with served.phone() as phone:
             for _ in range(20):
-                await phone.send("user.audio.transcript.partial", {"text": "h"})
+                phone.send("user.audio.transcript.partial", {"text": "h"})
             await phone.ask("hi")
             assert phone.finals() == ["Hi."] and not phone.closed.is_set()
             assert {error["code"] for error in phone.errors()} == {"rate_limited"}
@@ -215,9 +213,9 @@ async def test_who_is_too_fast_for_a_moment_loses_nothing() -> None:
 async def test_a_large_frame_counts_as_several() -> None:
     limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 5.0, "close_timeout": 0.5}
     async with serving(ScriptedProvider([]), **limits) as served, served.phone() as phone:
-        await phone.send("user.audio.transcript.partial", {"text": "x" * 45_000})  # which counts as three
-        await phone.send("user.audio.transcript.partial", {"text": "x" * 25_000})  # as two: one too many
-        error = await phone.until(lambda e: e["type"] == "error")
+        phone.send("user.audio.transcript.partial", {"text": "x" * 45_000})  # which counts as three
+        phone.send("user.audio.transcript.partial", {"text": "x" * 25_000})  # as two: one too many
+        error = await phone.until("error")
         assert error["payload"]["code"] == "rate_limited"
 
 
@@ -255,8 +253,8 @@ async def test_results_that_nobody_asked_for_count() -> None:
     limits: dict[str, Any] = {"frames_per_second": 1.0, "frames_burst": 3.0, "flood_cost": 1.0}
     async with serving(ScriptedProvider([]), close_timeout=0.5, **limits) as served, served.phone() as phone:
         for number in range(4):
-            await phone.result(f"no-such-call-{number}", "x")
-        error = await phone.until(lambda e: e["type"] == "error")
+            phone.result(f"no-such-call-{number}", "x")
+        error = await phone.until("error")
         assert error["payload"]["code"] == "rate_limited" and error["payload"]["retryAfterMs"] <= 1_000
 
 
@@ -269,6 +267,6 @@ async def test_the_answer_to_one_call_is_given_back_once() -> None:
             call = next(e for e in phone.log if e["payload"].get("name") == "agent.status")
             assert phone.errors() == []
             for _ in range(5):
-                await phone.result(call["payload"]["callId"], "runs")
-            error = await phone.until(lambda e: e["type"] == "error")
+                phone.result(call["payload"]["callId"], "runs")
+            error = await phone.until("error")
             assert error["payload"]["code"] == "rate_limited"

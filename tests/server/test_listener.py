@@ -19,8 +19,8 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import Limits, load_settings
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Phone, is_call
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, WiredStore, ask, get, http, until, upgrade
 
@@ -41,8 +41,8 @@ async def listening(
         await asyncio.wait_for(listener.stop(drain_s=0), WAIT)
 
 
-def phone_for(listener: Listener, session_id: str = "s-1", **options: Any) -> Phone:
-    return Phone(f"ws://127.0.0.1:{listener.port}/ws", session_id, **options)
+def phone_for(listener: Listener, session_id: str = "s-1", **options: Any) -> App:
+    return App(f"ws://127.0.0.1:{listener.port}/ws", session_id, **options)
 
 
 # -- HTTP
@@ -156,7 +156,7 @@ async def test_a_running_turn_ends_before_its_client_is_told_to_come_back() -> N
     provider = ScriptedProvider([[TextDelta("One, "), go_on, TextDelta("two.")]])
     async with listening(provider) as listener:
         async with phone_for(listener) as busy, phone_for(listener, "s-2") as idle:
-            await busy.say("count")
+            busy.say("count")
             await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
             stopping = asyncio.create_task(listener.stop())
             await asyncio.wait_for(idle.closed.wait(), WAIT)
@@ -165,19 +165,19 @@ async def test_a_running_turn_ends_before_its_client_is_told_to_come_back() -> N
             go_on.set()
             await asyncio.wait_for(busy.closed.wait(), WAIT)
             await asyncio.wait_for(stopping, WAIT)
-            assert busy.finals() == ["One, two."] and busy.shape()[-1] == "state idle"
+            assert busy.finals() == ["One, two."] and busy.shapes()[-1] == "state idle"
             assert busy.close_code == 1012
 
 
 async def test_a_turn_that_takes_too_long_is_cut_short() -> None:
     provider = ScriptedProvider([[TextDelta("One, "), asyncio.Event()]])
     async with listening(provider) as listener, phone_for(listener) as phone:
-        await phone.say("count")
+        phone.say("count")
         await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
         await asyncio.wait_for(listener.stop(drain_s=0.01), WAIT)
         await asyncio.wait_for(phone.closed.wait(), WAIT)
         assert provider.record(0).closed.is_set() and phone.close_code == 1012
-        assert phone.shape()[-1] == "state idle", "the microphone is open again, whatever else"
+        assert phone.shapes()[-1] == "state idle", "the microphone is open again, whatever else"
 
 
 async def test_health_goes_on_while_stopping_and_readiness_does_not() -> None:
@@ -187,7 +187,7 @@ async def test_health_goes_on_while_stopping_and_readiness_does_not() -> None:
         # The listening socket closes with the first step, so these connect before it does.
         early = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
         async with phone_for(listener) as phone:
-            await phone.say("go")
+            phone.say("go")
             await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
             stopping = asyncio.create_task(listener.stop())
             statuses = []
@@ -246,7 +246,7 @@ async def test_a_store_that_never_answers_does_not_hold_the_server() -> None:
     async with listening(store=store, close_timeout=0.1) as listener:
         phone = phone_for(listener)
         await phone.open(start=False)
-        await phone.start()
+        phone.start()
         await until(store.claiming.is_set)
         await asyncio.wait_for(listener.stop(), WAIT)
         await phone.close()
@@ -266,7 +266,7 @@ async def test_stopping_twice_is_harmless() -> None:
     async with listening() as listener, phone_for(listener) as phone:
         await asyncio.wait_for(listener.stop(), WAIT)
         await asyncio.wait_for(listener.stop(), WAIT)
-        assert not [e for e in phone.log if is_call("tts.speak")(e)]
+        assert not phone.events("tts.speak")
 
 
 async def test_nobody_connects_after_the_end() -> None:

@@ -23,12 +23,13 @@ from conductor.stores.base import (
     SessionStore,
 )
 from conductor.stores.sqlite import SqliteStore
+from tests.app import WAIT
 from tests.conversation import helpers
 from tests.conversation.test_commit import FailingOver, make_committer
-from tests.end_to_end.phone import WAIT, Event, is_call
 from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Shelf, calm, echo, moves, node, two_nodes
 from tests.server.wires import until
+from tests.shapes import Event
 
 FINISHED = {"agentId": "a", "status": "FINISHED"}
 
@@ -59,18 +60,18 @@ async def test_a_commit_whose_reply_was_lost_is_noticed_and_the_session_goes_on(
         phone = served.phone(tools={"agent.status": lambda _: '{"status":"running"}'})
         async with phone:
             store.lose(number)
-            await phone.say("how is it?")
+            phone.say("how is it?")
             told = await phone.until(is_final("It runs."))
             await phone.idle(since=phone.log.index(told))
             assert phone.finals().count("It runs.") == 1
-            assert len([s for s in phone.shape() if s == "append user"]) <= 1
+            assert len([s for s in phone.shapes() if s == "append user"]) <= 1
             assert len(phone.runs) == 1
             log = list(served.listener.registry.sessions[0].messages)
             assert [m.text for m in log if isinstance(m, UserMessage)] == ["how is it?"]
             assert len([m for m in log if isinstance(m, ToolResult)]) == 1
             for _ in range(2):
                 since = len(phone.log)
-                await phone.say("and now?")
+                phone.say("and now?")
                 told = await phone.until(is_final("It runs."), since=since)
                 await phone.idle(since=phone.log.index(told))
             assert store.lost == 1
@@ -83,13 +84,13 @@ async def test_a_result_that_finds_the_session_old_is_not_lost(
     store = LosesReplies(file_shelf.make())
     async with node(store, status, tool_timeout=3.0) as served:
         async with served.phone(start_fields={"capabilities": capabilities}) as phone:
-            await phone.say("how is it?")
-            asked = await phone.until(is_call("agent.status"))
+            phone.say("how is it?")
+            asked = await phone.until("agent.status")
             store.lose()
-            await phone.send("agent.completed", FINISHED)
+            phone.send("agent.completed", FINISHED)
             await until(lambda: store.lost == 1)
-            await phone.result(asked["payload"]["callId"], '"heron"')
-            await phone.until(lambda e: e["type"] == "assistant.speech.final")
+            phone.result(asked["payload"]["callId"], '"heron"')
+            await phone.until("assistant.speech.final")
             assert phone.finals() == ["It said True."]
 
 
@@ -111,16 +112,16 @@ async def test_a_result_that_comes_while_the_session_is_bound_again_is_not_lost(
     store = SlowClaims(file_shelf.make())
     store.gate.set()
     async with node(store, status, tool_timeout=3.0) as served, served.phone() as phone:
-        await phone.say("how is it?")
-        asked = await phone.until(is_call("agent.status"))
+        phone.say("how is it?")
+        asked = await phone.until("agent.status")
         store.lose()
-        await phone.send("agent.completed", FINISHED)
+        phone.send("agent.completed", FINISHED)
         await until(lambda: store.lost == 1)
         store.gate.clear()
         served.listener.registry.recheck_ownership()  # it finds out, and the connection binds again
         await until(lambda: store.claims == 2)
-        await phone.result(asked["payload"]["callId"], '"heron"')
-        await asyncio.wait_for(await phone.socket.ping(), WAIT)  # the result has arrived
+        phone.result(asked["payload"]["callId"], '"heron"')
+        await phone.socket.ping()  # the result has arrived
         store.lose()
         store.gate.set()
         await phone.until(is_final("It said True."))
@@ -128,11 +129,11 @@ async def test_a_result_that_comes_while_the_session_is_bound_again_is_not_lost(
 
 async def test_a_transcript_that_is_repeated_after_its_turn_is_answered_with_idle(file_shelf: Shelf) -> None:
     async with node(file_shelf.make(), echo) as served, served.phone() as phone:
-        said = await phone.say("one")
+        said = phone.say("one")
         await phone.idle()
         await calm(served)
         since = len(phone.log)
-        await phone.say("one", id=said)
+        phone.say("one", id=said)
         await phone.idle(since=since)
         assert len(phone.finals()) == 1
 
@@ -143,13 +144,13 @@ async def test_a_turn_that_was_given_up_aloud_is_not_begun_again_by_the_next_cla
     async with node(store, [[hold, TextDelta("never heard")]]) as a, node(file_shelf.make(), echo) as b:
         async with a.phone() as phone:
             since = len(phone.log)
-            await phone.say("one")
+            phone.say("one")
             await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
             store.away = True
             hold.set()
             await phone.idle(since=since)  # with store_unavailable
             store.away = False
-            await phone.interrupt()
+            phone.interrupt()
             await calm(a)  # what is recorded with the next event is recorded
             await moves(phone, b)
             assert not phone.finals() and not b.provider.requests
@@ -165,8 +166,8 @@ async def test_a_client_that_resumes_is_not_sent_away_for_good_where_its_session
             assert isinstance(served.store, SqliteStore)
             await served.store.delete(KEY.subject, KEY.session_id)
             since = len(phone.log)
-            await phone.say("two")
-            await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+            phone.say("two")
+            await phone.until("assistant.speech.final", since=since)
             assert phone.close_code != 4409
 
 
@@ -238,9 +239,9 @@ async def test_news_that_was_acknowledged_and_waits_is_told_by_the_other_node(fi
     hold = asyncio.Event()
     async with two_nodes(file_shelf, [[hold, TextDelta("never")]], news) as (a, b):
         async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            await phone.say("one")
+            phone.say("one")
             await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
-            said = await phone.send("agent.completed", FINISHED)
+            said = phone.send("agent.completed", FINISHED)
             await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
             await moves(phone, b)
             await phone.until(is_final("An agent has finished."))
@@ -253,9 +254,9 @@ async def test_news_whose_commit_had_no_reply_is_told(file_shelf: Shelf) -> None
             await phone.ask("one")
             await calm(served)
             store.lose()
-            said = await phone.send("agent.completed", FINISHED)
+            said = phone.send("agent.completed", FINISHED)
             await until(lambda: store.lost == 1)
-            await phone.send("agent.completed", FINISHED, id=said)
+            phone.send("agent.completed", FINISHED, id=said)
             await phone.until(lambda e: e["type"] == "event.ack" and said in e["payload"]["eventIds"])
             await phone.until(is_final("An agent has finished."))
 
@@ -282,9 +283,9 @@ async def test_a_write_call_whose_commit_had_no_reply_is_sent_all_the_same(file_
     store = LosesACall(file_shelf.make())
     async with node(store, replies, tool_timeout=0.3) as served:
         async with served.phone(tools={"agent.followup": lambda _: '{"ok":true}'}) as phone:
-            await phone.say("tell it to go on")
+            phone.say("tell it to go on")
             await until(lambda: store.lost == 1)
-            await phone.send("agent.completed", FINISHED)  # it finds out
+            phone.send("agent.completed", FINISHED)  # it finds out
             await phone.until(is_final("It is done."))
             assert len(phone.runs) == 1
 

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from tests.end_to_end.test_approvals import LOOK, begin, of_type
+from tests.end_to_end.test_approvals import LOOK, begin
 from tests.end_to_end.test_mcp_server import Running, over_http, running, said
 from tests.server.wires import WAIT, get, http, until
 from tests.tools.mcp.test_toolset import program, use
@@ -128,7 +128,7 @@ async def test_half_requests_at_one_door_leave_room_at_the_other() -> None:
         for reader in readers[:2]:
             await closed(reader)
         async with server.phone(headers={"Authorization": f"Bearer {ANN}"}) as phone:
-            assert phone.shape() == ["session.started"]
+            assert phone.shapes() == ["session.started"]
 
 
 async def test_a_person_has_so_many_connections_at_all_doors() -> None:
@@ -252,9 +252,9 @@ async def test_a_call_of_a_program_that_has_gone_stops_on_the_device() -> None:
         await begin(phone, "cancel", tools=[LOOK])
         await ann.initialize()
         call = asyncio.create_task(ann.post("tools/call", name="look", arguments={"path": "x"}))
-        await phone.until(of_type("tool.call", name="look"))
+        await phone.until("tool.call", name="look")
         call.cancel()
-        await phone.until(of_type("tool.cancel"))
+        await phone.until("tool.cancel")
 
 
 # -- floods

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.server.wires import WAIT
 from tests.test_cli import Announced, server
 
@@ -44,7 +44,7 @@ async def test_frames_that_wait_in_a_connection_take_a_few_mebibytes_at_most(tmp
             await socket.send(largest_result(number))
 
     async with server(tmp_path) as served:
-        async with Phone(served.url) as phone:
+        async with App(served.url) as phone:
             await phone.ask("say hello")
         before = resident_kb(served, "VmRSS")
         sockets = [await connect(served.url, proxy=None, compression=None) for _ in range(10)]

@@ -24,7 +24,7 @@ from conductor.server.metrics import Admin, make_admin
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ErrorType
 from conductor.tools.mcp.toolset import McpToolset
-from tests.end_to_end.phone import Phone
+from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade
 
@@ -229,7 +229,7 @@ async def test_prometheus_finds_calls_times_approvals_and_the_process() -> None:
         metrics.asked("agent.spawn", "device")
         metrics.decided("agent.spawn", "device", "denied", 2.0)
         metrics.decided("agent.spawn", "device", "expired", 600.0)
-        async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
+        async with App(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
             await phone.ask("hello")
             found = await server.metrics()
     spawn = {"tool": "agent.spawn", "source": "device"}

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.app import App
 from tests.conftest import ROOT
-from tests.end_to_end.phone import Phone
 from tests.server.test_metrics import BEARER, CLIENT, METRICS, TOKEN, Running, served
 from tests.server.wires import get, http, until
 from tests.stores.redis_server import free_port
@@ -41,7 +41,7 @@ def program(name: str) -> str:
 
 async def text_of(server: Running) -> str:
     """Hold a turn, and give what /metrics says then."""
-    async with Phone(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
+    async with App(f"ws://127.0.0.1:{server.port}/ws?token={CLIENT}", "s-1") as phone:
         await phone.ask("hello")
     await until(lambda: not any(session.busy for session in server.listener.registry.sessions))
     status, answer = await http(server.port, get(METRICS, BEARER))

@@ -14,8 +14,8 @@ from conductor.rate_limit import TokenBucket
 from conductor.server.access import Authenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Phone
 from tests.models import ScriptedProvider
 from tests.server.wires import WiredStore, http, until, upgrade
 from tests.test_cli import START, process
@@ -28,9 +28,9 @@ async def test_a_session_that_is_being_claimed_during_a_reload_uses_what_was_rel
     listener = Listener(services, Authenticator([]))
     await listener.start("127.0.0.1", 0)
     store.claim_gate.clear()
-    phone = Phone(f"ws://127.0.0.1:{listener.port}/ws")
+    phone = App(f"ws://127.0.0.1:{listener.port}/ws")
     await phone.open(start=False)
-    await phone.start()
+    phone.start()
     await until(store.claiming.is_set)
     listener.reload(replace(services, system_prompt="You are a goldfish."))
     store.claim_gate.set()

@@ -18,8 +18,8 @@ from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_WRITE, Socket, Writer
 from conductor.settings import Limits
 from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
+from tests.app import App
 from tests.conversation.helpers import later, run
-from tests.end_to_end.phone import Phone, is_call
 from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, comes, still_open, told, two_nodes
 from tests.server.wires import until
 
@@ -28,7 +28,7 @@ SAID = [[TextDelta("One."), TextDelta(" And two.")], [TextDelta("Three.")]]
 
 
 @asynccontextmanager
-async def deaf(phone: Phone) -> AsyncIterator[None]:
+async def deaf(phone: App) -> AsyncIterator[None]:
     """Let no ping reach a client, as if it were gone and nobody had told its server."""
     phone.socket.transport.pause_reading()
     try:
@@ -72,14 +72,14 @@ def test_a_closed_watch_ticks_no_more() -> None:
     run(scenario())
 
 
-async def _holds_a_speech(a: Node, old: Phone) -> str:
+async def _holds_a_speech(a: Node, old: App) -> str:
     """Have a speech stand behind one that the client is still saying; gives the first one's call."""
-    await old.say("one")
-    first = await old.until(is_call("tts.speak"))
-    await old.until(lambda e: is_call("convo.setState")(e) and "idle" in str(e["payload"]))
+    old.say("one")
+    first = await old.until("tts.speak")
+    await old.until("state idle")
     since = len(old.log)
-    await old.say("two")
-    await old.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+    old.say("two")
+    await old.until("assistant.speech.final", since=since)
     await a.quiet()
     call_id: str = first["payload"]["callId"]
     return call_id
@@ -97,9 +97,9 @@ async def test_what_waited_in_a_node_that_stood_still_is_not_said(shelf: Shelf, 
             since = len(old.log)
             if suspended_for:
                 a.listener.registry.recheck_ownership()
-            await old.result(call_id, '{"spoken":true}')
+            old.result(call_id, '{"spoken":true}')
             if not suspended_for:
-                await old.until(is_call("tts.speak"), since=since)
+                await old.until("tts.speak", since=since)
             else:
                 await a.lost()
                 assert await still_open(old)
@@ -176,16 +176,16 @@ async def test_a_first_event_from_before_takes_the_session_only_for_a_client_tha
             await old.open(start=False)
             a.listener.registry.recheck_ownership()
             if alive:
-                await old.start()
+                old.start()
                 await old.idle()
-                await new.interrupt()
+                new.interrupt()
                 await b.lost()
                 await old.close()
                 return
             async with deaf(old):
                 with structlog.testing.capture_logs() as lines:
-                    await old.start()
-                    await old.send("user.audio.transcript.partial", {"text": "more"})
+                    old.start()
+                    old.send("user.audio.transcript.partial", {"text": "more"})
                     await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(new.log)
             await new.ask("two")
@@ -201,7 +201,7 @@ async def test_a_claim_that_was_under_way_is_begun_again_only_for_a_client_that_
         a.store.answers.clear()
         old = a.phone()
         await old.open(start=False)
-        await old.send("session.start", {})
+        old.send("session.start", {})
         await until(a.store.claiming.is_set)
         async with b.phone() as new:
             await new.ask("one")
@@ -209,7 +209,7 @@ async def test_a_claim_that_was_under_way_is_begun_again_only_for_a_client_that_
             if alive:
                 a.listener.registry.recheck_ownership()
                 a.store.answers.set()
-                await old.until(lambda e: e["type"] == "session.started")
+                await old.until("session.started")
                 await old.close()
                 return
             async with deaf(old):

@@ -20,7 +20,7 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.rate_limit import Admission
 from conductor.stores.base import Claim, Operation, RememberInbound, SessionKey, SessionStore
 from conductor.stores.sqlite import SqliteStore
-from tests.end_to_end.phone import WAIT, Event, is_call
+from tests.app import WAIT
 from tests.models import Script
 from tests.server.nodes import (
     KEY,
@@ -41,6 +41,7 @@ from tests.server.nodes import (
     words,
 )
 from tests.server.wires import until
+from tests.shapes import Event
 
 LONG = 600.0
 
@@ -62,8 +63,8 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
     async with two_nodes(shelf, slow, [[TextDelta("One, two.")]]) as (a, b):
         old, new = a.phone(), b.phone()
         async with old:
-            await old.say("count")
-            await old.until(is_call("convo.appendMessage"))
+            old.say("count")
+            await old.until("append user")
             await asyncio.wait_for(a.provider.record(0).started.wait(), WAIT)
             async with new:
                 await new.idle()
@@ -73,7 +74,7 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
                 await a.lost()
                 assert told(old, since) == [] and await still_open(old)
                 assert (await new.ask("and now?"))[-1]
-        assert [shape for shape in new.shape() if shape == "append user"] == ["append user"] * 2
+        assert [shape for shape in new.shapes() if shape == "append user"] == ["append user"] * 2
     log = await stored_log(shelf)
     assert [one.text for one in log if isinstance(one, AssistantMessage)][0] == "One, two."
 
@@ -81,13 +82,13 @@ async def test_a_turn_goes_on_where_its_client_goes_and_ends_there(shelf: Shelf)
 async def test_a_call_of_the_device_is_answered_by_whatever_node(shelf: Shelf) -> None:
     async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
-            await phone.say("how is it?")
-            asked = await phone.until(is_call("agent.status"))
+            phone.say("how is it?")
+            asked = await phone.until("agent.status")
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
-            phone.seen.discard(asked["id"])  # it had not handled it yet
+            phone.event_ids.pop(asked["id"])  # it had not handled it yet
             await moves(phone, b)
             assert phone.finals() == ["It runs."]
-            again = [e for e in phone.log if is_call("agent.status")(e)]
+            again = phone.events("agent.status")
             assert [e["id"] for e in again] == [asked["id"]] * 2
             assert len(a.provider.requests) == 1 and len(b.provider.requests) == 1
 
@@ -101,10 +102,10 @@ async def test_a_result_that_arrives_at_the_other_node_before_the_start_counts(s
 
     async with two_nodes(shelf, replies, replies) as (a, b):
         async with a.phone() as phone:
-            await phone.say("how is it?")
-            asked = await phone.until(is_call("agent.status"))
+            phone.say("how is it?")
+            asked = await phone.until("agent.status")
             await moves(phone, b, start=False)
-            await phone.result(asked["payload"]["callId"], '"heron"')
+            phone.result(asked["payload"]["callId"], '"heron"')
             await phone.idle()
             assert phone.finals() == ["It said True."]
 
@@ -115,26 +116,26 @@ async def test_an_interruption_concerns_the_speech_that_is_said_wherever_it_is_h
         async with a.phone(acknowledge=lambda name: name != "tts.speak") as phone:
             for words_said in ("one", "two"):
                 since = len(phone.log)
-                await phone.say(words_said)
-                await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+                phone.say(words_said)
+                await phone.until("assistant.speech.final", since=since)
             await a.quiet()
-            phone.seen.clear()  # it was relaunched
+            phone.event_ids.clear()  # it was relaunched
             phone.acknowledge = lambda _: False  # it says the first one, and reads on only then
             since = len(phone.log)
             await phone.cut()
             phone.url = b.url
             await phone.open()
-            await phone.until(is_call("tts.speak"), since=since)
-            await phone.interrupt(spokenText="One")
-            await until(lambda: len(phone.spoken(since)) == 2)
-            await phone.interrupt(spokenText="Three")
+            await phone.until("tts.speak", since=since)
+            phone.interrupt(spokenText="One")
+            await until(lambda: len(phone.speeches(since)) == 2)
+            phone.interrupt(spokenText="Three")
 
             def answers() -> list[str]:
                 return [one.text for one in session_of(b).messages if isinstance(one, AssistantMessage)]
 
             await until(lambda: answers()[1] != "Three and four.")
             assert answers() == [f"One {CUT_HERE}", f"Three {CUT_HERE}"]
-            assert phone.spoken(since) == ["One and two.", "Three and four."]
+            assert phone.speeches(since) == ["One and two.", "Three and four."]
 
 
 def follow_up(request: ModelRequest) -> Script:
@@ -160,15 +161,15 @@ async def test_a_call_whose_result_was_lost_is_given_up_in_its_own_time(
         )
         async with phone:
             if lost == "the end of a speech":
-                await phone.say("tell me a story")
-            await phone.say("go on")
-            await phone.until(is_call("agent.followup"))
+                phone.say("tell me a story")
+            phone.say("go on")
+            await phone.until("agent.followup")
             phone.acknowledge = lambda _: True
             await phone.cut()
             phone.url = (b if elsewhere else a).url
             await phone.open()
             final = await phone.until(lambda e: e["payload"].get("text") == "It is unknown.")
-            await phone.until(is_call("tts.speak"), since=phone.log.index(final))
+            await phone.until("tts.speak", since=phone.log.index(final))
             await phone.idle(since=phone.log.index(final))
             assert len(phone.runs) == 1
 
@@ -178,18 +179,18 @@ async def test_a_queued_transcript_that_is_repeated_is_acknowledged_again(shelf:
     slow: Replies = lambda request: [hold, TextDelta("Well.")]  # noqa: E731
     async with two_nodes(shelf, slow, mode="queue") as (a, _):
         async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
-            await phone.say("one")
-            await phone.until(is_call("convo.appendMessage"))
+            phone.say("one")
+            await phone.until("append user")
 
             def acknowledged(event: Event) -> bool:
                 return event["type"] == "event.ack" and "t-2" in event["payload"]["eventIds"]
 
-            await phone.say("two", id="t-2")
+            phone.say("two", id="t-2")
             await phone.until(acknowledged)
             since = len(phone.log)
             await phone.cut()
             await phone.open()
-            await phone.say("two", id="t-2")
+            phone.say("two", id="t-2")
             await phone.until(acknowledged, since=since)
             hold.set()
             await until(lambda: len(phone.finals()) == 2)
@@ -225,8 +226,8 @@ async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_sessio
             await new.ask("two")
             await calm(b)
             since = len(old.log)
-            await old.send("user.audio.transcript.partial", {"text": "th"})
-            await old.result("call-nobody-knows", "{}")
+            old.send("user.audio.transcript.partial", {"text": "th"})
+            old.result("call-nobody-knows", "{}")
             assert await still_open(old) and told(old, since) == []
             await new.ask("three")
             await calm(b)
@@ -248,7 +249,7 @@ async def test_a_client_that_resumes_is_sent_away_once_its_session_is_anothers(s
             async with b.phone(start_fields=resume) as new:
                 await new.idle()  # it has come back to a session that was there
                 await new.ask("one")
-                await old.say("two")
+                old.say("two")
                 await asyncio.wait_for(old.closed.wait(), WAIT)
                 assert old.close_code == 4409
                 since = len(new.log)
@@ -261,8 +262,8 @@ async def test_a_second_start_on_a_socket_whose_session_is_anothers_takes_it_bac
         async with a.phone() as old, b.phone() as new:
             await new.ask("one")
             since = len(old.log)
-            await old.start()
-            started = await old.until(lambda e: e["type"] == "session.started", since=since)
+            old.start()
+            started = await old.until("session.started", since=since)
             assert started["payload"]["resumed"] is True
             await old.idle(since=since)
             since = len(old.log)
@@ -275,11 +276,11 @@ async def test_a_parked_client_that_has_much_to_say_is_heard(shelf: Shelf) -> No
         async with a.phone() as old, b.phone() as new:
             await old.ask("one")
             await new.ask("two")
-            await old.result("call-nobody-knows", "{}")
+            old.result("call-nobody-knows", "{}")
             since = len(old.log)
-            await old.say("three")
+            old.say("three")
             for _ in range(30):
-                await old.send("user.audio.transcript.partial", {"text": "fo"})
+                old.send("user.audio.transcript.partial", {"text": "fo"})
             await old.until(
                 lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith("three."),
                 since=since,
@@ -292,8 +293,8 @@ async def test_tools_that_were_declared_later_last_as_well(file_shelf: Shelf) ->
         async with a.phone(start_fields={"capabilities": ["tools"], "tools": []}) as phone:
             await phone.ask("one")
             await calm(a)
-            await phone.send("session.update", {"tools": [tool]})
-            await phone.until(lambda e: e["type"] == "tools.changed")
+            phone.send("session.update", {"tools": [tool]})
+            await phone.until("tools.changed")
             phone.start_fields = {"capabilities": ["tools"]}
             await moves(phone, b)
             await phone.ask("two")
@@ -306,10 +307,10 @@ async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf
             await old.ask("one")
             await calm(a)
             await new.ask("two")
-            await old.interrupt()
+            old.interrupt()
             await a.lost()
             since = len(old.log)
-            await old.send("user.audio.transcript.final", {"text": 5})
+            old.send("user.audio.transcript.final", {"text": 5})
             await old.idle(since=since)
             assert not len(a.listener.registry)
 
@@ -372,15 +373,15 @@ async def test_a_session_that_was_deleted_or_has_expired_was_not_kept(tmp_path: 
 async def test_what_a_dead_client_had_said_does_not_take_its_session_back(shelf: Shelf) -> None:
     async with two_nodes(shelf, alive_timeout=0.2) as (a, b):
         async with a.phone() as dead, b.phone() as phone:
-            await dead.say("one")  # which takes the session back, and that opens its microphone at once
-            await dead.until(lambda e: e["type"] == "assistant.speech.final")
+            dead.say("one")  # which takes the session back, and that opens its microphone at once
+            await dead.until("assistant.speech.final")
             await calm(a)
             await phone.ask("two")
             await calm(b)
             dead.socket.transport.pause_reading()  # no ping reaches it any more
             with structlog.testing.capture_logs() as lines:
-                await dead.say("late words")
-                await dead.send("user.audio.transcript.partial", {"text": "more"})
+                dead.say("late words")
+                dead.send("user.audio.transcript.partial", {"text": "more"})
                 # A connection takes one event after the other: the words were given up then.
                 await until(lambda: any(".partial" in str(line.get("type")) for line in lines))
             since = len(phone.log)
@@ -423,7 +424,7 @@ async def test_words_that_cannot_be_recorded_for_a_rival_end_in_an_error_and_idl
     async with node(store, echo) as a, a.phone() as phone:
         since = len(phone.log)
         store.contests = 1_000
-        event_id = await phone.say("tea")
+        event_id = phone.say("tea")
         await phone.idle(since=since)
         (error,) = [e["payload"] for e in phone.log[since:] if e["type"] == "error"]
         assert (error["code"], error["eventId"]) == ("store_unavailable", event_id)
@@ -456,7 +457,8 @@ async def test_two_clients_that_take_the_session_from_each_other_lose_no_words(s
         async with a.phone() as one, b.phone() as two:
             for number in range(3):
                 since = len(one.log), len(two.log)
-                await asyncio.gather(one.say(f"one-{number}"), two.say(f"two-{number}"))
+                one.say(f"one-{number}")
+                two.say(f"two-{number}")
 
                 def answered(since: tuple[int, int] = since, number: int = number) -> bool:
                     finals = one.finals(since[0]) + two.finals(since[1])
@@ -499,7 +501,7 @@ async def test_a_file_that_was_put_back_to_an_older_copy_is_given_what_it_lost(
         since = len(phone.log)
         await phone.ask("three")
         assert phone.finals(since) == ["You said one, two, three."] and not phone.errors()
-        assert "append user" in phone.shape(since)
+        assert "append user" in phone.shapes(since)
     said = [m.text for m in await stored_log(file_shelf) if isinstance(m, UserMessage)]
     assert said == ["one", "two", "three"]
 
@@ -518,13 +520,13 @@ async def test_a_node_that_stops_does_not_wait_for_what_a_client_that_has_left_w
 ) -> None:
     async with two_nodes(shelf, looks, looks) as (a, b):
         async with a.phone() as phone:
-            await phone.say("how is it?")
-            asked = await phone.until(is_call("agent.status"))
+            phone.say("how is it?")
+            asked = await phone.until("agent.status")
             stopping = asyncio.create_task(a.listener.stop(drain_s=LONG))
             assert await still_open(phone), "it may answer"
             await phone.cut()
             await asyncio.wait_for(stopping, WAIT)
-            phone.seen.discard(asked["id"])
+            phone.event_ids.pop(asked["id"])
             phone.tools["agent.status"] = lambda _: '{"status":"running"}'
             phone.url = b.url
             await comes(phone)
@@ -556,7 +558,7 @@ async def test_who_gave_up_in_a_crowd_does_not_take_the_session_when_its_turn_co
         await old.open(start=False)
         admission.open.clear()
         with structlog.testing.capture_logs() as lines:
-            await old.start()
+            old.start()
             await until(lambda: any(line.get("type") == "session.start" for line in lines))
         await old.cut()
         async with b.phone(start_fields={"capabilities": capabilities}) as phone:

@@ -14,8 +14,8 @@ from conductor.client import Client, Reconnect, Reconnected, connect
 from conductor.events.server import SessionStarted
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from tests.app import WAIT
 from tests.conversation.helpers import faults
-from tests.end_to_end.phone import WAIT
 from tests.models import Script
 from tests.server.door import Door
 from tests.server.nodes import KEY, Node, Shelf, calm, stored_log, two_nodes, words

@@ -11,8 +11,8 @@ from conductor.conversation.approvals import FIELD as APPROVALS
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.tools.approvals import decode_approvals
+from tests.app import App
 from tests.conversation.helpers import faults
-from tests.end_to_end.phone import Event, Phone, is_call, is_state
 from tests.models import Script
 from tests.server.nodes import (
     LosesReplies,
@@ -26,6 +26,7 @@ from tests.server.nodes import (
     two_nodes,
 )
 from tests.server.wires import until
+from tests.shapes import Event, shape_of
 
 MOVE = {
     "name": "move_file",
@@ -44,12 +45,12 @@ def move(request: ModelRequest) -> Script:
     return [ToolCall("c-1", "move_file", '{"path":"notes.txt"}')]
 
 
-def phone_at(served: Node, *capabilities: str, **options: Any) -> Phone:
+def phone_at(served: Node, *capabilities: str, **options: Any) -> App:
     start = {"capabilities": ["tools", *capabilities], "tools": [MOVE]}
     return served.phone(tools={"move_file": lambda _: "moved"}, start_fields=start, **options)
 
 
-async def goes(phone: Phone, to: Node) -> int:
+async def goes(phone: App, to: Node) -> int:
     """Lose the network and come back by another node; gives where its log began then."""
     since = len(phone.log)
     await phone.cut()
@@ -60,25 +61,25 @@ async def goes(phone: Phone, to: Node) -> int:
     return since
 
 
-async def asked(phone: Phone) -> Event:
+async def asked(phone: App) -> Event:
     """Say something that leads to a question; gives its card."""
-    await phone.say("move it")
-    return await phone.until(lambda e: e["type"] == "approval.request")
+    phone.say("move it")
+    return await phone.until("approval.request")
 
 
-async def decides(phone: Phone, card: Event, decision: str) -> None:
+async def decides(phone: App, card: Event, decision: str) -> None:
     answer = {key: card["payload"][key] for key in ("approvalId", "argumentsDigest")}
-    await phone.send("approval.response", {**answer, "decision": decision})
+    phone.send("approval.response", {**answer, "decision": decision})
 
 
-async def is_told(phone: Phone, card: Event, decision: str, outcome: str) -> None:
+async def is_told(phone: App, card: Event, decision: str, outcome: str) -> None:
     """Decide, and wait until the server says that this is what became of it."""
     since = len(phone.log)
     await decides(phone, card, decision)
     await resolved(phone, card, outcome, since)
 
 
-async def resolved(phone: Phone, card: Event, outcome: str, since: int) -> None:
+async def resolved(phone: App, card: Event, outcome: str, since: int) -> None:
     told = {"approvalId": card["payload"]["approvalId"], "outcome": outcome}
     await phone.until(
         lambda e: bool(e["type"] == "approval.resolved" and told.items() <= e["payload"].items()),
@@ -86,20 +87,20 @@ async def resolved(phone: Phone, card: Event, outcome: str, since: int) -> None:
     )
 
 
-async def prompted(phone: Phone, served: Node, number: int = 1) -> None:
+async def prompted(phone: App, served: Node, number: int = 1) -> None:
     """Wait until a question was said so many times, and it is recorded that it was heard."""
-    await until(lambda: len(phone.spoken()) >= number)
-    prompt = [event for event in phone.log if is_call("tts.speak")(event)][number - 1]
+    await until(lambda: len(phone.speeches()) >= number)
+    prompt = phone.events("tts.speak")[number - 1]
     assert "May I" in prompt["payload"]["arguments"]
-    await phone.until(is_state("idle"), since=phone.log.index(prompt))
+    await phone.until("state idle", since=phone.log.index(prompt))
     fields = session_of(served).state.fields
     await until(lambda: all(one.presented for one in decode_approvals(fields[APPROVALS])))
     await recorded(served)
 
 
-async def answered(phone: Phone, since: int = 0) -> str:
+async def answered(phone: App, since: int = 0) -> str:
     """Wait for the final and the end of its turn."""
-    final = await phone.until(lambda e: e["type"] == "assistant.speech.final", since=since)
+    final = await phone.until("assistant.speech.final", since=since)
     await phone.idle(since=phone.log.index(final))
     return str(final["payload"]["text"])
 
@@ -118,7 +119,7 @@ async def test_a_card_is_shown_again_by_the_other_node_and_what_it_decides_count
         async with phone_at(a, "approval") as phone:
             card = await asked(phone)
             since = await goes(phone, b)
-            await until(lambda: card["id"] in [event["id"] for event in phone.duplicates])
+            await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
             await is_told(phone, card, "allow", "allowed")
             assert await answered(phone, since) == "It said moved."
             await is_told(phone, card, "allow", "refused")  # it has been told already
@@ -173,7 +174,7 @@ async def test_a_card_stands_when_its_session_is_taken_from_the_store_anew(
         async with phone_at(served, "approval") as phone:
             card = await asked(phone)
             await rejoins(phone, store, served)
-            await until(lambda: card["id"] in [event["id"] for event in phone.duplicates])
+            await until(lambda: card["id"] in [event["id"] for event in phone.repeated])
             expected = {"allow": "allowed", "deny": "denied"}[decision]
             await is_told(phone, card, decision, expected)
             await answered(phone)
@@ -205,12 +206,12 @@ async def test_a_decision_whose_commit_had_no_reply_is_told_truly_when_it_is_sai
     await is_fine(file_shelf)
 
 
-async def rejoins(phone: Phone, store: LosesReplies, served: Node) -> None:
+async def rejoins(phone: App, store: LosesReplies, served: Node) -> None:
     """Lose the reply to something beside the question, and wait until the session was taken anew."""
     await recorded(served)
     session = session_of(served)
     store.lose()
-    await phone.send("session.update", {"tools": [MOVE]})
+    phone.send("session.update", {"tools": [MOVE]})
     await until(
         lambda: session not in served.listener.registry.sessions and bool(served.listener.registry.sessions)
     )
@@ -227,23 +228,23 @@ async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_
 ) -> None:
     async with two_nodes(shelf, move, move, speech_timeout=1.0, speech_seconds_per_char=0.0) as (a, b):
         async with phone_at(a) as phone:
-            await phone.say("move it")
+            phone.say("move it")
             await prompted(phone, a)
             since = await goes(phone, b)
             phone.acknowledge = lambda name: name != "tts.speak"
-            again = await phone.until(is_call("tts.speak"), since=since)
-            await phone.until(is_state("idle"), since=phone.log.index(again))
-            await phone.say("yes")
-            await until(lambda: len(phone.spoken()) == 3)
+            again = await phone.until("tts.speak", since=since)
+            await phone.until("state idle", since=phone.log.index(again))
+            phone.say("yes")
+            await until(lambda: len(phone.speeches()) == 3)
             assert not phone.runs
             phone.acknowledge = lambda _: True
-            for prompt in [event for event in phone.log if is_call("tts.speak")(event)][1:]:
-                await phone.send(
+            for prompt in phone.events("tts.speak")[1:]:
+                phone.send(
                     "tool.result",
                     {"callId": prompt["payload"]["callId"], "result": "{}", "error": None},
                 )
             await prompted(phone, b, 3)
-            await phone.say("yes")
+            phone.say("yes")
             assert await answered(phone) == "It said moved."
             assert len(phone.runs) == 1
             await calm(b)
@@ -253,14 +254,14 @@ async def test_a_prompt_that_was_heard_is_said_again_by_the_other_node_before_a_
 async def test_an_app_that_knows_what_it_heard_is_not_asked_again_by_the_other_node(shelf: Shelf) -> None:
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a, "resume") as phone:
-            await phone.say("move it")
+            phone.say("move it")
             await prompted(phone, a)
             since = await goes(phone, b)
             await phone.idle(since=since)
-            assert phone.spoken(since) == []
-            await phone.say("yes")
+            assert phone.speeches(since) == []
+            phone.say("yes")
             assert await answered(phone) == "It said moved."
-            assert len(phone.runs) == 1 and len(phone.spoken()) == 2
+            assert len(phone.runs) == 1 and len(phone.speeches()) == 2
             await calm(b)
     await is_fine(shelf)
 
@@ -269,12 +270,12 @@ async def test_an_app_that_was_relaunched_is_asked_again_by_the_other_node(shelf
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a) as old:
             old.acknowledge = lambda name: name != "tts.speak"
-            await old.say("move it")
-            await old.until(is_call("tts.speak"))
+            old.say("move it")
+            await old.until("tts.speak")
             await old.cut()
         async with phone_at(b) as new:
             await prompted(new, b)
-            await new.say("yes")
+            new.say("yes")
             assert await answered(new) == "It said moved."
             assert len(new.runs) == 1 and not old.runs
             await calm(b)
@@ -287,18 +288,18 @@ async def test_a_prompt_that_was_interrupted_is_said_again_by_the_other_node_bef
     async with two_nodes(shelf, move, move) as (a, b):
         async with phone_at(a) as phone:
             phone.acknowledge = lambda name: name != "tts.speak"
-            await phone.say("move it")
-            prompt = await phone.until(is_call("tts.speak"))
-            await phone.until(is_state("idle"), since=phone.log.index(prompt))
-            taken = await phone.send("audio.output.interrupted", {"reason": "user"})
+            phone.say("move it")
+            prompt = await phone.until("tts.speak")
+            await phone.until("state idle", since=phone.log.index(prompt))
+            taken = phone.send("audio.output.interrupted", {"reason": "user"})
             phone.acknowledge = lambda _: True
             seen = session_of(a).state.seen
             await until(lambda: taken in seen)
             await goes(phone, b)
             await prompted(phone, b, 2)
-            await phone.say("yes")
+            phone.say("yes")
             assert await answered(phone) == "It said moved."
-            assert len(phone.runs) == 1 and len(phone.spoken()) == 3
+            assert len(phone.runs) == 1 and len(phone.speeches()) == 3
             await calm(b)
     await is_fine(shelf)
 
@@ -310,15 +311,15 @@ async def test_a_spoken_question_stands_when_its_session_is_taken_from_the_store
     store = LosesReplies(file_shelf.make())
     async with node(store, move) as served:
         async with phone_at(served) as phone:
-            await phone.say("move it")
+            phone.say("move it")
             await prompted(phone, served)
             since = len(phone.log)
             await rejoins(phone, store, served)
             await phone.idle(since=since)
-            await phone.say(answer)
+            phone.say(answer)
             await answered(phone)
             assert len(phone.runs) == (1 if answer == "yes" else 0)
-            assert len(phone.finals()) == 1 and len([t for t in phone.spoken() if "May I" in t]) == 1
+            assert len(phone.finals()) == 1 and len([t for t in phone.speeches() if "May I" in t]) == 1
             await calm(served)
     log = await stored_log(file_shelf)
     assert faults(log) == []
@@ -336,13 +337,13 @@ async def test_a_prompt_behind_a_speech_whose_answer_was_lost_is_said_to_who_com
 
     async with two_nodes(shelf, replies, replies, ui_timeout=600.0, speech_timeout=600.0) as (a, b):
         async with phone_at(a, acknowledge=lambda name: False) as phone:
-            await phone.say("move it")
-            await phone.until(lambda e: is_call("convo.appendMessage")(e) and "May I" in str(e["payload"]))
+            phone.say("move it")
+            await phone.until(lambda e: shape_of(e) == "append assistant" and "May I" in str(e["payload"]))
             phone.acknowledge = lambda name: True
             await goes(phone, b if elsewhere else a)
             await prompted(phone, b if elsewhere else a, 2)
             since = len(phone.log)
-            await phone.say("yes")
+            phone.say("yes")
             assert await answered(phone, since) == "It said moved."
             assert len(phone.runs) == 1
         await calm(b if elsewhere else a)
@@ -354,13 +355,13 @@ async def test_a_yes_whose_commit_had_no_reply_counts_once(file_shelf: Shelf, re
     store = LosesReplies(file_shelf.make())
     async with node(store, move, tool_timeout=0.3, heard_window=0.0) as served:
         async with phone_at(served, *(["resume"] if resumes else [])) as phone:
-            await phone.say("move it")
+            phone.say("move it")
             await prompted(phone, served)
             store.lose()
             since = len(phone.log)
-            said = await phone.say("yes")
+            said = phone.say("yes")
             await until(lambda: store.lost == 1)
-            await phone.say("yes", id=said)
+            phone.say("yes", id=said)
             assert await answered(phone, since) == "It said moved."
             assert len(phone.runs) == 1
             await calm(served)

@@ -22,8 +22,9 @@ from conductor.models.base import TextDelta
 from conductor.server.access import Refusals
 from conductor.server.websocket import Handshakes, Socket
 from conductor.settings import Limits
+from tests.app import App
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.phone import Phone
+from tests.links import WebSocket
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, until
 
@@ -74,7 +75,9 @@ async def connected(**limits: Any) -> AsyncIterator[Ends]:
             client.transport.abort()
 
 
-def fragment(client: ClientConnection, data: bytes, *, first: bool, fin: bool, binary: bool = False) -> None:
+def fragment(
+    client: ClientConnection | WebSocket, data: bytes, *, first: bool, fin: bool, binary: bool = False
+) -> None:
     """Send one frame of a message."""
     if not first:
         client.protocol.send_continuation(data, fin)
@@ -267,10 +270,10 @@ async def test_a_message_of_many_bytes_in_small_pieces_is_taken() -> None:
         assert await ends.taken() == piece * 1_000
 
 
-async def ping(phone: Phone, times: int) -> None:
+async def ping(phone: App, times: int) -> None:
     """Wait for so many more pings of the session."""
     for _ in range(times):
-        await phone.until(lambda e: e["type"] == "session.ping", since=len(phone.log))
+        await phone.until("session.ping", since=len(phone.log))
 
 
 async def test_a_message_that_is_never_completed_cuts_the_connection_and_not_the_session() -> None:
@@ -295,7 +298,8 @@ async def test_a_fragment_now_and_then_does_not_keep_a_message_open() -> None:
             closed = asyncio.create_task(phone.closed.wait())
             fragment(phone.socket, b"[", first=True, fin=False)
             async with asyncio.timeout(WAIT):
-                while phone.socket.state is State.OPEN:  # it ends before the phone has read that it did
+                # The connection ends before the phone has read that it did.
+                while phone.socket.protocol.state is State.OPEN:
                     fragment(phone.socket, b"1,", first=False, fin=False)
                     await asyncio.wait([closed], timeout=0.02)
                 await closed

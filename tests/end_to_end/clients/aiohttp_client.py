@@ -8,8 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from tests.app import WAIT
 from tests.end_to_end.clients.conversation import QUESTION, RESULT_LENGTH
-from tests.end_to_end.phone import WAIT, shape_of
+from tests.shapes import shape_of
 
 
 class AiohttpClient:

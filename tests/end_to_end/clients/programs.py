@@ -14,8 +14,8 @@ from typing import IO, Any, NoReturn
 
 import pytest
 
+from tests.app import WAIT
 from tests.end_to_end.clients.conversation import QUESTION, RESULT_LENGTH
-from tests.end_to_end.phone import WAIT
 
 CLIENTS = Path(__file__).resolve().parent
 PACKAGES = Path(__file__).resolve().parents[3] / "build" / "clients" / "node_modules"
