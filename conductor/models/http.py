@@ -13,11 +13,13 @@ import re
 import socket
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx2
+import msgspec
 import structlog
 from aiohttp.abc import AbstractResolver
 from yarl import URL
@@ -39,6 +41,8 @@ MAX_ERROR_BYTES = 64 * 1024
 # Of a reply, as bytes of the stream and as text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
+# Seconds to read a small document, which nothing may wait for long.
+DOCUMENT_S = 2.0
 # Comments, pings, which Anthropic sends as events, and chunks without choices.
 _KEEPS_ALIVE = re.compile(
     rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n'
@@ -268,6 +272,20 @@ class HttpPool:
         request_id = next((response.headers[name] for name in names if name in response.headers), None)
         log.info("model.status", status=response.status, request_id=request_id)
         raise from_status(response.status, read_problem(text), response.headers)
+
+    async def read_json(self, path: str) -> Any:
+        """Get a small JSON document; None if there is none."""
+        timeout = aiohttp.ClientTimeout(total=DOCUMENT_S)
+        try:
+            async with self._session.get(
+                URL(self._base_url + path), proxy=self._proxy, timeout=timeout, allow_redirects=False
+            ) as response:
+                text = b""
+                while len(text) < MAX_REPLY_CHARS and (piece := await response.content.readany()):
+                    text += piece
+                return msgspec.json.decode(text)
+        except (*_BROKEN, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
 
     async def aclose(self) -> None:
         """Close all connections."""

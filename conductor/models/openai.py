@@ -31,8 +31,8 @@ class OpenAIProvider:
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, and no tools. ``max_tokens`` is the limit for spoken answers; with tools
-    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. ``options`` are those of
-    `ReplyStreamer`.
+    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. Without a
+    ``context_window`` the service is asked for it. ``options`` are those of `ReplyStreamer`.
     """
 
     name = PROVIDER
@@ -45,10 +45,12 @@ class OpenAIProvider:
         base_url: str | None = None,
         endpoint: Endpoint = "chat",
         effort: Effort | None = None,
+        context_window: int | None = None,
         **options: Any,
     ) -> None:
         self._model = model
         self._max_tokens = max_tokens
+        self.context_window = context_window
         self.endpoint = endpoint
         self._official = is_official(base_url)
         self.effort = effort
@@ -58,8 +60,10 @@ class OpenAIProvider:
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
     async def start(self) -> None:
-        """Load the HTTP client, so that the first request need not wait."""
+        """Load the HTTP client, so that the first request need not wait; ask for a window that is not set."""
         await self._streamer.start()
+        if self.context_window is None and not self._official:
+            self.context_window = window_of(await self._streamer.read_json("/models"), self._model)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
@@ -103,6 +107,30 @@ class OpenAIProvider:
         await self._streamer.aclose()
 
 
+def window_of(listed: Any, model: str) -> int | None:
+    """Read a model's context window from a service's list; None if it does not tell.
+
+    vLLM, LM Studio, OpenRouter and llama.cpp each have a name of their own for it.
+    """
+    models = listed.get("data") if isinstance(listed, dict) else None
+    entries = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+    entry = next(
+        (entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {}
+    )
+    meta = entry.get("meta")
+    places = {**(meta if isinstance(meta, dict) else {}), **entry}
+    names = (
+        "max_model_len",
+        "loaded_context_length",
+        "context_window",
+        "context_length",
+        "n_ctx",
+        "n_ctx_train",
+    )
+    windows = (places.get(name) for name in names)
+    return next((window for window in windows if isinstance(window, int) and window > 0), None)
+
+
 def is_official(base_url: str | None) -> bool:
     """Tell whether it is OpenAI's own service, of any region."""
     host = urlsplit(base_url or DEFAULT_BASE_URL).hostname or ""
@@ -142,6 +170,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
         profile.base_url,
         endpoint,
         effort,
+        profile.context_window,
         local_only=settings.local_only,
     )
 

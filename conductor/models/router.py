@@ -216,7 +216,10 @@ class ModelRouter:
     @property
     def context_window(self) -> int | None:
         """The smallest context window of the profiles, in tokens; None if none is known."""
-        windows = (profile.context_window for profile in self.profiles.by_name.values())
+        windows = [
+            route.profile.context_window or getattr(route.provider, "context_window", None)
+            for route in self._routes.values()
+        ]
         return min((window for window in windows if window is not None), default=None)
 
     def serving(self, chosen: str | None) -> str | None:

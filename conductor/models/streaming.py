@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -143,6 +143,10 @@ class ReplyStreamer:
             )
         except EmptyReply:  # each time
             raise failure("context_too_long") from None
+
+    async def read_json(self, path: str) -> Any:
+        """Get a small JSON document from the service; None if there is none."""
+        return await (self._pool or await self._started()).read_json(path)
 
     def _let_go(self, reply: ReplyStream) -> None:
         if not reply.decoder.finished:

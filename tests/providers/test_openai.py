@@ -359,8 +359,11 @@ def test_a_wrong_setting_is_one_sentence(given: dict[str, str], says: str) -> No
 
 
 @asynccontextmanager
-async def by_hand(*parts: bytes, pause_s: float = 0.0) -> AsyncIterator[str]:
-    """Serve a stream of these parts, of which the last is repeated after each pause. Gives the base URL."""
+async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"{}") -> AsyncIterator[str]:
+    """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL.
+
+    ``listed`` None never answers who asks for the models.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -373,8 +376,14 @@ async def by_hand(*parts: bytes, pause_s: float = 0.0) -> AsyncIterator[str]:
                 await response.write(parts[-1])
         return response
 
+    async def models(request: web.Request) -> web.StreamResponse:
+        if listed is None:
+            await asyncio.Event().wait()
+        return web.Response(body=listed, content_type="application/json")
+
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -413,4 +422,48 @@ async def test_an_empty_reply_with_status_200_is_a_prompt_that_is_too_long() -> 
     async with by_hand() as base_url:
         provider = provider_at(base_url)
         assert (await failure_of(provider)).reason == "context_too_long"
+        await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("listed", "window"),
+    [
+        (b'{"data":[{"id":"m","max_model_len":4096}]}', 4096),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"m","context_length":2048}]}', 2048),
+        (b'{"data":[{"id":"other.gguf","meta":{"n_ctx_train":32768,"n_ctx":8192}}]}', 8192),
+        (b'{"data":[{"id":"x","context_length":1},{"id":"y"}]}', None),
+        (b'{"data":[' + b'{"id":"x"},' * 10_000 + b'{"id":"m","n_ctx":512}]}', 512),
+        (b'{"data":[{"id":"m"}]}', None),
+        (b'{"data":7}', None),
+        (b"<html>", None),
+    ],
+)
+async def test_the_context_window_is_the_one_that_the_service_tells(
+    listed: bytes, window: int | None
+) -> None:
+    async with by_hand(listed=listed) as base_url:
+        provider = provider_at(base_url)
+        await provider.start()
+        assert provider.context_window == window
+        await provider.aclose()
+
+
+async def test_a_service_that_does_not_list_its_models_delays_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "DOCUMENT_S", 0.1)
+    async with by_hand(listed=None) as base_url:
+        provider = provider_at(base_url)
+        async with asyncio.timeout(2):
+            await provider.start()
+        assert provider.context_window is None
+        await provider.aclose()
+
+
+async def test_a_context_window_of_the_settings_is_not_asked_for() -> None:
+    async with by_hand(listed=b'{"data":[{"id":"m","max_model_len":4096}]}') as base_url:
+        own = profile(openai_base_url=base_url, openai_model="m", openai_context_window=8192)
+        provider = from_profile(own, load_settings(None))
+        await provider.start()
+        assert provider.context_window == 8192
         await provider.aclose()
