@@ -15,7 +15,7 @@ from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.device import known_tools
-from conductor.tools.permissions import GateOptions, decide, is_dry, offered, steps
+from conductor.tools.permissions import Gate, GateOptions, decide, steps
 from conductor.tools.policies import REREAD_S, add, lint, load, policies_path, remove
 from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 from conductor.tools.validation import Valid, validate
@@ -166,8 +166,8 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
             {"step": one.name, "verdict": one.effect, "reasons": one.reasons, "ruleNumber": number(one.rule)}
             for one in found
         ],
-        "offered": offered(spec, gate, rules),
-        "dryRun": is_dry(spec, gate),
+        "offered": Gate(rules, gate).offers(spec),
+        "dryRun": Gate(rules, gate).is_dry(spec),
         "tainted": options.tainted,
         "notes": [*policies.notes, *([problem] if problem else [])],
     }

@@ -28,7 +28,7 @@ from conductor.tools.http_tools import HttpToolset, load_http_tools
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers
 from conductor.tools.mcp.server import McpConnection, check_installed
 from conductor.tools.mcp.toolset import call_tool
-from conductor.tools.permissions import Gate, GateOptions, decide, offered
+from conductor.tools.permissions import Gate, GateOptions, decide
 from conductor.tools.policies import REREAD_S, add, load, policies_path, remove
 from conductor.tools.python_tools import PythonToolset, python_tools
 from conductor.tools.redaction import Redactor
@@ -128,7 +128,7 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     shown = []
     for spec in specs:
         verdict = decide(spec, {}, rules, now=time.time(), tainted=False, options=gate)
-        effect = verdict.effect if offered(spec, gate, rules) else "disabled"
+        effect = verdict.effect if Gate(rules, gate).offers(spec) else "disabled"
         shown.append(
             {
                 "tool": spec.name,

@@ -58,7 +58,7 @@ def _embedded(ip: Address) -> Iterator[Address]:
 async def is_local(host: str) -> bool:
     """Tell whether all addresses of a host are this machine's or a private network's."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        entries = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_private for info in found)
+    return all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_private for info in entries)

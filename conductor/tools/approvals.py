@@ -63,10 +63,10 @@ def decode_approvals(text: str) -> tuple[Approval, ...]:
 
 def denied(words: str | None, reason: str = "denied") -> ToolOutcome:
     """Make the outcome of a denied call; ``words`` are the person's."""
-    said = f" The user said: {words!r}." if words else ""
+    quote = f" The user said: {words!r}." if words else ""
     return failed(
         "permission_denied",
-        f"The user did not allow this call.{said} Nothing was run. Do not ask for it again.",
+        f"The user did not allow this call.{quote} Nothing was run. Do not ask for it again.",
         reason=reason,
     )
 

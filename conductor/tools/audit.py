@@ -32,12 +32,12 @@ class AuditLog:
         except OSError as error:
             raise SettingsError(f"AUDIT_LOG: {path} cannot be written: {error.strerror}.") from None
 
-    def write(self, entry: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Add a line; one that cannot be written is logged as lost."""
         try:
-            self._append(msgspec.json.encode(entry) + b"\n")
+            self._append(msgspec.json.encode(record) + b"\n")
         except OSError as error:
-            log.error("audit line lost", error=error.strerror, event_name=entry.get("event"))
+            log.error("audit line lost", error=error.strerror, event_name=record.get("event"))
 
     def _append(self, line: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -113,10 +113,10 @@ class ToolSpec:
     @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 of the canonical definition: a changed tool is another tool."""
-        said = (self.name, self.description, self.input_schema, self.source, self.risk, self.effect)
-        wishes = (self.timeout_s, self.interactive, self.mode, self.on_interrupt, self.approval)
+        identity = (self.name, self.description, self.input_schema, self.source, self.risk, self.effect)
+        behaviour = (self.timeout_s, self.interactive, self.mode, self.on_interrupt, self.approval)
         # The functions are left out: they are the server's own, and cannot be compared.
-        parts = [*said, *wishes, self.open_world, self.untrusted, self.title, self.spoken]
+        parts = [*identity, *behaviour, self.open_world, self.untrusted, self.title, self.spoken]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

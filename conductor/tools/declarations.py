@@ -100,20 +100,20 @@ def unknown_fields(declaration: Any) -> Iterator[str]:
     if not isinstance(declaration, dict):
         return
     yield from (name for name in declaration if name not in _FIELDS)
-    for field, known in (("annotations", ("title", *_HINTS)), ("_meta", ("conductor",))):
+    for field, names in (("annotations", ("title", *_HINTS)), ("_meta", ("conductor",))):
         inner = declaration.get(field)
         if isinstance(inner, dict):  # MCP: a name with a slash in _meta belongs to another vendor
-            yield from (f"{field}.{name}" for name in inner if name not in known and "/" not in name)
+            yield from (f"{field}.{name}" for name in inner if name not in names and "/" not in name)
 
 
 async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[Reading]:
     """Read declarations a few at a time, each time admitted: a frame of them may take 0.5 s."""
     readings: list[Reading] = []
-    began = time.perf_counter()
+    started = time.perf_counter()
     for declaration in declarations[: 2 * MAX_TOOLS + 1]:
-        if time.perf_counter() - began > READ_S:
+        if time.perf_counter() - started > READ_S:
             await admission.enter()
-            began = time.perf_counter()
+            started = time.perf_counter()
         readings.append(_read(declaration, "device"))
     return readings
 

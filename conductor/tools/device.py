@@ -46,18 +46,18 @@ class PendingCalls:
 
     def answer(self, call_id: str, outcome: ToolOutcome) -> bool:
         """Wake the waiter; False for a late, unknown or repeated result."""
-        waiting = self._waiting.get(call_id)
+        future = self._waiting.get(call_id)
         # Done: a barge-in or the time limit came first, and the result goes the way of late ones.
-        if waiting is None or waiting.done():
+        if future is None or future.done():
             return False
-        waiting.set_result(outcome)
+        future.set_result(outcome)
         return True
 
     def forget(self, call_id: str) -> None:
         """Stop expecting a result."""
-        waiting = self._waiting.pop(call_id, None)
-        if waiting is not None:
-            waiting.cancel()
+        future = self._waiting.pop(call_id, None)
+        if future is not None:
+            future.cancel()
 
 
 class DeviceToolset:
@@ -107,7 +107,7 @@ def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
 
 def known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
     """List the tools of the server and of the catalog. Raises `SettingsError`."""
-    functions = [one.spec for one in python_tools(settings.tools_path)]
+    functions = [tool.spec for tool in python_tools(settings.tools_path)]
     return (*builtin_specs(), *functions, *load_catalog(settings.device_tools_file))
 
 
@@ -128,8 +128,8 @@ def _read(path: Path | None, name: str) -> Any:
     except UnicodeDecodeError:
         raise SettingsError(f"The tool catalog {name} is not UTF-8 text.") from None
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"The tool catalog {name} is not valid JSON: {error.msg}, {where}.") from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"The tool catalog {name} is not valid JSON: {error.msg}, {position}.") from None
     except ValueError:  # Python reads no integer of more than 4,300 digits
         raise SettingsError(f"The tool catalog {name} is not valid JSON: a number is too long.") from None
     except RecursionError:

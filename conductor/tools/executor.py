@@ -99,8 +99,8 @@ class ToolExecutor:
 
     def spec(self, name: str) -> ToolSpec | None:
         """Find a tool's definition by its name."""
-        found = self._tools.get(name)
-        return None if found is None else found[0]
+        entry = self._tools.get(name)
+        return None if entry is None else entry[0]
 
     def prepare(
         self, call: ToolCall, permit: Permit | None = None
@@ -109,10 +109,10 @@ class ToolExecutor:
 
         Without ``permit``, which knows the conversation, only the gate's rules decide.
         """
-        found = self._tools.get(call.name)
-        if found is None:
+        entry = self._tools.get(call.name)
+        if entry is None:
             return failed("not_found", f"There is no tool {call.name[:128]!r}. Nothing was run.")
-        spec, toolset = found
+        spec, toolset = entry
         # Validation comes before permission: a rule is matched against coerced arguments, as they would run.
         checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
@@ -149,10 +149,10 @@ class ToolExecutor:
 
         ``arguments`` are those that a person has seen.
         """
-        found = self._tools.get(call.name)
-        if found is None:
+        entry = self._tools.get(call.name)
+        if entry is None:
             return None
-        spec, toolset = found
+        spec, toolset = entry
         # What a person has approved runs as it is: a second validation might change it.
         if arguments is None:
             work = CheckBudget(_AGAIN_WORK_US)  # all calls of a round, in one step of the loop
@@ -247,9 +247,9 @@ class ToolExecutor:
         limit = self._limits.max_observation_bytes
         if len(text) <= _LOOKED_AT * limit:
             return truncate(self._redactor.text(text), limit)
-        whole = len(text.encode(errors="replace"))
-        shown = self._redactor.text(text[: _LOOKED_AT * limit])
-        return truncate(shown[: max(0, len(shown) - _CUT_THROUGH)], limit, whole)
+        total_bytes = len(text.encode(errors="replace"))
+        redacted = self._redactor.text(text[: _LOOKED_AT * limit])
+        return truncate(redacted[: max(0, len(redacted) - _CUT_THROUGH)], limit, total_bytes)
 
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         return self.gate.decide(spec, arguments, tainted=False, may_have_happened=False)
@@ -329,8 +329,8 @@ def cancelled_outcome(
         return succeeded(result, took_s=took_s, notes=(note,))
     if effect == "none":
         return failed("cancelled", "The call was cancelled. Nothing was done.", reason="none", took_s=took_s)
-    done = f" What was done: {result}" if result else ""
-    message = f"The call was cancelled when part of it had been done. Do not repeat it.{done}"
+    detail = f" What was done: {result}" if result else ""
+    message = f"The call was cancelled when part of it had been done. Do not repeat it.{detail}"
     return failed("cancelled", message, reason="partial", took_s=took_s)
 
 

@@ -68,7 +68,7 @@ class HttpToolConfig(BaseModel):
     @field_validator("allow", mode="before")
     @classmethod
     def _networks(cls, value: Any) -> Any:
-        return tuple(ipaddress.ip_network(one) for one in value) if isinstance(value, list) else value
+        return tuple(ipaddress.ip_network(network) for network in value) if isinstance(value, list) else value
 
     @property
     def reads(self) -> bool:
@@ -78,9 +78,9 @@ class HttpToolConfig(BaseModel):
     @cached_property
     def own(self) -> frozenset[str]:
         """The names that its URL and its body use, or set to a value of their own."""
-        used = [*_PLACE.findall(self.url), *_PLACE.findall(json.dumps(self.body))]
+        placeholders = [*_PLACE.findall(self.url), *_PLACE.findall(json.dumps(self.body))]
         query = [unquote_plus(part.partition("=")[0]) for part in urlsplit(self.url).query.split("&")]
-        return frozenset([*used, *query, *(self.body if isinstance(self.body, dict) else ())])
+        return frozenset([*placeholders, *query, *(self.body if isinstance(self.body, dict) else ())])
 
     @property
     def spec(self) -> ToolSpec:
@@ -113,7 +113,7 @@ class HttpTools:
     secrets: tuple[str, ...] = ()
 
 
-def load_http_tools(settings: Settings, taken: Sequence[str] = ()) -> HttpTools:
+def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> HttpTools:
     """Read the tools; none if there is no file. ``taken`` are names of other tools.
 
     Raises `SettingsError`: one sentence, which names the file, the tool and the mistake.
@@ -128,7 +128,7 @@ def load_http_tools(settings: Settings, taken: Sequence[str] = ()) -> HttpTools:
     tools = [
         _tool(path, number, values, secrets) for number, values in enumerate(_entries(path, document), 1)
     ]
-    names = set(taken)
+    names = set(reserved_names)
     for tool in tools:
         if tool.name in names:
             raise SettingsError(f"{path}: there is another tool {tool.name} already.")
@@ -155,37 +155,37 @@ def _entries(path: Path, document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _tool(path: Path, number: int, values: Mapping[str, Any], secrets: list[str]) -> HttpToolConfig:
     name = values.get("name")
-    where = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
+    label = f'{path}, tool "{name}"' if isinstance(name, str) else f"{path}, tool {number}"
     try:
         tool = HttpToolConfig.model_validate(values)
         check_schema(tool.input_schema)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field, message = ".".join(str(part) for part in first["loc"]), first["msg"].rstrip(".")
-        raise SettingsError(f"{where}: {field} is not valid: {message[:1].lower()}{message[1:]}.") from None
+        raise SettingsError(f"{label}: {field} is not valid: {message[:1].lower()}{message[1:]}.") from None
     except SchemaError as error:
-        raise SettingsError(f"{where}: input_schema is not valid: {error}.") from None
+        raise SettingsError(f"{label}: input_schema is not valid: {error}.") from None
     if not NAME.match(tool.name) or tool.name.startswith(SERVER_PREFIXES):
-        raise SettingsError(f"{where} needs another name: letters, digits, dots, hyphens and underscores.")
-    _check_url(where, tool)
-    headers = {name: with_environment(where, text, secrets) for name, text in tool.headers.items()}
+        raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
+    _check_url(label, tool)
+    headers = {name: with_environment(label, text, secrets) for name, text in tool.headers.items()}
     return tool.model_copy(update={"headers": headers})
 
 
-def _check_url(where: str, tool: HttpToolConfig) -> None:
+def _check_url(label: str, tool: HttpToolConfig) -> None:
     try:
         parts = urlsplit(tool.url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good or parts.username is not None:
-        raise SettingsError(f"{where}: url must begin with https:// or http:// and a host, and no user name.")
+        is_valid = False
+    if not is_valid or parts.username is not None:
+        raise SettingsError(f"{label}: url must begin with https:// or http:// and a host, and no user name.")
     if _PLACE.search(parts.netloc) or parts.fragment:
-        raise SettingsError(f"{where}: url may hold arguments in its path and its query only.")
-    known = tool.input_schema.get("properties", {})
+        raise SettingsError(f"{label}: url may hold arguments in its path and its query only.")
+    properties = tool.input_schema.get("properties", {})
     for name in (*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))):
-        if name not in known:
-            raise SettingsError(f'{where}: input_schema has no "{name}", which url or body uses.')
+        if name not in properties:
+            raise SettingsError(f'{label}: input_schema has no "{name}", which url or body uses.')
 
 
 # -- a call
@@ -195,7 +195,7 @@ class ArgumentError(ValueError):
     """An argument that does not fit into a URL; the message is for the model."""
 
 
-def make_url(template: str, arguments: Mapping[str, Any], rest: Mapping[str, Any]) -> str:
+def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
     """Fill a URL's places, and add ``rest`` to its query. Raises `ArgumentError`.
 
     A value is one segment of the path, or one value of the query, whatever characters it has. A value of the
@@ -203,24 +203,24 @@ def make_url(template: str, arguments: Mapping[str, Any], rest: Mapping[str, Any
     """
     base, _, query = template.partition("?")
     start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)
-    segments = [_segment(one, arguments) for one in base[start:].split("/")]
+    segments = [_segment(item, arguments) for item in base[start:].split("/")]
     pairs: list[tuple[str, str]] = []
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
         names = _PLACE.findall(value)
-        if all(arguments.get(one) is not None for one in names):
+        if all(arguments.get(item) is not None for item in names):
             # It is encoded again below.
             name, value = unquote_plus(name), unquote_plus(value)
-            pairs += [(name, one) for one in _values(value, names, arguments)]
-    pairs += [(name, one) for name, value in rest.items() for one in _texts(value)]
+            pairs += [(name, item) for item in _values(value, names, arguments)]
+    pairs += [(name, item) for name, value in query_arguments.items() for item in _texts(value)]
     return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
 def _segment(template: str, arguments: Mapping[str, Any]) -> str:
-    def filled(found: re.Match[str]) -> str:
-        value = arguments.get(found[1])
+    def filled(match: re.Match[str]) -> str:
+        value = arguments.get(match[1])
         if value is None or isinstance(value, list | dict) or value == "":
-            raise ArgumentError(f"{found[1]} must be a text or a number, and not be left out.")
+            raise ArgumentError(f"{match[1]} must be a text or a number, and not be left out.")
         return quote(_text(value), safe="")
 
     segment = _PLACE.sub(filled, template)
@@ -232,11 +232,11 @@ def _segment(template: str, arguments: Mapping[str, Any]) -> str:
 def _values(template: str, names: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
     if len(names) == 1 and template == f"{{{names[0]}}}":
         return _texts(arguments[names[0]])  # a list is several values
-    return [_PLACE.sub(lambda found: _text(arguments[found[1]]), template)]
+    return [_PLACE.sub(lambda match: _text(arguments[match[1]]), template)]
 
 
 def _texts(value: Any) -> list[str]:
-    return [_text(one) for one in value] if isinstance(value, list) else [_text(value)]
+    return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
 
 
 def _text(value: Any) -> str:
@@ -246,15 +246,15 @@ def _text(value: Any) -> str:
 def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
     """Fill a JSON template; members whose argument is left out are left out."""
     if isinstance(template, str):
-        whole = _PLACE.fullmatch(template)
-        if whole is not None:
-            return arguments.get(whole[1])
-        return _PLACE.sub(lambda found: _text(arguments.get(found[1], "")), template)
+        match = _PLACE.fullmatch(template)
+        if match is not None:
+            return arguments.get(match[1])
+        return _PLACE.sub(lambda placeholder: _text(arguments.get(placeholder[1], "")), template)
     if isinstance(template, list):
-        return [make_body(one, arguments) for one in template]
+        return [make_body(item, arguments) for item in template]
     if isinstance(template, dict):
-        made = {name: make_body(one, arguments) for name, one in template.items()}
-        return {name: value for name, value in made.items() if value is not None}
+        filled = {name: make_body(item, arguments) for name, item in template.items()}
+        return {name: value for name, value in filled.items() if value is not None}
     return template
 
 
@@ -276,18 +276,22 @@ class HttpToolset:
         web = await asyncio.to_thread(_web_client)
         if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
             return failed("validation_failed", refusal(name, [f"{min(unknown)!r} is no argument of it"]))
-        rest = {key: value for key, value in arguments.items() if key not in tool.own and value is not None}
+        remaining = {
+            key: value for key, value in arguments.items() if key not in tool.own and value is not None
+        }
         in_query = tool.method in ("GET", "HEAD", "DELETE")
         headers = dict(tool.headers)
         if tool.idempotency_header is not None:
             headers[tool.idempotency_header] = context.call_id
         body = None
-        if tool.body is not None or (rest and not in_query):
-            made = make_body(tool.body, arguments) if tool.body is not None else {}
-            body = json.dumps({**rest, **made} if isinstance(made, dict) and not in_query else made).encode()
+        if tool.body is not None or (remaining and not in_query):
+            filled = make_body(tool.body, arguments) if tool.body is not None else {}
+            body = json.dumps(
+                {**remaining, **filled} if isinstance(filled, dict) and not in_query else filled
+            ).encode()
             headers.setdefault("Content-Type", "application/json")
         try:
-            url = make_url(tool.url, arguments, rest if in_query else {})
+            url = make_url(tool.url, arguments, remaining if in_query else {})
             response = await web.fetch(
                 tool.method,
                 url,
@@ -321,8 +325,8 @@ def _outcome(response: Any, path: str) -> ToolOutcome:
         except (ValueError, RecursionError):
             return failed("parse_error", "The service's answer is not valid JSON.")
     if response.status >= 400:
-        said = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-        return failed("io_error", f"The service answered {response.status}: {said[:_MAX_PROBLEM]}")
+        detail = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        return failed("io_error", f"The service answered {response.status}: {detail[:_MAX_PROBLEM]}")
     for step in filter(None, path.split(".")):
         try:
             data = data[int(step)] if isinstance(data, list) else data[step]

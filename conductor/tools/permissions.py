@@ -1,7 +1,7 @@
-"""Permission decisions: whether a call is allowed, asked about or denied, and why.
+"""Permission decisions: whether a call is allowed, asked about or denied, with the reasons.
 
-Pure functions; the time is passed in. Order: deny, ask, allow, the default of the risk; specificity does not
-count (tools, "Permissions").
+Pure functions; the time is passed in. Order: deny, ask, allow, the default of the risk. Specificity does not
+count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ StepName: TypeAlias = Literal["deny", "ask", "allow", "default"]
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """The operator's options for all tools; ``allowed_tools`` are globs over names, none means all."""
+    """The operator's options for all tools; ``allowed_tools`` are globs over names, empty for all tools."""
 
     allowed_tools: tuple[str, ...] = ()
     deny_irreversible: bool = False
@@ -69,13 +69,13 @@ def decide(
 ) -> Verdict:
     """Decide about a call with validated arguments: the first step that decides.
 
-    ``rules`` are the operator's and the person's; their order decides only which one is named. ``now`` is in
-    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call
-    or a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
+    ``rules`` are the operator's and the person's; their order decides only which rule is named. ``now`` is in
+    epoch seconds. ``tainted``: untrusted output is in the history window, so a write, an irreversible call or
+    a read of the open world asks even if a rule, a grant or the declaration allows it. Never raises.
     """
     all_steps = steps(spec, arguments, rules, now=now, tainted=tainted, options=options)
-    step = next(each for each in all_steps if each.effect is not None)
-    effect = step.effect or "ask"  # the default always says something; mypy cannot know
+    step = next(candidate for candidate in all_steps if candidate.effect is not None)
+    effect = step.effect or "ask"  # the default always decides; mypy cannot know
     asks = effect == "ask"
     cautions: tuple[Caution, ...] = ("untrusted",) if asks and _is_tainted(spec, tainted) else ()
     return Verdict(effect, step.reasons, step.rule, asks and spec.risk == "high", cautions)
@@ -90,19 +90,20 @@ def steps(
     tainted: bool,
     options: GateOptions,
 ) -> tuple[Step, ...]:
-    """Return the result of every step of `decide`, also of those after the deciding one."""
+    """Return the result of every step of `decide`, including the steps after the deciding one."""
     call = Arguments(arguments)
 
-    def step(effect: RuleEffect, others: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Step:
-        for rule in (each for each in rules if each.effect == effect):
-            found = match(rule, spec, call, now)
-            if found != "no":
-                return Step(effect, effect, (_rule_reason(rule, found == "unclear"), *others, *more), rule)
-        if others:
-            return Step(effect, effect, (*others, *more))
+    def step(effect: RuleEffect, reasons: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> Step:
+        for rule in rules:
+            result = match(rule, spec, call, now) if rule.effect == effect else "no"
+            if result != "no":
+                reason = _rule_reason(rule, result == "unclear")
+                return Step(effect, effect, (reason, *reasons, *hints), rule)
+        if reasons:
+            return Step(effect, effect, (*reasons, *hints))
         return Step(effect, None, (f"No rule is to {effect} it.",))
 
-    # Asked before any allow rule: what strangers wrote may speak in the person's name (tools, "Permissions").
+    # Before any allow rule: a stranger's text may speak in the person's name.
     taint = (_STRANGERS,) if _is_tainted(spec, tainted) else ()
     undone = (UNDONE,) if spec.effect == "irreversible" else ()
     return (step("deny", _refusals(spec, options)), step("ask", taint, undone), step("allow"), _default(spec))
@@ -118,7 +119,7 @@ _RULE_WORDS = {
 
 
 def _is_tainted(spec: ToolSpec, tainted: bool) -> bool:
-    # A read of the open world counts: what it asks for leaves in its arguments.
+    # A read of the open world counts: its arguments leave this machine.
     return tainted and (spec.effect != "read" or spec.open_world)
 
 
@@ -129,7 +130,7 @@ def _rule_reason(rule: Rule, unclear: bool) -> str:
 
 def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:
     reasons = []
-    if not _listed(spec, options):
+    if not _is_listed(spec, options):
         reasons.append(f"ALLOWED_TOOLS does not name {spec.name}.")
     if options.deny_irreversible and spec.effect == "irreversible":
         reasons.append("It cannot be undone, and DENY_IRREVERSIBLE is set.")
@@ -138,8 +139,8 @@ def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _listed(spec: ToolSpec, options: GateOptions) -> bool:
-    return not options.allowed_tools or any(matcher(each)(spec.name) for each in options.allowed_tools)
+def _is_listed(spec: ToolSpec, options: GateOptions) -> bool:
+    return not options.allowed_tools or any(matcher(glob)(spec.name) for glob in options.allowed_tools)
 
 
 def _default(spec: ToolSpec) -> Step:
@@ -159,32 +160,10 @@ _EFFECT_WORDS = {
 }
 
 
-def offered(spec: ToolSpec, options: GateOptions, rules: Sequence[Rule] = ()) -> bool:
-    """Return whether a tool is offered to the model.
-
-    Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, or if a deny rule without an
-    expiry covers all its calls.
-    """
-    if not _listed(spec, options) or (options.local_only and spec.open_world):
-        return False
-    # A tool that is always denied would only cost the model a try.
-    return not any(
-        rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec)
-        for rule in rules
-    )
-
-
-def is_dry(spec: ToolSpec, options: GateOptions) -> bool:
-    """Return whether a call is only simulated: under DRY_RUN, every call that is more than safe."""
-    return options.dry_run and (spec.risk != "safe" or spec.effect == "irreversible")
-
-
-def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope, expires: str | None = None) -> Rule:
+def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope) -> Rule:
     """Make a rule from a person's decision for this session or for always.
 
-    At high risk it covers exactly these arguments, otherwise any (tools, "Approvals"). It is void once the
-    tool's definition changes. ``expires`` is an ISO 8601 time with offset. Raises `RuleError` for another,
-    and at high risk what `arguments_digest` raises.
+    At high risk it covers exactly these arguments, otherwise all. It ends when the tool's definition changes.
     """
     digest = arguments_digest(spec.name, arguments) if spec.risk == "high" else None
     return Rule(
@@ -193,7 +172,6 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: Scope, expires
         source=literally(spec.source),
         scope=scope,
         fingerprint=spec.fingerprint,
-        expires=expires,
         arguments_digest=digest,
     )
 
@@ -203,9 +181,9 @@ MAY_HAVE_HAPPENED = "An identical call before may have happened already."
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Decides about calls by the operator's rules and options and the person's grants.
+    """Decides about calls by the operator's rules and options and by ``grants``, the person's rules.
 
-    ``grants`` returns the person's rules, ``now`` epoch seconds.
+    ``now`` returns epoch seconds.
     """
 
     rules: Sequence[Rule] = ()
@@ -214,12 +192,21 @@ class Gate:
     now: Callable[[], float] = time.time
 
     def offers(self, spec: ToolSpec) -> bool:
-        """Return whether a tool is offered to the model."""
-        return offered(spec, self.options, self.rules)
+        """Return whether a tool is offered to the model.
+
+        Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, or if a deny rule without
+        an expiry covers all its calls.
+        """
+        if not _is_listed(spec, self.options) or (self.options.local_only and spec.open_world):
+            return False
+        return not any(
+            rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec)
+            for rule in self.rules
+        )
 
     def is_dry(self, spec: ToolSpec) -> bool:
-        """Return whether a tool's calls are only simulated."""
-        return is_dry(spec, self.options)
+        """Return whether a tool's calls are only simulated: under DRY_RUN, all calls that are not safe."""
+        return self.options.dry_run and (spec.risk != "safe" or spec.effect == "irreversible")
 
     def decide(
         self,
@@ -237,7 +224,7 @@ class Gate:
         """
         rules = [*self.rules, *self.grants(), *granted]
         verdict = decide(spec, arguments, rules, now=self.now(), tainted=tainted, options=self.options)
-        # A denied call is never asked about, whatever else speaks for asking.
+        # A denied call is never asked about.
         if verdict.effect == "deny":
             return verdict
         sensitive = None if spec.sensitive is None else spec.sensitive(arguments)
@@ -245,7 +232,7 @@ class Gate:
         reasons = [reason for reason in (unknown, sensitive) if reason]
         if not reasons:
             return verdict
-        kept = verdict.reasons if verdict.effect == "ask" else ()
+        own_reasons = verdict.reasons if verdict.effect == "ask" else ()
         cautions: tuple[Caution, ...] = ("may_have_happened",) if may_have_happened else ()
         cautions += verdict.cautions
-        return replace(verdict, effect="ask", reasons=(*reasons, *kept), cautions=cautions)
+        return replace(verdict, effect="ask", reasons=(*reasons, *own_reasons), cautions=cautions)

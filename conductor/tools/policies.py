@@ -1,8 +1,7 @@
 """The operator's rules in ``policies.json``: reading, editing, reloading and lint.
 
 The file is a JSON object, ``{"version": 1, "rules": [...]}``; other fields are preserved. An invalid file
-prevents the start, and a running server keeps the rules that it has: a mistake never permits anything
-(durability, "Who may connect"). Reading commands never change the file.
+prevents the start, and a running server keeps its rules: a mistake never permits anything.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = structlog.get_logger(__name__)
 # Bytes and rules of the file: every call is compared with every rule.
 MAX_POLICIES_BYTES = 1024 * 1024
 MAX_RULES = 1_000
-# Seconds between checks whether the file has changed.
+# Seconds between checks for a change of the file.
 REREAD_S = 2.0
 POLICIES_NAME = "policies.json"
 VERSION = 1
@@ -39,10 +38,7 @@ _Signature: TypeAlias = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The operator's rules in the order of the file; the first has number 1.
-
-    ``notes`` are warnings about the file, as sentences.
-    """
+    """The operator's rules in the order of the file; ``notes`` are warnings about the file, as sentences."""
 
     rules: tuple[Rule, ...] = ()
     notes: tuple[str, ...] = ()
@@ -69,7 +65,7 @@ def load(path: Path, *, required: bool = False) -> Policies:
 class PolicyFile:
     """The operator's rules of a running server, reloaded when the file changes.
 
-    ``problem`` says why the present file is not used; ``rules`` are then those of the last valid one.
+    ``problem`` says why the present file is not used; ``rules`` then come from the last valid file.
     """
 
     def __init__(self, path: Path, *, required: bool = False) -> None:
@@ -86,48 +82,42 @@ class PolicyFile:
             return
         self._signature = signature
         try:
-            # A file that disappeared may be a mistake: its rules stay in force.
+            # A file that disappeared may be a mistake: its rules remain.
             self.rules, self.problem = load(self._path, required=True).rules, ""
         except SettingsError as error:
             self.problem = str(error)
-            log.error("policies not reloaded, the earlier rules hold", why=self.problem)
+            log.error("policies not reloaded; the earlier rules remain", problem=self.problem)
 
 
 def _signature(path: Path) -> _Signature:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    # The inode too: a file that was renamed over may have the same size and time.
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    # The inode too: a replaced file may have the same size and time.
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def add(path: Path, rule: Rule) -> int:
-    """Append a rule to the file, creating it if needed; returns the rule's number.
-
-    Holds a lock against concurrent changes. Raises `SettingsError`.
-    """
+    """Append a rule to the file, under a lock; returns the rule's number. Raises `SettingsError`."""
     path = Path(os.path.realpath(path))
     with _locked(path):
         document = _read(path)
-        _rules(document["rules"], path.name)  # refuse to change a file that would not load
+        _rules(document["rules"], path.name)  # an invalid file is not changed
         document["rules"] = [*document["rules"], rule_object(rule)]
         _write(path, document)
         return len(document["rules"])
 
 
 def remove(path: Path, number: int) -> Mapping[str, Any]:
-    """Remove a rule by its number, from 1; returns its JSON form.
-
-    Invalid rules can be removed too. Raises `SettingsError`.
-    """
+    """Remove a rule, valid or not, by its number from 1; returns its JSON form. Raises `SettingsError`."""
     path = Path(os.path.realpath(path))
     with _locked(path):
         document = _read(path)
         rules = list(document["rules"])
         if not 1 <= number <= len(rules):
-            there = f"has rules 1 to {len(rules)}" if rules else "has no rules"
-            raise SettingsError(f"There is no rule {number}: {path.name} {there}.")
+            extent = f"has rules 1 to {len(rules)}" if rules else "has no rules"
+            raise SettingsError(f"There is no rule {number}: {path.name} {extent}.")
         removed = rules.pop(number - 1)
         document["rules"] = rules
         _write(path, document)
@@ -141,12 +131,12 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
     try:
         # Opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise SettingsError(f"{path.name} is no regular file.")
+            raise SettingsError(f"{path.name} is not a regular file.")
         with path.open("rb") as file:
             encoded = file.read(MAX_POLICIES_BYTES + 1)
     except FileNotFoundError:
         if required:
-            raise SettingsError(f"The rules file {path} is not there.") from None
+            raise SettingsError(f"The rules file {path} does not exist.") from None
         return {"version": VERSION, "rules": []}
     except OSError as error:
         raise SettingsError(f"{path.name} cannot be read: {error.strerror}.") from None
@@ -157,11 +147,11 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
     except RuleError as error:
         raise SettingsError(f"{path.name} is not valid: {error}.") from None
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{path.name} is not valid JSON, {where}: {error.msg.lower()}.") from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{path.name} is not valid JSON, {position}: {error.msg.lower()}.") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path.name} is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+    except (ValueError, RecursionError):  # thousands of digits or brackets
         raise SettingsError(f"{path.name} is not valid JSON.") from None
     if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
@@ -185,7 +175,7 @@ def _rules(values: Sequence[Any], name: str) -> tuple[Rule, ...]:
 def _notes(path: Path) -> tuple[str, ...]:
     with suppress(OSError):
         if path.stat().st_mode & stat.S_IWOTH:
-            return (f"Everybody on this machine may write {path.name}: chmod 600 keeps others out.",)
+            return (f"Every user of this machine may write {path.name}. Use chmod 600.",)
     return ()
 
 
@@ -194,10 +184,10 @@ def _notes(path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # The lock is a file beside it: the policy file itself is replaced.
+    # The lock is a file of its own: the policy file is replaced.
     try:
         import fcntl
-    except ImportError:  # Windows has no such lock: concurrent changes are not excluded
+    except ImportError:  # Windows has no such lock
         yield
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -213,8 +203,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    # Written beside and renamed: after a crash there is the old file or the new one.
-    # Half a surrogate pair, kept from an unknown field, is written as JSON's own escape.
+    # Replaced by a rename: after a crash the old file or the new one exists. Half a surrogate pair of an
+    # unknown field is written as JSON's own escape.
     encoded = (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode(errors="backslashreplace")
     if len(encoded) > MAX_POLICIES_BYTES:
         raise SettingsError(f"{path.name} would be larger than {MAX_POLICIES_BYTES} bytes.")

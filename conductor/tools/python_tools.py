@@ -79,30 +79,30 @@ class PythonToolset:
     """A `Toolset` of functions."""
 
     def __init__(self, tools: Iterable[PythonTool]) -> None:
-        self._tools = {one.spec.name: one for one in tools}
+        self._tools = {tool.spec.name: tool for tool in tools}
         self._threads = ThreadPoolExecutor(MAX_THREADS, "tool")
 
     def specs(self) -> Sequence[ToolSpec]:
         """List the tools."""
-        return [one.spec for one in self._tools.values()]
+        return [tool.spec for tool in self._tools.values()]
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Call the function; all but `ToolError` is raised."""
-        one = self._tools[name]
+        python_tool = self._tools[name]
         try:
-            given = dict(one.arguments.model_validate(arguments))
+            values = dict(python_tool.arguments.model_validate(arguments))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            return failed("validation_failed", f"{where}: {first['msg']}. Nothing was run.")
-        if one.context_name is not None:
-            given[one.context_name] = context
+            location = ".".join(map(str, first["loc"]))
+            return failed("validation_failed", f"{location}: {first['msg']}. Nothing was run.")
+        if python_tool.context_name is not None:
+            values[python_tool.context_name] = context
         try:
-            if inspect.iscoroutinefunction(one.function):
-                result = await one.function(**given)
+            if inspect.iscoroutinefunction(python_tool.function):
+                result = await python_tool.function(**values)
             else:
                 run = asyncio.get_running_loop().run_in_executor
-                result = await run(self._threads, lambda: one.function(**given))
+                result = await run(self._threads, lambda: python_tool.function(**values))
         except ToolError as error:
             return failed("internal_error", str(error), reason="tool_error")
         try:
@@ -118,21 +118,21 @@ def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
 
     Raises `SettingsError`: one sentence that names the file or the entry point, and the mistake.
     """
-    found: dict[str, PythonTool] = {}
-    taken = {spec.name for spec in builtin_specs()}
-    for where, functions in _sources(path):
+    tools: dict[str, PythonTool] = {}
+    builtin_names = {spec.name for spec in builtin_specs()}
+    for label, functions in _sources(path):
         for function in functions:
-            one = _read(function, where)
-            if one.spec.name in found or one.spec.name in taken:
-                raise SettingsError(f"{where}: there is another tool {one.spec.name} already.")
-            found[one.spec.name] = one
-    return tuple(found.values())
+            python_tool = _read(function, label)
+            if python_tool.spec.name in tools or python_tool.spec.name in builtin_names:
+                raise SettingsError(f"{label}: there is another tool {python_tool.spec.name} already.")
+            tools[python_tool.spec.name] = python_tool
+    return tuple(tools.values())
 
 
 def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]]:
     for entry in entry_points(group=GROUP):
-        where = f"The entry point {entry.name} of {entry.dist.name if entry.dist is not None else GROUP}"
-        yield where, _marked(_loaded(where, entry.load), where)
+        label = f"The entry point {entry.name} of {entry.dist.name if entry.dist is not None else GROUP}"
+        yield label, _marked(_loaded(label, entry.load), label)
     if path is None:
         return
     if not path.exists():
@@ -140,15 +140,15 @@ def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]
     for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
         module = _loaded(str(file), partial(_import, file))
         # A file may import another one's functions.
-        own = [one for one in _marked(module, str(file)) if one.__module__ == module.__name__]
+        own = [function for function in _marked(module, str(file)) if function.__module__ == module.__name__]
         yield str(file), own
 
 
-def _loaded(where: str, load: Callable[[], Any]) -> Any:
+def _loaded(label: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # whatever an import may raise
-        raise SettingsError(f"{where} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise SettingsError(f"{label} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
 def _import(file: Path) -> ModuleType:
@@ -161,13 +161,13 @@ def _import(file: Path) -> ModuleType:
     return module
 
 
-def _marked(loaded: Any, where: str) -> list[Callable[..., Any]]:
+def _marked(loaded: Any, label: str) -> list[Callable[..., Any]]:
     values = vars(loaded).values() if isinstance(loaded, ModuleType) else [loaded]
     functions: list[Callable[..., Any]] = [
         value for value in values if inspect.isfunction(value) and hasattr(value, _MARK)
     ]
     if not functions and not isinstance(loaded, ModuleType):
-        raise SettingsError(f"{where} names something that is not marked with @tool.")
+        raise SettingsError(f"{label} names something that is not marked with @tool.")
     return functions
 
 
@@ -175,10 +175,10 @@ class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
 
 
-def _read(function: Callable[..., Any], where: str) -> PythonTool:
+def _read(function: Callable[..., Any], origin: str) -> PythonTool:
     options: dict[str, Any] = getattr(function, _MARK)
     name = options["name"]
-    label = f"{where}: the tool {name}"
+    label = f"{origin}: the tool {name}"
     if not NAME.match(name) or name.startswith(SERVER_PREFIXES):
         raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
     description = inspect.cleandoc(function.__doc__ or "")

@@ -1,4 +1,4 @@
-"""Rules for tool calls: matching, description and JSON form (tools, "Permissions")."""
+"""Rules for tool calls: matching, description and JSON form."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def _expiry(text: str) -> str:
     return text
 
 
-def _predicates(given: Mapping[PredicateName, Any]) -> Mapping[PredicateName, Any]:
-    if not given:
+def _predicates(predicates: Mapping[PredicateName, Any]) -> Mapping[PredicateName, Any]:
+    if not predicates:
         raise ValueError(f"must have one or more of {', '.join(PREDICATES)}")
-    for name, wanted in given.items():
+    for name, value in predicates.items():
         try:
-            PREDICATES[name](wanted)
+            PREDICATES[name](value)
         except ValueError as error:
             raise ValueError(f"{name} must be {error}") from None
-    return given
+    return predicates
 
 
 def _printable(text: str) -> str:
-    if not text.isprintable():  # a reader could not see that it is another name
+    if not text.isprintable():  # two different names would look the same
         raise ValueError(f"has a character that is not printable, {json.dumps(text[:80])}")
     return text
 
@@ -70,12 +70,11 @@ class Rule:
     """Allows, asks about or denies calls of the tools that it matches.
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
-    ``mcp:<server>``), in which ``*`` stands for any characters, dots too. ``session`` limits it to the
-    session of that id. ``args`` maps an argument's name to
-    predicates (`PREDICATES`), all of which must hold. ``arguments_digest`` is that of exactly these arguments
-    (`arguments_digest`). With ``fingerprint`` the rule applies only to that definition of the tool. It ends
-    at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises ValueError;
-    `parse_rule` raises `RuleError` with the reason.
+    ``mcp:<server>``); ``*`` matches any characters, dots too. ``session`` limits the rule to one session id.
+    ``args`` maps the name of an argument to predicates (`PREDICATES`) that must all match.
+    ``arguments_digest`` limits it to exactly these arguments, ``fingerprint`` to one definition of the tool.
+    The rule ends at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises
+    ValueError; `parse_rule` raises `RuleError` with the reason.
     """
 
     effect: RuleEffect
@@ -90,7 +89,7 @@ class Rule:
     comment: str | None = None
 
     def __post_init__(self) -> None:
-        _ = self.conditions  # compiled with the file and not on the first call: a long `eq` takes 0.1 s
+        _ = self.conditions  # compiled with the file, not on the first call: a long `eq` takes 0.1 s
 
     @property
     def unconditional(self) -> bool:
@@ -99,8 +98,8 @@ class Rule:
     @cached_property
     def conditions(self) -> Mapping[str, Sequence[Predicate]]:
         return {
-            name: [PREDICATES[each](wanted) for each, wanted in predicates.items()]
-            for name, predicates in self.args.items()
+            argument: [PREDICATES[name](value) for name, value in predicates.items()]
+            for argument, predicates in self.args.items()
         }
 
     def expired(self, now: float) -> bool:
@@ -137,26 +136,26 @@ class Arguments:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
         self._work = ComparisonBudget()
-        self._found: dict[str, Argument] = {}
+        self._arguments: dict[str, Argument] = {}
 
     def get(self, name: str) -> Argument | None:
         """Return an argument by name."""
-        if name not in self._found and name in self.values:
-            self._found[name] = Argument(self.values[name], self._work)
-        return self._found.get(name)
+        if name not in self._arguments and name in self.values:
+            self._arguments[name] = Argument(self.values[name], self._work)
+        return self._arguments.get(name)
 
 
 def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match:
-    """Match a rule against a call; ``unclear`` if it matches only because an argument cannot be decided.
+    """Match a rule against a call; ``unclear`` if it matches only because an argument is undecidable.
 
-    Allow rules are strict, and closed if they have predicates: an argument without one means no match. Deny
-    and ask rules are broad. Never raises.
+    Allow rules are strict, and closed if they have predicates: an argument without a predicate means no
+    match. Deny and ask rules are broad. Never raises.
     """
     if rule.expired(now) or not rule.covers(spec):
         return "no"
     if rule.arguments_digest not in (None, arguments_digest(spec.name, arguments.values)):
         return "no"
-    # In doubt a call is denied or asked about: allow rules must hold, the others need only be meant.
+    # In doubt a call is denied or asked about.
     strict = rule.effect == "allow"
     if strict and rule.args and not arguments.values.keys() <= rule.args.keys():
         return "no"
@@ -175,15 +174,13 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
 def arguments_digest(tool_name: str, arguments: Mapping[str, Any]) -> str:
     """Return the hex SHA-256 of the tool's name, a line feed, and the arguments as canonical JSON (RFC 8785).
 
-    1 and 1.0 give the same digest. Integers beyond 2^53 - 1, which RFC 8785 excludes and only a model sends,
-    keep all digits.
+    1 and 1.0 give the same digest. Integers beyond 2^53 - 1, which RFC 8785 excludes, keep all digits.
     """
     return _digest(tool_name, json.dumps(arguments, sort_keys=True))
 
 
-@lru_cache(maxsize=16)  # rfc8785 takes up to 25 ms for 64 KiB, and a call's digest is wanted several times
+@lru_cache(maxsize=16)  # rfc8785 takes up to 25 ms for 64 KiB, and a call's digest is read several times
 def _digest(tool_name: str, text: str) -> str:
-    # Integers beyond 2^53 - 1 keep all digits below: two of them must not have one digest.
     try:
         canonical = rfc8785.dumps(json.loads(text))
     except ValueError:
@@ -205,30 +202,30 @@ _WORDS = {
 
 def describe(rule: Rule) -> str:
     """Describe a rule on one line."""
-    said = f"{rule.effect} {rule.tool}"
+    text = f"{rule.effect} {rule.tool}"
     if rule.source is not None:
-        said += f" from {rule.source}"
+        text += f" from {rule.source}"
     if rule.session is not None:
-        said += f" in session {rule.session}"
+        text += f" in session {rule.session}"
     conditions = [
-        f"{name} {_WORDS[predicate]} {_value(wanted)}"
+        f"{name} {_WORDS[predicate]} {_value(value)}"
         for name, predicates in rule.args.items()
-        for predicate, wanted in predicates.items()
+        for predicate, value in predicates.items()
     ]
     if rule.arguments_digest is not None:
-        conditions.append("the arguments are exactly those once decided on")
+        conditions.append("the arguments are exactly the approved ones")
     if conditions:
-        said += f" where {' and '.join(conditions)}"
+        text += f" where {' and '.join(conditions)}"
     if rule.fingerprint is not None:
-        said += ", as the tool was defined then"
+        text += ", as the tool was defined then"
     if rule.expires is not None:
-        said += f", until {rule.expires}"
-    return said + (", for this session" if rule.scope == "session" else "")
+        text += f", until {rule.expires}"
+    return text + (", for this session" if rule.scope == "session" else "")
 
 
-def _value(wanted: Any) -> str:
-    text = json.dumps(wanted, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(wanted)
+def _value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 _RULE = TypeAdapter(Rule)
@@ -237,8 +234,8 @@ _RULES = TypeAdapter(tuple[Rule, ...])
 
 def rule_object(rule: Rule) -> dict[str, Any]:
     """Return a rule's JSON form without fields that have their default."""
-    made: dict[str, Any] = _RULE.dump_python(rule, mode="json", by_alias=True, exclude_defaults=True)
-    return made
+    json_form: dict[str, Any] = _RULE.dump_python(rule, mode="json", by_alias=True, exclude_defaults=True)
+    return json_form
 
 
 def parse_rule(value: Any) -> Rule:
@@ -249,21 +246,20 @@ def parse_rule(value: Any) -> Rule:
         return _RULE.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    *path, name = (str(each) for each in first["loc"])
-    is_key = name == "[key]"
-    if is_key:
-        *path, name = path
-    where, message = ".".join(path if is_key else [*path, name]), first["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should be", "must be").replace("dictionary", "object")
+    parts = [str(part) for part in first["loc"]]
+    is_key = parts[-1] == "[key]"
+    path = ".".join(parts[:-2] if is_key else parts)
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.replace("dictionary", "object")
     match first["type"]:
         case "missing":
-            raise RuleError(f"{where} is missing")
+            message = "is missing"
         case "unexpected_keyword_argument":
             names = ", ".join(to_camel(field.name) for field in fields(Rule))
-            raise RuleError(f"there is no field {where!r}, only {names}")
+            raise RuleError(f"there is no field {path!r}, only {names}")
         case "literal_error" if is_key:
-            raise RuleError(f"{where} has the unknown predicate {name!r}, not one of {', '.join(PREDICATES)}")
-    raise RuleError(f"{where} {message[:1].lower()}{message[1:]}")
+            message = f"has the unknown predicate {parts[-2]!r}, not one of {', '.join(PREDICATES)}"
+    raise RuleError(f"{path} {message[:1].lower()}{message[1:]}")
 
 
 def parse_json(text: str) -> Any:
@@ -276,13 +272,11 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        # The last of two would win silently, and a reader may look at the first.
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RuleError(f"the field {twice!r} occurs twice")
-    return made
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        # The last of two would win silently, and a reader may see only the first.
+        raise RuleError(f"the field {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return dict(pairs)
 
 
 def _constant(name: str) -> Any:
@@ -290,7 +284,7 @@ def _constant(name: str) -> Any:
 
 
 def encode_rules(rules: Sequence[Rule]) -> str:
-    """Encode rules for a session's field; no rules give an empty string, which drops the field."""
+    """Encode rules for a session's field; an empty string, which drops the field, if there are no rules."""
     return json.dumps([rule_object(rule) for rule in rules]) if rules else ""
 
 

@@ -86,16 +86,18 @@ def compile_schema(schema: Any) -> Compiled:
         raise SchemaError("$schema must name Draft 2020-12")
     try:
         jsonschema_rs.meta.validate(plain)  # before anything below relies on the shapes of keywords
-        places = _places(plain)
-        kib = _check_keywords(places)
-        _check_references(places)
+        subschemas = _places(plain)
+        kib = _check_keywords(subschemas)
+        _check_references(subschemas)
         validator = _validator(plain, _PATTERN_KIB[-1])
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
         why = _TYPES if path[-1:] == ["type"] else error.message[:200]
         raise SchemaError(f"{_at('/'.join(path))} is not as Draft 2020-12 has it: {why}") from None
-    keywords = {keyword for place in places.values() if isinstance(place, dict) for keyword in place}
-    parts += len(places)
+    keywords = {
+        keyword for subschema in subschemas.values() if isinstance(subschema, dict) for keyword in subschema
+    }
+    parts += len(subschemas)
     linear = not kib and keywords.isdisjoint(["$ref", "uniqueItems"])
     return Compiled(plain, validator, 32 * size + 2048 * parts + 4096 * kib, parts, linear)
 
@@ -149,17 +151,17 @@ def check_extent(schema: object) -> tuple[int, int]:
         raise SchemaError('the input schema must have "type": "object"')
     size = _encoded_size(schema)
     waiting: list[tuple[int, Any]] = [(1, schema)]
-    for seen, (depth, value) in enumerate(waiting):  # which grows on the way
+    for count, (depth, value) in enumerate(waiting):  # which grows on the way
         if depth > MAX_SCHEMA_DEPTH:
             raise SchemaError(_TOO_DEEP)
-        if seen >= MAX_CONTAINERS:
+        if count >= MAX_CONTAINERS:
             raise SchemaError(f"the schema has more than {MAX_CONTAINERS} objects and lists")
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
             raise SchemaError("the schema has a key that is no text")
-        for each in value.values() if isinstance(value, dict) else value:
-            if isinstance(each, dict | list):
-                waiting.append((depth + 1, each))
-            elif isinstance(each, float) and not math.isfinite(each):
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, dict | list):
+                waiting.append((depth + 1, item))
+            elif isinstance(item, float) and not math.isfinite(item):
                 raise SchemaError("the schema has a number that is not finite")
     return size, len(waiting)
 
@@ -179,31 +181,31 @@ def _encoded_size(schema: dict[str, Any]) -> int:
 
 
 def _places(schema: dict[str, Any]) -> dict[str, Any]:
-    places: dict[str, Any] = {}
-    waiting: list[tuple[str, Any]] = [("#", schema)]
-    while waiting:
-        pointer, place = waiting.pop()
-        places[pointer] = place
-        if isinstance(place, dict):
-            waiting.extend((f"{pointer}/{step}", below) for step, below in _below(place))
-    return places
+    subschemas: dict[str, Any] = {}
+    stack: list[tuple[str, Any]] = [("#", schema)]
+    while stack:
+        pointer, subschema = stack.pop()
+        subschemas[pointer] = subschema
+        if isinstance(subschema, dict):
+            stack.extend((f"{pointer}/{step}", below) for step, below in _below(subschema))
+    return subschemas
 
 
-def _check_keywords(places: Mapping[str, Any]) -> int:
-    for name in places["#"].get("properties", ()):
+def _check_keywords(subschemas: Mapping[str, Any]) -> int:
+    for name in subschemas["#"].get("properties", ()):
         # Anthropic refuses other names, together with all tools of the request.
         if not _PROPERTY_NAME.match(name):
             raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
     patterns_kib = 0
-    for pointer, place in places.items():
-        if not isinstance(place, dict):
+    for pointer, subschema in subschemas.items():
+        if not isinstance(subschema, dict):
             continue
-        for keyword in _REFUSED.keys() & place.keys():
+        for keyword in _REFUSED.keys() & subschema.keys():
             raise SchemaError(f"{_at(pointer, keyword)} is not supported: {_REFUSED[keyword]}")
-        if place.get("enum") == []:
+        if subschema.get("enum") == []:
             raise SchemaError(f"{_at(pointer, 'enum')} must be a list with something in it")
-        patterns = [place["pattern"]] if "pattern" in place else []
-        for pattern in [*patterns, *place.get("patternProperties", ())]:
+        patterns = [subschema["pattern"]] if "pattern" in subschema else []
+        for pattern in [*patterns, *subschema.get("patternProperties", ())]:
             patterns_kib += pattern_kib(pattern)
             if patterns_kib > MAX_PATTERNS_KIB:
                 raise SchemaError("the schema has too many patterns, or too large ones")
@@ -215,18 +217,18 @@ def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if keyword in _ONE:
             yield keyword, value
         elif keyword in _LIST:
-            yield from ((f"{keyword}/{index}", each) for index, each in enumerate(value))
+            yield from ((f"{keyword}/{index}", subschema) for index, subschema in enumerate(value))
         elif keyword in _MAP:
-            for name, each in value.items():
-                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", each
+            for name, subschema in value.items():
+                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", subschema
 
 
-def _check_references(places: Mapping[str, Any]) -> None:
+def _check_references(subschemas: Mapping[str, Any]) -> None:
     # A tree or a list may refer to its own schema below ``properties`` or ``items``, since values end. A
     # schema that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) never ends.
-    onward = {pointer: _same_value(pointer, place) for pointer, place in places.items()}
+    onward = {pointer: _same_value(pointer, subschema) for pointer, subschema in subschemas.items()}
     for pointer, targets in onward.items():
-        if not all(target in places for target in targets):
+        if not all(target in subschemas for target in targets):
             raise SchemaError(f"{_at(pointer, '$ref')} must point to a schema inside this schema, by #/...")
     try:
         order = list(TopologicalSorter(onward).static_order())
@@ -245,11 +247,11 @@ def _check_references(places: Mapping[str, Any]) -> None:
             raise SchemaError(f"{_at(pointer)} holds one value against more than {MAX_SAME_VALUE} schemas")
 
 
-def _same_value(pointer: str, place: Any) -> list[str]:
-    if not isinstance(place, dict):
+def _same_value(pointer: str, subschema: Any) -> list[str]:
+    if not isinstance(subschema, dict):
         return []
-    targets = [f"{pointer}/{step}" for step, _ in _below(place) if step.split("/")[0] in SAME_VALUE]
-    return [*targets, unquote(place["$ref"])] if "$ref" in place else targets
+    targets = [f"{pointer}/{step}" for step, _ in _below(subschema) if step.split("/")[0] in SAME_VALUE]
+    return [*targets, unquote(subschema["$ref"])] if "$ref" in subschema else targets
 
 
 def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

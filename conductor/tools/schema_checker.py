@@ -35,8 +35,8 @@ class TooMuchWork(Exception):
 class CheckBudget:
     """The time that the checks of one call may take: estimated in microseconds, not measured."""
 
-    def __init__(self, left: float = MAX_WORK_US) -> None:
-        self._left = left
+    def __init__(self, microseconds: float = MAX_WORK_US) -> None:
+        self._left = microseconds
 
     def spend(self, microseconds: float) -> None:
         """Use some of it up. Raises `TooMuchWork` where there is less left."""
@@ -74,11 +74,11 @@ class Checker:
 
     def resolve(self, reference: str) -> Any:
         """Give the schema that a ``$ref`` points to."""
-        place: Any = self.schema
+        target: Any = self.schema
         for step in unquote(reference).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
-            place = place[int(step) if isinstance(place, list) else step]
-        return place
+            target = target[int(step) if isinstance(target, list) else step]
+        return target
 
 
 def _multiple_us(value: Any, view: dict[str, Any]) -> float:
@@ -118,22 +118,22 @@ class _Count:
         return size
 
     def _views(self, schemas: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        waiting = list(schemas)
-        while waiting:
+        stack = list(schemas)
+        while stack:
             self._work.spend(_VISIT_US)
-            schema = waiting.pop()
+            schema = stack.pop()
             if isinstance(schema, bool):
                 yield {}
                 continue
             yield schema
             if "$ref" in schema:
-                waiting.append(self._checker.resolve(schema["$ref"]))
+                stack.append(self._checker.resolve(schema["$ref"]))
             for keyword in SAME_VALUE & schema.keys():
                 below = schema[keyword]
                 if keyword == "dependentSchemas":
-                    waiting.extend(below.values())
+                    stack.extend(below.values())
                 else:
-                    waiting.extend(below if isinstance(below, list) else [below])
+                    stack.extend(below if isinstance(below, list) else [below])
 
     def _text(self, text: str, views: Sequence[dict[str, Any]]) -> float:
         length = len(text) if text.isascii() else 4 * len(text)
@@ -144,21 +144,25 @@ class _Count:
 
     def _list(self, items: list[Any], views: Sequence[dict[str, Any]]) -> float:
         first = [view["prefixItems"] for view in views if "prefixItems" in view]
-        rest = [view[keyword] for view in views for keyword in ("items", "contains") if keyword in view]
+        item_schemas = [
+            view[keyword] for view in views for keyword in ("items", "contains") if keyword in view
+        ]
         # Long numbers are hashed as floats, which are the same for many: each is compared with each.
         compared_us = len(items) if self._has_long_numbers else 0.2
         self._work.spend(sum(len(items) * compared_us for view in views if view.get("uniqueItems")))
-        if not (first or rest):
+        if not (first or item_schemas):
             return len(msgspec.json.encode(items)) / 4
         size = 1.0
         for index, item in enumerate(items):
-            size += self.visit(item, [*(each[index] for each in first if index < len(each)), *rest])
+            size += self.visit(
+                item, [*(schemas[index] for schemas in first if index < len(schemas)), *item_schemas]
+            )
         return size
 
     def _object(self, value: dict[str, Any], views: Sequence[dict[str, Any]]) -> float:
         self._work.spend(len(views) * len(value) * _CHECK_US)
         size = 1.0
-        for name, each in value.items():
+        for name, item in value.items():
             below = []
             for view in views:
                 if name in view.get("properties", ()):
@@ -168,7 +172,7 @@ class _Count:
                 for pattern, schema in view.get("patternProperties", {}).items():
                     self._text(name, [{"pattern": pattern}])
                     below.append(schema)
-            size += self.visit(each, below)
+            size += self.visit(item, below)
         names = [view["propertyNames"] for view in views if "propertyNames" in view]
         each_us = _ERROR_US + _ERROR_VALUE_US * size
         for name in value if names else ():
@@ -176,9 +180,9 @@ class _Count:
             self.errors_us += each_us
         for view in views:
             dependent = view.get("dependentRequired", {})
-            for needed in [view.get("required", ()), *(dependent[name] for name in dependent.keys() & value)]:
-                self._work.spend(len(needed) * 0.1)
-                self.errors_us += sum(name not in value for name in needed) * each_us
+            for names_ in [view.get("required", ()), *(dependent[name] for name in dependent.keys() & value)]:
+                self._work.spend(len(names_) * 0.1)
+                self.errors_us += sum(name not in value for name in names_) * each_us
         return size
 
 
@@ -197,13 +201,13 @@ class CheckerCache:
             key = spec.fingerprint
         except (RecursionError, TypeError, ValueError):
             return Checker(spec.input_schema)  # which says why it is no schema
-        found = self._checkers.get(key)
-        if found is None:
-            found = self._checkers[key] = Checker(spec.input_schema)
-            self.size += found.size
+        checker = self._checkers.get(key)
+        if checker is None:
+            checker = self._checkers[key] = Checker(spec.input_schema)
+            self.size += checker.size
             while len(self._checkers) > self._max_count or self.size > self._max_bytes:
                 self.size -= self._checkers.pop(next(iter(self._checkers))).size
-        return found
+        return checker
 
 
 checkers = CheckerCache()

@@ -1,4 +1,4 @@
-"""Validate the JSON text that a model wrote as a tool's arguments."""
+"""Validation of the arguments that a model wrote as JSON text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ENDING = "Nothing was run. Call it again with corrected arguments."
 # Errors in one message: a model corrects these before it reads more.
 MAX_ERRORS = 5
 
-# How much of values, names, forms and hints a message quotes.
+# Limits of the values, names, forms and descriptions that a message quotes.
 _VALUE_CHARS = 80
 _LISTED_NAMES = 12
 _LISTED_FORMS = 3
-_HINT_CHARS = 160
+_DESCRIPTION_CHARS = 160
 
 
 def refusal(tool: str, errors: Iterable[str]) -> str:
@@ -34,35 +34,30 @@ def refusal(tool: str, errors: Iterable[str]) -> str:
 
 
 def explain(errors: Iterable[ValidationError], schema: Mapping[str, Any]) -> list[str]:
-    """Say each error once, five at most; each is a clause without a full stop."""
-    messages = _Explainer(schema)
-    said: dict[str, None] = {}
-    for error in errors:
-        for message in messages.of(error):
-            said[message] = None
-            if len(said) == MAX_ERRORS:
-                return list(said)
-    return list(said)
+    """Describe at most `MAX_ERRORS` different errors; each text is a clause without a full stop."""
+    texts: dict[str, None] = {}
+    for text in itertools.chain.from_iterable(map(_Explainer(schema).of, errors)):
+        texts[text] = None
+        if len(texts) == MAX_ERRORS:
+            break
+    return list(texts)
 
 
-def place(path: Sequence[str | int]) -> str:
-    """Name a place in the arguments."""
-    where = ""
-    for step in path:
-        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else step
-    return where
+def _location(path: Sequence[str | int]) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 class _Explainer:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
 
-    def of(self, error: ValidationError, where: str = "") -> Iterator[str]:
-        where = where or place(error.instance_path)[:_VALUE_CHARS]
-        inside, name = f"{where}: " if where else "", where or "the arguments"
+    def of(self, error: ValidationError, location: str = "") -> Iterator[str]:
+        location = location or _location(error.instance_path)[:_VALUE_CHARS]
+        inside, name = f"{location}: " if location else "", location or "the arguments"
         value, kind = error.instance, error.kind
         if isinstance(kind, ValidationErrorKind.PropertyNames):
-            yield from self.of(kind.error, where)
+            yield from self.of(kind.error, location)
             return
         *path, keyword = error.schema_path or [""]
         holder = self._holder(path)
@@ -80,14 +75,14 @@ class _Explainer:
             case ValidationErrorKind.Enum():
                 yield f"{name} must be one of {_listed(holder['enum'], _shown)}, got {_shown(value)}"
             case ValidationErrorKind.Pattern(pattern):
-                hint = holder.get("description", "")[:_HINT_CHARS]
+                hint = holder.get("description", "")[:_DESCRIPTION_CHARS]
                 yield f"{name} must match {pattern}, got {_shown(value)}{f' ({hint})' if hint else ''}"
             case ValidationErrorKind.OneOfMultipleValid():
                 which = required_choice(holder["oneOf"]) or "its forms"
                 yield f"{inside}needs exactly one of {which}, but more than one fits"
             case ValidationErrorKind.AnyOf(branches) | ValidationErrorKind.OneOfNotValid(branches):
                 names = required_choice(holder[keyword])
-                yield f"{inside}needs {names}" if names else self._nearest_branch(error, branches, name)
+                yield f"{inside}needs {names}" if names else self._forms(error, branches, name)
             case _ if keyword in _WORDINGS:
                 yield f"{name} {_WORDINGS[keyword](holder[keyword])}, got {_shown(value)}"
             case _:
@@ -99,18 +94,16 @@ class _Explainer:
             holder = holder[step]
         return holder
 
-    def _nearest_branch(
-        self, error: ValidationError, branches: Sequence[Sequence[ValidationError]], name: str
-    ) -> str:
-        wrong = [one for errors in branches for one in errors if _is_wrong_type(one, error)]
-        if len(wrong) == len(branches):
-            types = dict.fromkeys(_type(self._holder(one.schema_path)) for one in wrong)
+    def _forms(self, error: ValidationError, branches: Sequence[Sequence[ValidationError]], name: str) -> str:
+        failures = [failure for errors in branches for failure in errors if _is_wrong_type(failure, error)]
+        if len(failures) == len(branches):
+            types = dict.fromkeys(_type(self._holder(failure.schema_path)) for failure in failures)
             return f"{name} must be {' or '.join(types)}, got {_shown(error.instance)}"
         ranks = [_distance(errors, error) for errors in branches]
         best = min(ranks)
         if not best[0] and ranks.count(best) == 1:
             return "; ".join(itertools.chain.from_iterable(map(self.of, branches[ranks.index(best)])))
-        # Branches inside branches are left out: they can be very many.
+        # Branches inside branches are left out: there can be thousands.
         forms = [next(self.of(first)) for first, *_ in branches[:_LISTED_FORMS] if not _has_branches(first)]
         return ", or ".join(dict.fromkeys(forms)) or f"{name} fits none of its forms"
 
@@ -127,8 +120,8 @@ def _is_wrong_type(error: ValidationError, outer: ValidationError) -> bool:
 def _distance(errors: Sequence[ValidationError], outer: ValidationError) -> tuple[bool, int, int]:
     constants = (ValidationErrorKind.Constant, ValidationErrorKind.Enum)
     values = [error for error in errors if isinstance(error.kind, constants)]
-    as_such = any(error.instance_path == outer.instance_path for error in values)
-    return as_such or any(_is_wrong_type(error, outer) for error in errors), len(values), len(errors)
+    is_whole = any(error.instance_path == outer.instance_path for error in values)
+    return is_whole or any(_is_wrong_type(error, outer) for error in errors), len(values), len(errors)
 
 
 def _has_branches(error: ValidationError) -> bool:
@@ -136,7 +129,7 @@ def _has_branches(error: ValidationError) -> bool:
 
 
 def _shown(value: Any) -> str:
-    # Cut before encoding: a value may be as long as all arguments may be.
+    # Cut before encoding: a value may be as long as all arguments together.
     if isinstance(value, str):
         value = value[:_VALUE_CHARS]
     elif isinstance(value, dict):
@@ -180,22 +173,22 @@ _WORDINGS: dict[str, Callable[[Any], str]] = {
 MAX_NOTES = 8
 
 View: TypeAlias = tuple[Mapping[str, Any], bool]
-"""A schema that speaks of a value, and whether it certainly applies."""
+"""A schema of a value, and whether it applies to each value."""
 
 _NOTHING = object()
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.0{1,3})?\Z")  # 15 digits: exact in every JSON reader
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?(?:[eE][-+]?[0-9]{1,2})?\Z")
-# The format of a GitHub repository's URL; people and models say "owner/repo".
+# The format of a GitHub repository's URL; people and models write "owner/repo".
 GITHUB = "github-repository"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}/?\Z)[A-Za-z0-9_.-]+/?\Z")
-# Above this a float no longer holds every integer.
+# Above this number a float cannot represent every integer.
 _EXACT_INTEGERS = 2**53
 _QUOTED_CHARS = 40
 
 
 @dataclass(slots=True)
 class _Coercion:
-    # ``empty`` are the places of empty texts that do not fit; ``notes`` say what was changed.
+    # ``empty`` are the locations of empty texts that do not fit; ``notes`` describe the changes.
     checker: Checker
     work: CheckBudget
     empty: frozenset[str]
@@ -234,24 +227,24 @@ class _Coercion:
     def _object(self, value: dict[str, Any], views: list[View], path: str) -> dict[str, Any]:
         self.work.spend(0.5 * len(views) * len(value))
         required = [view["required"] for view, certain in views if certain and "required" in view]
-        other: Any = next(
+        additional: Any = next(
             (view["additionalProperties"] for view, _ in views if "additionalProperties" in view), {}
         )
         result = {}
-        for name, each in value.items():
+        for name, item in value.items():
             below = f"{path}.{name}" if path else name
-            known = [view["properties"][name] for view, _ in views if name in view.get("properties", ())]
-            schema = known[0] if known else other
-            if each in (None, "") and known and not any(name in names for names in required):
-                if self._stands_for_nothing(each, schema, below):
-                    self._note(below, f"{'null' if each is None else 'empty text'} was left out")
+            declared = [view["properties"][name] for view, _ in views if name in view.get("properties", ())]
+            schema = declared[0] if declared else additional
+            if item in (None, "") and declared and not any(name in names for names in required):
+                if self._is_absent(item, schema, below):
+                    self._note(below, f"{'null' if item is None else 'empty text'} was left out")
                     continue
-            result[name] = self.value(each, schema, below)
+            result[name] = self.value(item, schema, below)
         return result
 
-    def _stands_for_nothing(self, value: str | None, schema: Any, path: str) -> bool:
+    def _is_absent(self, value: str | None, schema: Any, path: str) -> bool:
         views = self._views(schema)
-        if value == "":  # no format has an empty text, but formats are not checked
+        if value == "":  # no format allows an empty text, but formats are not checked
             return path in self.empty or any("format" in view for view, _ in views)
         types = _types(views)
         if any(None in view.get("enum", ()) or view.get("const", 0) is None for view, _ in views):
@@ -262,30 +255,30 @@ class _Coercion:
 
     def _array(self, value: list[Any], views: list[View], path: str) -> list[Any]:
         first: list[Any] = next((view["prefixItems"] for view, _ in views if "prefixItems" in view), [])
-        rest: Any = next((view["items"] for view, _ in views if "items" in view), {})
+        items: Any = next((view["items"] for view, _ in views if "items" in view), {})
         return [
-            self.value(each, first[index] if index < len(first) else rest, f"{path}[{index}]")
-            for index, each in enumerate(value)
+            self.value(item, first[index] if index < len(first) else items, f"{path}[{index}]")
+            for index, item in enumerate(value)
         ]
 
     def _from_text(self, text: str, types: set[str], path: str) -> Any:
         stripped = text.strip()
-        found: Any = _NOTHING
+        result: Any = _NOTHING
         if "integer" in types and _INTEGER.match(stripped):
-            found = int(float(stripped))
+            result = int(float(stripped))
         elif "number" in types and _NUMBER.match(stripped):
-            found = float(stripped) if re.search(r"[.eE]", stripped) else int(stripped)
+            result = float(stripped) if re.search(r"[.eE]", stripped) else int(stripped)
         elif "boolean" in types and stripped.lower() in ("true", "false"):
-            found = stripped.lower() == "true"
+            result = stripped.lower() == "true"
         elif stripped[:1] == "{" and "object" in types or stripped[:1] == "[" and "array" in types:
-            found = _json(stripped)
+            result = _json(stripped)
         elif "null" in types and stripped.lower() == "null":
-            found = None
-        if found is _NOTHING:
+            result = None
+        if result is _NOTHING:
             return text
-        read = json.dumps(found) if not isinstance(found, dict | list) else "JSON"
-        self._note(path, f"{json.dumps(text[:_QUOTED_CHARS], ensure_ascii=False)} was read as {read}")
-        return found
+        outcome = json.dumps(result) if not isinstance(result, dict | list) else "JSON"
+        self._note(path, f"{json.dumps(text[:_QUOTED_CHARS], ensure_ascii=False)} was read as {outcome}")
+        return result
 
     def _whole(self, value: float, path: str) -> float | int:
         if not value.is_integer() or abs(value) > _EXACT_INTEGERS:
@@ -299,20 +292,19 @@ class _Coercion:
         self._note(path, f"{text[:_QUOTED_CHARS]} was read as https://github.com/{text[:_QUOTED_CHARS]}")
         return f"https://github.com/{text}"
 
-    def _note(self, path: str, what: str) -> None:
-        self.notes.append(f"{path[:80] or 'arguments'}: {what}")
+    def _note(self, path: str, change: str) -> None:
+        self.notes.append(f"{path[:80] or 'arguments'}: {change}")
 
 
 def coerce(
     arguments: Any, checker: Checker, work: CheckBudget, errors: Iterable[ValidationError]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Convert arguments towards their schema without loss; also give a note for each change.
+    """Convert arguments towards their schema without loss; returns them with a note for each change.
 
-    Text that is a number, true, false, null or JSON becomes that value where the schema wants no text; null
-    for an optional argument that cannot be null is left out, as is an empty text where ``errors`` say that it
-    does not fit; 3.0 becomes 3 where an integer is wanted; "owner/repo" becomes a URL where the format is
-    `GITHUB`. The result must still be checked. Raises
-    `TooMuchWork`.
+    A text that is a number, true, false, null or JSON becomes that value where the schema allows no text.
+    Null for an optional argument that cannot be null is dropped, as is an empty text that ``errors`` reject.
+    3.0 becomes 3 where an integer is required; "owner/repo" becomes a URL where the format is `GITHUB`. The
+    result must still be checked. Raises `TooMuchWork`.
     """
     coercion = _Coercion(checker, work, frozenset(_empty_texts(errors)))
     value = coercion.value(arguments, checker.schema, "")
@@ -325,7 +317,7 @@ def coerce(
 def _empty_texts(errors: Iterable[ValidationError]) -> Iterator[str]:
     for error in errors:
         if error.instance == "":
-            yield place(error.instance_path)
+            yield _location(error.instance_path)
         for branch in getattr(error.kind, "context", ()):
             yield from _empty_texts(branch)
 
@@ -333,8 +325,8 @@ def _empty_texts(errors: Iterable[ValidationError]) -> Iterator[str]:
 def _types(views: list[View]) -> set[str]:
     types: set[str] = set()
     for view, _ in views:
-        named = view.get("type", [])
-        types.update([named] if isinstance(named, str) else named)
+        declared = view.get("type", [])
+        types.update([declared] if isinstance(declared, str) else declared)
     return types
 
 
@@ -352,7 +344,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-# msgspec's own way with floats takes 100 times as long for such as 1e300; Python's does not.
+# msgspec's own conversion takes 100 times as long for floats such as 1e300.
 decode_json = msgspec.json.Decoder(float_hook=_finite).decode
 
 
@@ -381,10 +373,9 @@ def validate(
 ) -> Valid | ToolOutcome:
     """Check the arguments of a call; empty text stands for no arguments. Never raises.
 
-    ``work`` is what it may take, up to 30 ms on a slow machine if none is given.
-
-    What a model got wrong comes back as an outcome, ``parse_error`` or ``validation_failed``, whose message
-    tells it how to do better. ``internal_error`` means that the tool's own schema was never acceptable.
+    ``work`` limits the checks, by default to 30 ms on a slow machine. Invalid arguments give an outcome,
+    ``parse_error`` or ``validation_failed``, with a message that helps the model to correct them.
+    ``internal_error`` means that the tool's schema is not acceptable.
     """
     if len(arguments_json.encode(errors="replace")) > limit_bytes:
         return _invalid(spec, f"they are larger than {limit_bytes} bytes")
@@ -392,8 +383,8 @@ def validate(
         arguments = decode_json(arguments_json) if arguments_json.strip() else {}
     except RecursionError:
         return _invalid(spec, _TOO_DEEP)
-    except ValueError as error:  # also half a surrogate pair, which is no Unicode
-        reason = str(error) if isinstance(error, msgspec.MsgspecError) else "the text is no Unicode"
+    except ValueError as error:  # half a surrogate pair, too
+        reason = str(error) if isinstance(error, msgspec.MsgspecError) else "the text is not Unicode"
         return failed("parse_error", refusal(spec.name, [f"they are not valid JSON ({reason})"]))
     try:
         return _check(spec, arguments, arguments_json, work or CheckBudget())
@@ -406,7 +397,7 @@ def validate(
 
 
 def _check(spec: ToolSpec, arguments: Any, text: str, work: CheckBudget) -> Valid | ToolOutcome:
-    if _too_deep(arguments, text):
+    if _is_too_deep(arguments, text):
         return _invalid(spec, _TOO_DEEP)
     checker = checkers.get(spec)
     notes: tuple[str, ...] = ()
@@ -414,14 +405,14 @@ def _check(spec: ToolSpec, arguments: Any, text: str, work: CheckBudget) -> Vali
     if errors or _MAY_CHANGE.search(text):
         if arguments is None and not checker.errors({}, text, work):
             return Valid({}, ("arguments: null was read as {}",))
-        changed, notes = coerce(arguments, checker, work, errors)
+        coerced, notes = coerce(arguments, checker, work, errors)
         if notes:
-            if _too_deep(changed, text):
+            if _is_too_deep(coerced, text):
                 return _invalid(spec, _TOO_DEEP)
-            remaining = checker.errors(changed, text, work)
-            if remaining and not errors:  # unchanged they were valid
+            remaining = checker.errors(coerced, text, work)
+            if remaining and not errors:  # they were valid without the change
                 return Valid(arguments)
-            arguments, errors = changed, remaining
+            arguments, errors = coerced, remaining
     if errors:
         return _invalid(spec, *explain(errors, checker.schema))
     return Valid(arguments, notes)
@@ -431,12 +422,12 @@ def _invalid(spec: ToolSpec, *errors: str) -> ToolOutcome:
     return failed("validation_failed", refusal(spec.name, errors))
 
 
-def _too_deep(value: Any, text: str) -> bool:
-    # The cheap test on brackets decides nearly always.
+def _is_too_deep(value: Any, text: str) -> bool:
+    # Counting brackets decides in nearly all cases.
     if text.count("{") + text.count("[") <= MAX_ARGUMENT_DEPTH:
         return False
     level: list[Any] = [[value]]
     for _ in range(MAX_ARGUMENT_DEPTH + 1):
-        holders = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for holder in holders for each in holder if isinstance(each, dict | list)]
+        holders = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for holder in holders for item in holder if isinstance(item, dict | list)]
     return bool(level)

@@ -169,13 +169,18 @@ async def _one(
                 return _Redirect(response.status, location)
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise WebError("Its answer is compressed, though that was not asked for.", sent=True)
-            read = bytearray()
-            while len(read) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
-                read += chunk
+            content = bytearray()
+            while len(content) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
+                content += chunk
             charset = response.charset or "utf-8"
-            kept = bytes(read[:max_bytes])
+            body_bytes = bytes(content[:max_bytes])
             return WebResponse(
-                response.status, str(url), response.content_type, charset, kept, cut=len(read) > max_bytes
+                response.status,
+                str(url),
+                response.content_type,
+                charset,
+                body_bytes,
+                cut=len(content) > max_bytes,
             )
     except aiohttp.ClientConnectorError as error:
         forbidden = isinstance(error.os_error, _ForbiddenError)

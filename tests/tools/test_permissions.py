@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
-from conductor.tools.permissions import GateOptions, Verdict, decide, grant, is_dry, offered, steps
+from conductor.tools.permissions import Gate, GateOptions, Verdict, decide, grant, steps
 from conductor.tools.rules import Rule, decode_rules, encode_rules
 
 NOW = 1_800_000_000.0
@@ -351,16 +351,9 @@ def test_a_grant_counts_for_a_tool_that_is_declared_to_ask() -> None:
     assert verdict(tool, grant(tool, {}, scope="session")).effect == "allow"
 
 
-def test_a_grant_may_expire() -> None:
-    tool = spec()
-    assert verdict(tool, grant(tool, {}, scope="always", expires="2020-01-01T00:00:00Z")).effect == "ask"
-    with pytest.raises(ValueError, match="must be a time such as"):
-        grant(tool, {}, scope="always", expires="tomorrow")
-
-
 @pytest.mark.parametrize("risk", ["medium", "high"])
 def test_a_grant_survives_the_session_store(risk: str) -> None:
-    rule = grant(spec(risk=risk), {"path": "/a"}, scope="always", expires="2090-01-01T00:00:00Z")
+    rule = grant(spec(risk=risk), {"path": "/a"}, scope="always")
     assert decode_rules(encode_rules([rule])) == (rule,)
 
 
@@ -369,11 +362,11 @@ def test_a_grant_survives_the_session_store(risk: str) -> None:
 
 def test_tools_that_can_never_be_called_are_not_offered() -> None:
     tool = spec(open_world=True)
-    assert offered(tool, ALL)
-    assert offered(tool, GateOptions(allowed_tools=("file.*",)))
-    assert not offered(tool, GateOptions(allowed_tools=("agent.*",)))
-    assert not offered(tool, GateOptions(local_only=True))
-    assert offered(spec(), GateOptions(local_only=True, deny_irreversible=True, dry_run=True))
+    assert Gate((), ALL).offers(tool)
+    assert Gate((), GateOptions(allowed_tools=("file.*",))).offers(tool)
+    assert not Gate((), GateOptions(allowed_tools=("agent.*",))).offers(tool)
+    assert not Gate((), GateOptions(local_only=True)).offers(tool)
+    assert Gate((), GateOptions(local_only=True, deny_irreversible=True, dry_run=True)).offers(spec())
 
 
 @pytest.mark.parametrize(
@@ -390,13 +383,13 @@ def test_tools_that_can_never_be_called_are_not_offered() -> None:
     ],
 )
 def test_a_tool_is_not_offered_if_a_deny_rule_covers_all_of_its_calls(rule: Rule, expected: bool) -> None:
-    assert offered(spec(), ALL, [Rule("allow", "*"), rule]) == expected
+    assert Gate([Rule("allow", "*"), rule], ALL).offers(spec()) == expected
 
 
 @given(calls)
 def test_what_is_not_offered_is_denied(call: Any) -> None:
     tool, _, rules, _, options = call
-    if not offered(tool, options, rules):
+    if not Gate(rules, options).offers(tool):
         assert decided(call).effect == "deny"
 
 
@@ -411,8 +404,11 @@ def test_what_is_not_offered_is_denied(call: Any) -> None:
     ],
 )
 def test_a_dry_run_is_for_whatever_is_more_than_safe(risk: str, effect: str, expected: bool) -> None:
-    assert is_dry(spec(risk=risk, effect=effect, approval="never"), GateOptions(dry_run=True)) == expected
-    assert not is_dry(spec(risk=risk, effect=effect), ALL)
+    assert (
+        Gate((), GateOptions(dry_run=True)).is_dry(spec(risk=risk, effect=effect, approval="never"))
+        == expected
+    )
+    assert not Gate((), ALL).is_dry(spec(risk=risk, effect=effect))
 
 
 def test_the_options_come_from_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

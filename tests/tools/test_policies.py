@@ -161,7 +161,7 @@ def test_more_rules_than_a_call_can_be_held_against_are_refused(path: Path) -> N
 
 
 def test_a_file_that_was_named_must_be_there(path: Path) -> None:
-    with pytest.raises(SettingsError, match="policies.json is not there.$"):
+    with pytest.raises(SettingsError, match="policies.json does not exist.$"):
         load(path, required=True)
 
 
@@ -172,10 +172,10 @@ def test_a_file_that_is_too_large_is_refused_and_left_alone(path: Path) -> None:
 
 def test_what_is_no_regular_file_is_refused(path: Path) -> None:
     path.mkdir()
-    assert refusal(path) == "policies.json is no regular file."
+    assert refusal(path) == "policies.json is not a regular file."
     path.rmdir()
     os.mkfifo(path)
-    assert refusal(path) == "policies.json is no regular file."
+    assert refusal(path) == "policies.json is not a regular file."
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_file_that_becomes_invalid_or_is_gone_keeps_the_rules_before_it(
         file.refresh()
     assert [rule.tool for rule in file.rules] == ["a.*"]
     assert "policies.json" in file.problem
-    assert [(each["log_level"], each["why"]) for each in logs] == [("error", file.problem)]
+    assert [(each["log_level"], each["problem"]) for each in logs] == [("error", file.problem)]
     replaced(path, '{"version": 1, "rules": []}')
     file.refresh()
     assert not file.rules and not file.problem

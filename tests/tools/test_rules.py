@@ -361,7 +361,7 @@ def test_a_rule_is_said_in_words() -> None:
         'allow file.* from mcp:files where path is under "/srv" and limit is at most 3, '
         "as the tool was defined then, until 2030-01-31T18:00:00Z, for this session"
     )
-    assert "exactly those" in describe(Rule("allow", "*", arguments_digest="d"))
+    assert "exactly the approved ones" in describe(Rule("allow", "*", arguments_digest="d"))
 
 
 @given(rules)
