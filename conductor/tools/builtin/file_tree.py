@@ -15,7 +15,7 @@ import msgspec
 
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.definitions import argument, definition
-from conductor.tools.builtin.sandbox import CancelFlag, DirectoryMissing, Files, SandboxPath, printable
+from conductor.tools.builtin.sandbox import CancelFlag, Files, SandboxPath, printable
 from conductor.tools.builtin.walk import MARKS, MAX_SCANNED, Chain, Kind, Walk, ignored, is_everything
 
 # Levels of a tree, and its entries.
@@ -224,7 +224,7 @@ class _TreeWalk(Walk):
                 continue
             try:
                 chain = self._list(node, level, chain)
-            except (OSError, DirectoryMissing):  # no permission; removed or replaced during the walk
+            except OSError:  # no permission; removed or replaced during the walk
                 self._omit(node, "(cannot be read)", "Some folders could not be read.")
                 continue
             # Breadth first: the levels nearest to the top are shown if not everything fits.
@@ -246,17 +246,10 @@ class _TreeWalk(Walk):
         if note:
             self.notes[note] = None
 
-    def full(self) -> bool:
-        limits, note = self._limits, ""
-        if sum(self.counts[kind] for kind in MARKS) >= limits.entries:
-            note = f"Only {limits.entries:,} entries are shown."
-        elif self._text_left <= 0:
-            note = "The entries do not all fit in one result."
-        if not note:
-            return super().full()
-        self._stop.check()
-        self.cut(note)
-        return True
+    def reached_limit(self) -> str:
+        if sum(self.counts[kind] for kind in MARKS) >= self._limits.entries:
+            return f"Only {self._limits.entries:,} entries are shown."
+        return "The entries do not all fit in one result." if self._text_left <= 0 else ""
 
     def _list(self, node: _Node, level: int, chain: Chain) -> Chain:
         parts = node.location.parts

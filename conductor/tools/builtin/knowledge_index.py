@@ -283,7 +283,7 @@ class KnowledgeIndex:
         except FileError as error:
             stop.check()
             return b"", str(error)
-        except (OSError, DirectoryMissing) as error:
+        except OSError as error:
             return b"", f"it cannot be read: {(getattr(error, 'strerror', None) or 'it was removed').lower()}"
 
     # -- search

@@ -15,7 +15,7 @@ from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from conductor.tools.builtin.clock import find_zone, utc_now
 from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.read_file import read_bytes
-from conductor.tools.builtin.sandbox import CancelFlag, DirectoryMissing, FileError, Files, SandboxPath
+from conductor.tools.builtin.sandbox import CancelFlag, FileError, Files, SandboxPath
 from conductor.tools.builtin.walk import Walk
 from conductor.tools.builtin.write_file import encode, write_new
 
@@ -137,11 +137,8 @@ class NotesSearch:
             try:
                 data = read_bytes(self._files, location, stop, MAX_NOTE_BYTES)
                 modified = os.stat(location.parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
-            except FileError as error:
-                if error.error_type == "cancelled":
-                    raise
-                continue
-            except (OSError, DirectoryMissing):  # no permission; removed or replaced
+            except (FileError, OSError):  # too large; no permission; removed or replaced
+                stop.check()
                 continue
             text = data.decode(errors="replace")
             plain = text.casefold()

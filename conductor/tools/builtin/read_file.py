@@ -91,7 +91,7 @@ class ReadFile:
 def read_bytes(
     files: Files, location: SandboxPath, stop: CancelFlag, max_bytes: int = MAX_FILE_BYTES
 ) -> bytes:
-    """Read a whole file, without a byte order mark. Raises `FileError`, `OSError` and `DirectoryMissing`."""
+    """Read a whole file, without a byte order mark. Raises `FileError` and `OSError`."""
     if not location.parts:
         raise FileError("validation_failed", f"'{files.roots.path_of(location)}' is a folder, not a file.")
     with files.roots.folder(SandboxPath(location.root, location.parts[:-1])) as folder:

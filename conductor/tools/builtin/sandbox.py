@@ -103,8 +103,8 @@ class PathError(ValueError):
         self.outside = outside
 
 
-class DirectoryMissing(Exception):
-    """An allowed directory cannot be opened now."""
+class DirectoryMissing(OSError):
+    """A root cannot be opened now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Roots:
 
     @contextmanager
     def folder(self, location: SandboxPath) -> Iterator[int]:
-        """Open a folder for the block. Raises `OSError` and `DirectoryMissing`."""
+        """Open a folder for the block. Raises `OSError`; `DirectoryMissing` if its root cannot be opened."""
         with self.root(location.root) as root:
             folder = open_folder(root, location.parts)
         try:

@@ -16,7 +16,6 @@ from conductor.tools.builtin.definitions import argument, definition
 from conductor.tools.builtin.read_file import read_bytes
 from conductor.tools.builtin.sandbox import (
     CancelFlag,
-    DirectoryMissing,
     FileError,
     Files,
     SandboxPath,
@@ -130,7 +129,7 @@ class _Search(Walk):
         self._counts: Counter[str] = Counter()
 
     def below(self, location: SandboxPath) -> None:
-        """Search a folder, or a file. Raises `OSError` and `DirectoryMissing` if it is not there."""
+        """Search a folder, or a file. Raises `OSError` if it is not there."""
         try:
             for _, file in self.files_below(location):
                 if not self._names or gitignore.verdict(self._names, file.parts[-1:], False):
@@ -140,16 +139,12 @@ class _Search(Walk):
                 raise
             self._search_file(location)
 
-    def full(self) -> bool:
-        limits, note = self._limits, ""
-        if len(self._matches) >= limits.matches or self._text_left <= 0:
-            note = "Only the first matches are listed."
-        elif self._counts["searched"] >= limits.files or self._bytes_left <= 0:
-            note = f"Only {self._counts['searched']:,} files were searched."
-        if not note:
-            return super().full()
-        self.cut(note)
-        return True
+    def reached_limit(self) -> str:
+        if len(self._matches) >= self._limits.matches or self._text_left <= 0:
+            return "Only the first matches are listed."
+        if self._counts["searched"] >= self._limits.files or self._bytes_left <= 0:
+            return f"Only {self._counts['searched']:,} files were searched."
+        return ""
 
     def _search_file(self, location: SandboxPath) -> None:
         if self.full():
@@ -159,12 +154,11 @@ class _Search(Walk):
             return
         try:
             data = read_bytes(self.files, location, self._stop, MAX_FILE_BYTES)
-        except FileError as error:
-            if error.error_type == "cancelled":
-                raise
+        except FileError:
+            self._stop.check()
             self._counts["large"] += 1
             return
-        except (OSError, DirectoryMissing):  # no permission, a second name, or it was replaced
+        except OSError:  # no permission, a second name, or it was replaced
             self._counts["unreadable"] += 1
             return
         self._bytes_left -= len(data)

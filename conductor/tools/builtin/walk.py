@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
 from conductor.tools.builtin import gitignore
-from conductor.tools.builtin.sandbox import CancelFlag, DirectoryMissing, Files, SandboxPath, open_regular
+from conductor.tools.builtin.sandbox import CancelFlag, Files, SandboxPath, open_regular
 
 # Names scanned in one call; names sorted at once.
 MAX_SCANNED = 200_000
@@ -54,10 +54,16 @@ class Walk:
     def full(self) -> bool:
         """Return whether the walk must end, and note why. Raises `FileError` if the call was cancelled."""
         self._stop.check()
-        if self._clock() < self._deadline:
-            return False
-        self.cut("The time limit was reached.")
-        return True
+        note = self.reached_limit()
+        if not note and self._clock() >= self._deadline:
+            note = "The time limit was reached."
+        if note:
+            self.cut(note)
+        return bool(note)
+
+    def reached_limit(self) -> str:
+        """Return the note on a limit of the tool that is reached, or an empty text."""
+        return ""
 
     def cut(self, note: str) -> None:
         """Note that something is left out, and why."""
@@ -102,7 +108,7 @@ class Walk:
     def files_below(self, top: SandboxPath) -> Iterator[tuple[int, SandboxPath]]:
         """Walk from a folder down, nearest first, and yield each file with its open folder.
 
-        Raises `OSError` and `DirectoryMissing` for ``top``; an unreadable folder below it becomes a note.
+        Raises `OSError` for ``top``; an unreadable folder below it becomes a note.
         """
         queue: deque[tuple[SandboxPath, Chain]] = deque([(top, self.rules_above(top))])
         while queue and not self.full():
@@ -118,7 +124,7 @@ class Walk:
                             queue.append((child, chain))
                         else:
                             yield folder, child
-            except (OSError, DirectoryMissing):  # no permission; removed or replaced during the walk
+            except OSError:  # no permission; removed or replaced during the walk
                 if location is top:
                     raise
                 self.cut("Some folders could not be read.")

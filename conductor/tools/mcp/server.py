@@ -302,15 +302,17 @@ class McpConnection:
 
     @asynccontextmanager
     async def _transport(self) -> AsyncGenerator[TransportStreams, None]:
-        kinds = {"stdio": self._stdio, "http": self._http, "ws": self._websocket}
-        streams = kinds[self.config.type]
-        async with streams() as (read, write):
+        url, use_proxy = self.config.url or "", not self._local_only
+        if url and self._local_only and not await is_local(urlsplit(url).hostname or ""):
+            raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
+        if self.config.type == "stdio":
+            transport = stdio_streams(self.config, self._log_errors)
+        elif self.config.type == "http":
+            transport = http_streams(url, self.config.headers, self._checked_auth(url), use_proxy=use_proxy)
+        else:
+            transport = self._websocket(url)
+        async with transport as (read, write):
             yield InboundStream(read, self._take_output_schemas, self._note_end), write
-
-    @asynccontextmanager
-    async def _stdio(self) -> AsyncGenerator[TransportStreams, None]:
-        async with stdio_streams(self.config, self._log_errors) as streams:
-            yield streams
 
     async def _log_errors(self, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(4096):
@@ -322,25 +324,27 @@ class McpConnection:
                     if self._folder is not None:
                         append_line(self._folder / f"{self.config.name}.log", text)
 
-    @asynccontextmanager
-    async def _http(self) -> AsyncGenerator[TransportStreams, None]:
-        url, auth = await self._url(), self._auth or self._tokens()
-        if auth is not None:
-            from conductor.tools.mcp.oauth import CheckedAuth
+    def _checked_auth(self, url: str) -> Auth | None:
+        if self._auth is None and not self.config.oauth:
+            return None
+        from conductor.tools.mcp.oauth import CheckedAuth, with_tokens
 
-            auth = CheckedAuth(auth, url, local_only=self._local_only)
-        async with http_streams(url, self.config.headers, auth, use_proxy=not self._local_only) as streams:
-            yield streams
+        auth = self._auth
+        if auth is None:
+            if self._folder is None:
+                raise OSError("its login needs DATA_DIR for the tokens, and DATA_DIR is not set")
+            auth = with_tokens(url, tokens_path(self._folder, self.config.name))
+        return CheckedAuth(auth, url, local_only=self._local_only)
 
     @asynccontextmanager
-    async def _websocket(self) -> AsyncGenerator[TransportStreams, None]:
+    async def _websocket(self, url: str) -> AsyncGenerator[TransportStreams, None]:
         from websockets.asyncio.client import connect
 
         from conductor.tools.mcp.websocket import socket_streams
 
         async with (
             connect(
-                await self._url(),
+                url,
                 additional_headers=dict(self.config.headers),
                 subprotocols=[Subprotocol("mcp")],
                 max_size=MAX_MESSAGE_BYTES,
@@ -350,21 +354,6 @@ class McpConnection:
             socket_streams(socket) as streams,
         ):
             yield streams
-
-    def _tokens(self) -> Auth | None:
-        if not self.config.oauth:
-            return None
-        if self._folder is None:
-            raise OSError("its login needs DATA_DIR for the tokens, and DATA_DIR is not set")
-        from conductor.tools.mcp.oauth import with_tokens
-
-        return with_tokens(str(self.config.url), tokens_path(self._folder, self.config.name))
-
-    async def _url(self) -> str:
-        assert self.config.url is not None
-        if self._local_only and not await is_local(urlsplit(self.config.url).hostname or ""):
-            raise OSError("LOCAL_ONLY is set, and its address is not in the local network")
-        return self.config.url
 
     def describe(self, error: BaseException) -> str:
         """Describe for people why the connection failed."""

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -51,10 +52,9 @@ class McpToolset:
         retry_s: float = RETRY_S,
         folder: Path | None = None,
     ) -> None:
-        self._roots = roots
-        self._folder = folder
-        self._local_only = local_only
-        self._retry_s = retry_s
+        self._connect = partial(
+            McpConnection, roots=roots, local_only=local_only, retry_s=retry_s, folder=folder
+        )
         self._on_change: Callable[[], None] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._connections: dict[str, McpConnection] = {}
@@ -91,21 +91,9 @@ class McpToolset:
                     self._end_session(key)
         for name, config in self._configs.items():
             if name not in self._connections:
-                self._connections[name] = self._connection(config, self._changed)
+                self._connections[name] = self._connect(config, self._changed)
                 self._connections[name].start()
         self._changed()
-
-    def _connection(
-        self, config: McpServerConfig, on_change: Callable[[], None] = lambda: None
-    ) -> McpConnection:
-        return McpConnection(
-            config,
-            on_change,
-            roots=self._roots,
-            local_only=self._local_only,
-            retry_s=self._retry_s,
-            folder=self._folder,
-        )
 
     def _stop(self, connection: McpConnection) -> None:
         task = connection.stop()
@@ -151,7 +139,7 @@ class McpToolset:
         if own is None:
             if len(self._sessions) >= MAX_SESSION_SERVERS:
                 self._end_session(next(iter(self._sessions)))
-            own = self._sessions[key] = _SessionServer(self._connection(config))
+            own = self._sessions[key] = _SessionServer(self._connect(config))
         own.idle.cancel()
         own.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
         self._sessions[key] = self._sessions.pop(key)  # the least recently used server comes first
