@@ -1,4 +1,4 @@
-"""The one way to call a tool: find, validate, permit, limit, run, redact, truncate."""
+"""The only way to call a tool: find, validate, permit, limit, run, redact, truncate."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from conductor.tools.validation import Valid, validate
 
 log = structlog.get_logger(__name__)
 
-# A huge text is cut to this multiple of what may be shown before it is redacted.
-_LOOKED_AT = 4
-# Characters before that cut which are not shown: the cut may go through a secret.
-_CUT_THROUGH = 8_192
+# A huge text is cut to this multiple of the limit before it is redacted.
+_REDACTED_LIMITS = 4
+# Characters before that cut that are dropped: the cut may go through a secret.
+_CUT_CHARS = 8_192
 Permit: TypeAlias = Callable[[ToolSpec, Mapping[str, Any]], Verdict]
 """Decides about a call with validated arguments."""
 
@@ -55,7 +55,7 @@ class PreparedCall:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalNeeded:
-    """A call that needs a person's consent, and why."""
+    """A call that needs a person's consent, and the reasons."""
 
     ready: PreparedCall
     verdict: Verdict
@@ -69,7 +69,7 @@ class DryRun:
 
 
 class ToolExecutor:
-    """The tools of one session, and the checks that every call passes."""
+    """The tools of one session, and the checks of every call."""
 
     def __init__(
         self,
@@ -107,17 +107,17 @@ class ToolExecutor:
     ) -> PreparedCall | ApprovalNeeded | DryRun | ToolOutcome:
         """Find, validate and permit a call; an outcome means that it is not run.
 
-        Without ``permit``, which knows the conversation, only the gate's rules decide.
+        ``permit`` decides by the conversation, the default by the gate's rules only.
         """
         entry = self._tools.get(call.name)
         if entry is None:
             return failed("not_found", f"There is no tool {call.name[:128]!r}. Nothing was run.")
         spec, toolset = entry
-        # Validation comes before permission: a rule is matched against coerced arguments, as they would run.
+        # Validation comes before permission: rules match coerced arguments.
         checked = validate(spec, call.arguments, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
             return checked
-        # After validation: a model that corrects its arguments is in no loop.
+        # After validation: a model that corrects its arguments is not in a loop.
         if self._is_too_often(spec):
             return failed("rate_limited", _TOO_OFTEN)
         ready = PreparedCall(call, spec, toolset, checked.arguments, checked.notes)
@@ -133,12 +133,12 @@ class ToolExecutor:
         return ApprovalNeeded(ready, verdict) if verdict.effect == "ask" else ready
 
     def edited(self, ready: PreparedCall, arguments: Mapping[str, Any]) -> PreparedCall | str:
-        """Replace a call's arguments; a returned text says what is wrong with them."""
+        """Replace a call's arguments; returns a text if they are not valid."""
         text = msgspec.json.encode(arguments).decode()
         checked = validate(ready.spec, text, self._limits.max_arguments_bytes)
         if not isinstance(checked, Valid):
             return checked.error_message or "The arguments are not valid."
-        # The model must know: it would tell the person of the arguments that it asked for.
+        # The model must know, or it would report its own arguments to the person.
         notes = (*checked.notes, edits(ready.arguments, checked.arguments))
         return replace(ready, arguments=checked.arguments, notes=notes)
 
@@ -147,13 +147,13 @@ class ToolExecutor:
     ) -> PreparedCall | None:
         """Prepare a call again after a restart; None if its tool no longer exists.
 
-        ``arguments`` are those that a person has seen.
+        ``arguments`` are the ones that a person has approved.
         """
         entry = self._tools.get(call.name)
         if entry is None:
             return None
         spec, toolset = entry
-        # What a person has approved runs as it is: a second validation might change it.
+        # Approved arguments run unchanged: a second validation might change them.
         if arguments is None:
             work = CheckBudget(_AGAIN_WORK_US)  # all calls of a round, in one step of the loop
             checked = validate(spec, call.arguments, self._limits.max_arguments_bytes, work)
@@ -167,14 +167,14 @@ class ToolExecutor:
         return self._redactor.value(value)
 
     async def preview(self, ready: PreparedCall) -> str:
-        """Say what a call would do, redacted and truncated; empty if the tool cannot say it in time."""
+        """Describe the effect of a call, redacted and truncated; empty if the tool cannot in time."""
         if ready.spec.preview is None:
             return ""
         try:
             async with asyncio.timeout(_PREVIEW_S):
                 return self._shown(await ready.spec.preview(ready.arguments))
         except Exception:
-            log.exception("no preview", tool=ready.spec.name)
+            log.exception("preview failed", tool=ready.spec.name)
             return ""
 
     async def dry_run(self, ready: PreparedCall) -> ToolOutcome:
@@ -188,7 +188,7 @@ class ToolExecutor:
         """Run a prepared call within its time limit; every failure becomes an outcome."""
         started = time.monotonic()
         try:
-            # A device's limit starts when the call is first in the `SerialCallQueue`, which keeps it.
+            # The `SerialCallQueue` limits calls of the device, from the start of each.
             limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
             async with asyncio.timeout(limit) as timer:
                 if limit is not None:
@@ -213,7 +213,7 @@ class ToolExecutor:
 
     @staticmethod
     def timed_out(effect: str, took_s: float) -> ToolOutcome:
-        """Make the outcome of a call that timed out: whether it happened is unknown."""
+        """Make the outcome of a call that timed out; its effect is unknown."""
         return failed(
             "unknown",
             _UNKNOWN if effect != "read" else _NO_ANSWER,
@@ -222,12 +222,9 @@ class ToolExecutor:
         )
 
     def to_result(self, call_id: str, outcome: ToolOutcome, *, untrusted: bool = False) -> ToolResult:
-        """Redact and truncate an outcome for the model.
-
-        ``untrusted``: third parties wrote it.
-        """
+        """Redact and truncate an outcome for the model; ``untrusted``: third parties wrote it."""
         data, limit = outcome.data, self._limits.max_observation_bytes
-        # What has to be cut is cut as text: half of a JSON value is none.
+        # A value that is too long is cut as text: half of a JSON value is not JSON.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
             data = msgspec.json.encode(data).decode()
         data = self._shown(data) if isinstance(data, str) else self._redactor.value(data)
@@ -245,11 +242,11 @@ class ToolExecutor:
     def _shown(self, text: str) -> str:
         # Redaction comes before truncation: a cut secret would not be recognised.
         limit = self._limits.max_observation_bytes
-        if len(text) <= _LOOKED_AT * limit:
+        if len(text) <= _REDACTED_LIMITS * limit:
             return truncate(self._redactor.text(text), limit)
         total_bytes = len(text.encode(errors="replace"))
-        redacted = self._redactor.text(text[: _LOOKED_AT * limit])
-        return truncate(redacted[: max(0, len(redacted) - _CUT_THROUGH)], limit, total_bytes)
+        redacted = self._redactor.text(text[: _REDACTED_LIMITS * limit])
+        return truncate(redacted[: max(0, len(redacted) - _CUT_CHARS)], limit, total_bytes)
 
     def _permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         return self.gate.decide(spec, arguments, tainted=False, may_have_happened=False)
@@ -269,9 +266,9 @@ _UNKNOWN = (
 # Microseconds to check a restored call: those of a round are checked in one step of the loop.
 _AGAIN_WORK_US = 3_000
 _TOO_OFTEN = "This tool was called too often in the last minute. Nothing was run. Answer with what you have."
-# Seconds in which a tool says what a call would do: a disk may hang.
+# Seconds for a preview: a disk may hang.
 _PREVIEW_S = 2.0
-_REPAIRED = "The model's call was not valid JSON and was mended, so it may be meant otherwise."
+_REPAIRED = "The model's call was not valid JSON and was repaired, so it may differ from its intent."
 _NO_ANSWER = "No result came in time. Do not assume what it would have been."
 
 
@@ -286,7 +283,7 @@ async def _asked(
     ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]],
     question: PersonQuestion,
 ) -> Mapping[str, Any] | None:
-    timer.reschedule(None)  # a person may take minutes; the question has a limit of its own
+    timer.reschedule(None)  # a person may take minutes; the question has its own limit
     try:
         return await ask(question)
     finally:
@@ -302,7 +299,7 @@ def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> 
 
 
 def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:
-    """Make the outcome of a ``tool.result``; a non-null ``error`` wins, and a result is not parsed."""
+    """Make the outcome of a ``tool.result``; ``error`` wins, and the result is not parsed."""
     if error is not None:
         return failed("internal_error", error, reason="device_error", took_s=took_s)
     return succeeded(result, took_s=took_s)

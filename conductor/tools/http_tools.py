@@ -1,4 +1,4 @@
-"""Tools that are HTTP requests, as the operator's ``tools.toml`` describes them."""
+"""Tools that are HTTP requests, described in the operator's ``tools.toml``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from conductor.tools.validation import decode_json, refusal
 
 HTTP_TOOLS_NAME = "tools.toml"
 MAX_FILE_BYTES = 1024 * 1024
-# Bytes of an answer that are read, and characters of one that says what went wrong.
+# Bytes of an answer that are read, and characters of an error that the model gets.
 MAX_ANSWER_BYTES = 1_048_576
 _MAX_PROBLEM = 500
 
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -38,12 +38,12 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 class HttpToolConfig(BaseModel):
     """One tool.
 
-    ``url`` may hold arguments as ``{name}``, in its path and in values of its query. Those that neither it
-    nor ``body`` names go to the query, or into a JSON body where the method has one. No argument replaces
-    what ``url`` and ``body`` set. ``body`` is a JSON template: ``"{name}"`` is the argument itself, and in
-    longer text its text. ``response`` is a path into a
-    JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the call's id. ``allow`` are networks
-    that it may reach though they are not public. ``headers`` take ``${NAME}`` from the environment.
+    ``url`` may contain arguments as ``{name}``, in its path and in values of its query. Other arguments go to
+    the query, or into a JSON body where the method has one; no argument replaces a value of ``url`` or
+    ``body``. ``body`` is a JSON template: ``"{name}"`` is the argument itself, and in longer text its text.
+    ``response`` is a path into a JSON answer, such as ``data.items.0``. ``idempotency_header`` gets the id of
+    the call. ``allow`` are permitted networks that are not public. ``headers`` take ``${NAME}`` from the
+    environment.
     """
 
     model_config = _STRICT
@@ -72,19 +72,19 @@ class HttpToolConfig(BaseModel):
 
     @property
     def reads(self) -> bool:
-        """Whether a call changes nothing, by its method."""
+        """Whether the method is GET or HEAD."""
         return self.method in ("GET", "HEAD")
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """The names that its URL and its body use, or set to a value of their own."""
-        placeholders = [*_PLACE.findall(self.url), *_PLACE.findall(json.dumps(self.body))]
+        """The names of arguments and fields that its URL and its body use."""
+        placeholders = [*_PLACEHOLDER.findall(self.url), *_PLACEHOLDER.findall(json.dumps(self.body))]
         query = [unquote_plus(part.partition("=")[0]) for part in urlsplit(self.url).query.split("&")]
         return frozenset([*placeholders, *query, *(self.body if isinstance(self.body, dict) else ())])
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool's definition; unless it is said otherwise, GET and HEAD read, at medium risk."""
+        """The tool's definition; by default GET and HEAD read, at medium risk."""
         return ToolSpec(
             self.name,
             self.description,
@@ -114,9 +114,9 @@ class HttpTools:
 
 
 def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> HttpTools:
-    """Read the tools; none if there is no file. ``taken`` are names of other tools.
+    """Read the tools; empty if there is no file. ``reserved_names`` are the names of other tools.
 
-    Raises `SettingsError`: one sentence, which names the file, the tool and the mistake.
+    Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
     """
     path = http_tools_path(settings)
     if settings.http_tools_file is None and not path.exists():
@@ -131,7 +131,7 @@ def load_http_tools(settings: Settings, reserved_names: Sequence[str] = ()) -> H
     names = set(reserved_names)
     for tool in tools:
         if tool.name in names:
-            raise SettingsError(f"{path}: there is another tool {tool.name} already.")
+            raise SettingsError(f"{path}: the name {tool.name} belongs to another tool.")
         names.add(tool.name)
     return HttpTools(tuple(tools), tuple(secrets))
 
@@ -180,10 +180,10 @@ def _check_url(label: str, tool: HttpToolConfig) -> None:
         is_valid = False
     if not is_valid or parts.username is not None:
         raise SettingsError(f"{label}: url must begin with https:// or http:// and a host, and no user name.")
-    if _PLACE.search(parts.netloc) or parts.fragment:
-        raise SettingsError(f"{label}: url may hold arguments in its path and its query only.")
+    if _PLACEHOLDER.search(parts.netloc) or parts.fragment:
+        raise SettingsError(f"{label}: url may contain arguments in its path and its query only.")
     properties = tool.input_schema.get("properties", {})
-    for name in (*_PLACE.findall(tool.url), *_PLACE.findall(json.dumps(tool.body))):
+    for name in (*_PLACEHOLDER.findall(tool.url), *_PLACEHOLDER.findall(json.dumps(tool.body))):
         if name not in properties:
             raise SettingsError(f'{label}: input_schema has no "{name}", which url or body uses.')
 
@@ -196,23 +196,22 @@ class ArgumentError(ValueError):
 
 
 def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
-    """Fill a URL's places, and add ``rest`` to its query. Raises `ArgumentError`.
+    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ArgumentError`.
 
-    A value is one segment of the path, or one value of the query, whatever characters it has. A value of the
-    query that is left out takes its name along.
+    A value is one segment of the path, or one value of the query, whatever characters it has. Without the
+    argument, the name in the query is left out too.
     """
     base, _, query = template.partition("?")
     start = base.index("/", base.index("//") + 2) if "/" in base[base.index("//") + 2 :] else len(base)
-    segments = [_segment(item, arguments) for item in base[start:].split("/")]
+    segments = [_segment(segment, arguments) for segment in base[start:].split("/")]
     pairs: list[tuple[str, str]] = []
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
-        names = _PLACE.findall(value)
-        if all(arguments.get(item) is not None for item in names):
-            # It is encoded again below.
+        names = _PLACEHOLDER.findall(value)
+        if all(arguments.get(argument) is not None for argument in names):
             name, value = unquote_plus(name), unquote_plus(value)
-            pairs += [(name, item) for item in _values(value, names, arguments)]
-    pairs += [(name, item) for name, value in query_arguments.items() for item in _texts(value)]
+            pairs += [(name, text) for text in _values(value, names, arguments)]
+    pairs += [(name, text) for name, value in query_arguments.items() for text in _texts(value)]
     return base[:start] + "/".join(segments) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
@@ -220,19 +219,19 @@ def _segment(template: str, arguments: Mapping[str, Any]) -> str:
     def filled(match: re.Match[str]) -> str:
         value = arguments.get(match[1])
         if value is None or isinstance(value, list | dict) or value == "":
-            raise ArgumentError(f"{match[1]} must be a text or a number, and not be left out.")
+            raise ArgumentError(f"{match[1]} must be a text or a number, and cannot be left out.")
         return quote(_text(value), safe="")
 
-    segment = _PLACE.sub(filled, template)
+    segment = _PLACEHOLDER.sub(filled, template)
     if segment in (".", "..") and template != segment:
-        raise ArgumentError("An argument must not be a dot or two.")
+        raise ArgumentError("An argument must not be . or .. in the path.")
     return segment
 
 
 def _values(template: str, names: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
     if len(names) == 1 and template == f"{{{names[0]}}}":
         return _texts(arguments[names[0]])  # a list is several values
-    return [_PLACE.sub(lambda match: _text(arguments[match[1]]), template)]
+    return [_PLACEHOLDER.sub(lambda match: _text(arguments[match[1]]), template)]
 
 
 def _texts(value: Any) -> list[str]:
@@ -244,12 +243,12 @@ def _text(value: Any) -> str:
 
 
 def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
-    """Fill a JSON template; members whose argument is left out are left out."""
+    """Fill a JSON template; a field without its argument is left out."""
     if isinstance(template, str):
-        match = _PLACE.fullmatch(template)
+        match = _PLACEHOLDER.fullmatch(template)
         if match is not None:
             return arguments.get(match[1])
-        return _PLACE.sub(lambda placeholder: _text(arguments.get(placeholder[1], "")), template)
+        return _PLACEHOLDER.sub(lambda placeholder: _text(arguments.get(placeholder[1], "")), template)
     if isinstance(template, list):
         return [make_body(item, arguments) for item in template]
     if isinstance(template, dict):
@@ -270,25 +269,24 @@ class HttpToolset:
         return self._specs
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Make the request; an answer with an error's status is a failure."""
+        """Make the request; an answer with an error status is a failure."""
         tool = self._tools[name]
         # In a thread, once: the import takes 0.2 s.
         web = await asyncio.to_thread(_web_client)
         if unknown := arguments.keys() - tool.input_schema.get("properties", {}).keys():
-            return failed("validation_failed", refusal(name, [f"{min(unknown)!r} is no argument of it"]))
-        remaining = {
-            key: value for key, value in arguments.items() if key not in tool.own and value is not None
-        }
+            return failed("validation_failed", refusal(name, [f"unknown argument {min(unknown)!r}"]))
+        own = tool.own
+        remaining = {key: value for key, value in arguments.items() if key not in own and value is not None}
         in_query = tool.method in ("GET", "HEAD", "DELETE")
         headers = dict(tool.headers)
         if tool.idempotency_header is not None:
             headers[tool.idempotency_header] = context.call_id
         body = None
         if tool.body is not None or (remaining and not in_query):
-            filled = make_body(tool.body, arguments) if tool.body is not None else {}
-            body = json.dumps(
-                {**remaining, **filled} if isinstance(filled, dict) and not in_query else filled
-            ).encode()
+            filled = {} if tool.body is None else make_body(tool.body, arguments)
+            if isinstance(filled, dict) and not in_query:
+                filled = {**remaining, **filled}
+            body = json.dumps(filled).encode()
             headers.setdefault("Content-Type", "application/json")
         try:
             url = make_url(tool.url, arguments, remaining if in_query else {})
@@ -307,7 +305,7 @@ class HttpToolset:
             if error.sent and tool.spec.effect != "read":
                 return failed("unknown", f"{error} It may have happened; do not repeat it.", reason="http")
             return failed("io_error", str(error))
-        # In a thread: a large answer takes long to read.
+        # In a thread: parsing a large answer takes long.
         return await asyncio.to_thread(_outcome, response, tool.response)
 
 

@@ -1,4 +1,4 @@
-"""Tools that are Python functions: of installed packages, and of the operator's own files (TOOLS_PATH)."""
+"""Tools that are Python functions: of installed packages, and of the operator's files (TOOLS_PATH)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.schema import SchemaError, check_schema
 
 GROUP = "conductor.tools"
-"""The group of entry points; each names a function, or a module with some."""
-# Threads of functions that are not ``async``. One that hangs keeps its thread.
+"""The group of entry points; each names a function or a module with functions."""
+# Threads of functions that are not ``async``. A function that hangs keeps its thread.
 MAX_THREADS = 32
 _MARK = "__conductor_tool__"
 
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ToolError(Exception):
-    """Raised by a tool: the model reads its text. Of other exceptions it reads only that the tool failed."""
+    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
 
 
 def tool(
@@ -48,12 +48,13 @@ def tool(
     open_world: bool = False,
     untrusted: bool = False,
 ) -> Callable[[F], F]:
-    """Offer a function to the model; the options are fields of `ToolSpec`, ``name`` is else the function's.
+    """Offer a function to the model; the options are fields of `ToolSpec`.
 
-    The docstring is the description, and the parameters' types are the schema: what pydantic takes, with
-    ``Annotated[int, Field(ge=1, description="…")]`` for more. A parameter of the type `CallContext` is given
-    by the server. What is returned is JSON, or what pydantic makes JSON of: models, dataclasses, dates. A
-    function that is not ``async`` runs in a thread, which goes on after the time limit.
+    ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
+    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
+    server passes a parameter of the type `CallContext`. The result is JSON, or a value that pydantic can
+    encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
+    after the time limit.
     """
     options = {"risk": risk, "effect": effect, "timeout_s": timeout_s, "title": title, "spoken": spoken}
     options |= {"open_world": open_world, "untrusted": untrusted}
@@ -67,7 +68,7 @@ def tool(
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """A function, and how its arguments are read."""
+    """A function and the model of its arguments."""
 
     spec: ToolSpec
     function: Callable[..., Any]
@@ -87,7 +88,7 @@ class PythonToolset:
         return [tool.spec for tool in self._tools.values()]
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Call the function; all but `ToolError` is raised."""
+        """Call the function; raises its exceptions except `ToolError`."""
         python_tool = self._tools[name]
         try:
             values = dict(python_tool.arguments.model_validate(arguments))
@@ -109,7 +110,7 @@ class PythonToolset:
             return succeeded(to_jsonable_python(result))
         except PydanticSerializationError:
             kind = type(result).__name__
-            return failed("internal_error", f"The tool has run, but gave a {kind}, which is no JSON.")
+            return failed("internal_error", f"The tool ran, but its result, a {kind}, is not JSON.")
 
 
 @lru_cache(maxsize=8)
@@ -124,7 +125,7 @@ def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
         for function in functions:
             python_tool = _read(function, label)
             if python_tool.spec.name in tools or python_tool.spec.name in builtin_names:
-                raise SettingsError(f"{label}: there is another tool {python_tool.spec.name} already.")
+                raise SettingsError(f"{label}: the name {python_tool.spec.name} belongs to another tool.")
             tools[python_tool.spec.name] = python_tool
     return tuple(tools.values())
 
@@ -136,10 +137,10 @@ def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]
     if path is None:
         return
     if not path.exists():
-        raise SettingsError(f"TOOLS_PATH names {path}, which is not there.")
+        raise SettingsError(f"TOOLS_PATH: {path} does not exist.")
     for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
         module = _loaded(str(file), partial(_import, file))
-        # A file may import another one's functions.
+        # A file may import functions of another file.
         own = [function for function in _marked(module, str(file)) if function.__module__ == module.__name__]
         yield str(file), own
 
@@ -147,7 +148,7 @@ def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]
 def _loaded(label: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except Exception as error:  # whatever an import may raise
+    except Exception as error:  # an import may raise anything
         raise SettingsError(f"{label} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
@@ -155,8 +156,8 @@ def _import(file: Path) -> ModuleType:
     name = f"conductor_tools_{file.stem}"
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
-    module = sys.modules[name] = module_from_spec(spec)  # its annotations are looked up there
+        raise ImportError("it is not a Python file")
+    module = sys.modules[name] = module_from_spec(spec)  # annotations are resolved there
     spec.loader.exec_module(module)
     return module
 
@@ -167,7 +168,7 @@ def _marked(loaded: Any, label: str) -> list[Callable[..., Any]]:
         value for value in values if inspect.isfunction(value) and hasattr(value, _MARK)
     ]
     if not functions and not isinstance(loaded, ModuleType):
-        raise SettingsError(f"{label} names something that is not marked with @tool.")
+        raise SettingsError(f"{label} is not a function marked with @tool.")
     return functions
 
 
@@ -183,7 +184,7 @@ def _read(function: Callable[..., Any], origin: str) -> PythonTool:
         raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
     description = inspect.cleandoc(function.__doc__ or "")
     if not description:
-        raise SettingsError(f"{label} needs a docstring: it tells the model what the tool is for.")
+        raise SettingsError(f"{label} needs a docstring: the model reads it as the description.")
     fields: dict[str, Any] = {}
     context_name = None
     try:
@@ -193,7 +194,7 @@ def _read(function: Callable[..., Any], origin: str) -> PythonTool:
                 context_name = parameter.name
                 continue
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise SettingsError(f"{label} takes {parameter}: a model gives arguments by name.")
+                raise SettingsError(f"{label} takes {parameter}: a model passes arguments by name.")
             if parameter.name not in hints:
                 raise SettingsError(f"{label}: the parameter {parameter.name} has no type.")
             default = ... if parameter.default is parameter.empty else parameter.default

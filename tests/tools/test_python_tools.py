@@ -129,9 +129,9 @@ async def test_an_exception_is_not_told_to_the_model(tmp_path: Path) -> None:
     assert outcome.error_type == "internal_error" and outcome.error_message == "The tool failed."
 
 
-async def test_what_is_no_json_is_said(tmp_path: Path) -> None:
+async def test_a_result_that_is_not_json_fails(tmp_path: Path) -> None:
     tools = toolset(tmp_path, '@tool()\ndef odd():\n    "Odd."\n    return threading.Lock()\n')
-    assert "a lock, which is no JSON" in str((await run(tools, "odd")).error_message)
+    assert "a lock, is not JSON" in str((await run(tools, "odd")).error_message)
 
 
 async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_function_that_hangs_does_not_hold_the_server(tmp_path: Path) ->
         ('@tool()\ndef f(*x: int):\n    "F."\n', ": the tool f takes *x: int"),
         ('@tool(name="a b")\ndef f():\n    "F."\n', ": the tool a b needs another name"),
         ('@tool(name="tts.speak")\ndef f():\n    "F."\n', ": the tool tts.speak needs another name"),
-        ('@tool(name="calculator")\ndef f():\n    "F."\n', ": there is another tool calculator already."),
+        ('@tool(name="calculator")\ndef f():\n    "F."\n', ": the name calculator belongs to another tool."),
         ('@tool()\ndef f(x: threading.Thread):\n    "F."\n', ": the tool f cannot be offered"),
         ('@tool()\ndef f(x: "Nowhere"):\n    "F."\n', ": the tool f cannot be offered"),
     ],
@@ -172,7 +172,7 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(HEAD + '@tool()\ndef a():\n    "A."\ndef helper():\n    "No tool."\n')
     (tmp_path / "b.py").write_text(HEAD + 'from conductor_tools_a import a\n@tool()\ndef b():\n    "B."\n')
     assert [one.spec.name for one in python_tools(tmp_path)] == ["a", "b"]
-    with pytest.raises(SettingsError, match="which is not there"):
+    with pytest.raises(SettingsError, match="does not exist"):
         python_tools(tmp_path / "missing")
 
 
@@ -190,9 +190,7 @@ def test_installed_packages_offer_tools_by_entry_point(
         assert [one.spec.name for one in python_tools(None)] == ["stock", "order"]
         (info / "entry_points.txt").write_text("[conductor.tools]\nwrong = shop:STOCK\n")
         python_tools.cache_clear()
-        with pytest.raises(
-            SettingsError, match="entry point wrong of shop names something that is not marked"
-        ):
+        with pytest.raises(SettingsError, match="entry point wrong of shop is not a function marked"):
             python_tools(None)
     finally:
         python_tools.cache_clear()
