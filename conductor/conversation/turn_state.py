@@ -107,16 +107,10 @@ class TurnStats:
 
     def add(self, finished: Finished) -> None:
         """Add the tokens of one model request."""
-        mine, usage = self.usage, finished.usage
+        self.usage += finished.usage
         self.cost += finished.cost
         if finished.profile is not None and finished.profile not in self.models:
             self.models.append(finished.profile)
-        self.usage = Usage(
-            mine.input_tokens + usage.input_tokens,
-            mine.output_tokens + usage.output_tokens,
-            mine.cache_read_tokens + usage.cache_read_tokens,
-            mine.cache_write_tokens + usage.cache_write_tokens,
-        )
 
 
 class TurnState:

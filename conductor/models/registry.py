@@ -43,12 +43,10 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
 
 
 def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
-    """Wrap the provider of a model that writes its calls as text. Raises `SettingsError`."""
-    try:
-        module = import_module("conductor.models.text_protocol")
-    except ModuleNotFoundError:
-        raise SettingsError(f"{profile.label('kind')} cannot be {profile.kind} in this version.") from None
-    return cast(ModelProvider, module.wrap(provider, profile.style, profile.max_tokens))
+    """Wrap the provider of a model that writes its calls as text."""
+    from conductor.models.text_protocol import TextProtocol
+
+    return TextProtocol(provider, profile.style, profile.max_tokens)
 
 
 def check_local(profiles: Profiles, settings: Settings) -> None:

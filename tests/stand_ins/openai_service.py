@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from conductor.models import text_protocol
 from conductor.models.base import ModelProvider
 from conductor.models.openai import Endpoint, OpenAIProvider
+from conductor.models.text_protocol import TextProtocol
 from tests.stand_ins.anthropic_message_rules import Refused
 from tests.stand_ins.anthropic_script import (
     Break,
@@ -85,7 +85,7 @@ class TextService(OpenAIService):
     """A model without tool calls behind ``/chat/completions``: it writes its scripts' calls as text."""
 
     def provider(self, **options: Any) -> ModelProvider:
-        return text_protocol.wrap(super().provider(**options))
+        return TextProtocol(super().provider(**options))
 
     async def reply(
         self, connection: Connection, reply: Reply, request: HttpRequest, body: JsonObject, request_id: str

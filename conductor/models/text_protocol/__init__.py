@@ -109,7 +109,7 @@ class TextProtocol:
                 if is_last or not broke_off or not request.may_retry:
                     raise
                 continue
-            usage = _sum(usage, reply.finished.usage)
+            usage += reply.finished.usage
             has_words = has_words or reply.has_words
             problem = reply.problem(may_call=may_call)
             if problem is None:
@@ -179,17 +179,3 @@ def _rounds(history: Sequence[Message]) -> int:
     """Count the replies with calls since the person spoke."""
     latest = takewhile(lambda message: not isinstance(message, UserMessage), reversed(history))
     return sum(isinstance(message, AssistantMessage) and bool(message.calls) for message in latest)
-
-
-def _sum(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        one.input_tokens + other.input_tokens,
-        one.output_tokens + other.output_tokens,
-        one.cache_read_tokens + other.cache_read_tokens,
-        one.cache_write_tokens + other.cache_write_tokens,
-    )
-
-
-def wrap(provider: ModelProvider, style: Style = "jsonl", max_tokens: int = 512) -> ModelProvider:
-    """Make the provider of a model that only writes text."""
-    return TextProtocol(provider, style, max_tokens)

@@ -12,7 +12,7 @@ import pytest
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
-from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol, wrap
+from conductor.models.text_protocol import MAX_ROUNDS, TextProtocol
 from conductor.models.text_protocol.prompt import STOP, Style, messages, system_prompt, written
 from tests.models import Script, ScriptedProvider
 
@@ -46,7 +46,7 @@ async def ask(
 ) -> tuple[list[ModelEvent], list[ModelRequest]]:
     inner = ScriptedProvider(replies)
     request = ModelRequest("Be brief.", history, (LAMP,), may_retry=may_retry)
-    async with aclosing(wrap(inner, style).stream(request)) as stream:
+    async with aclosing(TextProtocol(inner, style).stream(request)) as stream:
         return [event async for event in stream], inner.requests
 
 
@@ -89,7 +89,7 @@ async def test_the_stream_is_closed_where_the_model_invents_a_turn(
 ) -> None:
     inner = ScriptedProvider([[*map(TextDelta, pieces), asyncio.Event()]])
     request = ModelRequest("", [UserMessage("The lamp!")], (LAMP,))
-    async with asyncio.timeout(5), aclosing(wrap(inner).stream(request)) as stream:
+    async with asyncio.timeout(5), aclosing(TextProtocol(inner).stream(request)) as stream:
         events = [event async for event in stream]
     assert events[0] == expected
     assert len(events) == 2
