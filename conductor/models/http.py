@@ -28,6 +28,10 @@ from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, Sign, StreamDecoder, TextDelta
 from conductor.models.failures import EmptyReply, failure, from_status, read_problem
 
+# Of one service, idle ones too: as many as there are replies at once.
+MAX_CONNECTIONS = 1000
+# Seconds that an idle connection is kept.
+KEEP_ALIVE_S = 60.0
 # Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0
 # Seconds to read the rest of a response; then its connection is given up.
@@ -174,8 +178,6 @@ class HttpPool:
         headers: Mapping[str, str],
         *,
         sign: Sign | None = None,
-        pool_size: int,
-        keep_alive_s: float,
         trust_env: bool,
         local_only: bool = False,
         resolver: AbstractResolver | None = None,
@@ -184,8 +186,8 @@ class HttpPool:
         self._sign = sign
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=pool_size,
-                keepalive_timeout=keep_alive_s,
+                limit=MAX_CONNECTIONS,
+                keepalive_timeout=KEEP_ALIVE_S,
                 # The certificates that the operating system trusts.
                 ssl=httpx2.create_ssl_context(trust_env=trust_env),
                 resolver=resolver,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
@@ -40,21 +39,12 @@ class RetryPolicy:
         return backoff if retry_after is None else max(backoff, retry_after)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryClock:
-    """The clock and the sleep of retries, in seconds; tests pass their own."""
-
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-
-
 async def with_retries(
     attempt: Callable[[float], Awaitable[T]],
     *,
     deadline_s: float,
     random: Random,
     policy: RetryPolicy = RetryPolicy(),
-    waiting: RetryClock = RetryClock(),
 ) -> T:
     """Return the result of ``attempt``, retrying while its `ModelError` is retryable.
 
@@ -63,20 +53,21 @@ async def with_retries(
     failures are not retried. If the delay would exceed the deadline, the error is raised at once. Raises the
     last `ModelError`; ``timeout`` if the deadline passed during an attempt.
     """
-    end = waiting.clock() + deadline_s
+    now = asyncio.get_running_loop().time
+    end = now() + deadline_s
     retry = 0
     while True:
-        left = end - waiting.clock()
+        left = end - now()
         try:
             return await _bounded(attempt, left)
         except ModelError as error:
             # A wait that outlasts the turn is not begun: the person hears the apology at once.
             wait = policy.wait_s(retry, error.retry_after, random)
-            if error.reason not in RETRYABLE or retry >= policy.retries or wait >= end - waiting.clock():
+            if error.reason not in RETRYABLE or retry >= policy.retries or wait >= end - now():
                 raise
             retry += 1
             log.info("model.retry", reason=error.reason, retry=retry, wait_s=round(wait, 3))
-        await waiting.sleep(wait)
+        await asyncio.sleep(wait)
 
 
 async def _bounded(attempt: Callable[[float], Awaitable[T]], left: float) -> T:

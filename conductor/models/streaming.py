@@ -16,7 +16,7 @@ import structlog
 
 from conductor.models.base import ModelEvent, ModelRequest, Sign, StreamDecoder
 from conductor.models.failures import EmptyReply, ReasoningRefused, failure
-from conductor.models.retry import RetryClock, RetryPolicy, with_retries
+from conductor.models.retry import RetryPolicy, with_retries
 
 if TYPE_CHECKING:
     from conductor.models.http import HttpPool, ReplyStream
@@ -38,11 +38,9 @@ class Post:
 class ReplyStreamer:
     """Streams replies from the service at ``base_url``; every request has the ``headers``.
 
-    ``sign`` gives more headers for a request's URL and body. ``pool_size`` is the largest number of
-    concurrent requests and of connections kept: as many as the sessions served. ``keep_alive_s`` is how long
-    an idle connection is kept. With ``trust_env`` the environment's proxy and certificate variables apply, as
-    in other HTTP clients. With ``local_only`` a connection is opened to a loopback or private address only,
-    and never through a proxy.
+    ``sign`` gives more headers for a request's URL and body. With ``trust_env`` the environment's proxy and
+    certificate variables apply, as in other HTTP clients. With ``local_only`` a connection is opened to a
+    loopback or private address only, and never through a proxy.
     """
 
     def __init__(
@@ -51,23 +49,17 @@ class ReplyStreamer:
         headers: Mapping[str, str],
         *,
         sign: Sign | None = None,
-        pool_size: int = 1000,
-        keep_alive_s: float = 60.0,
         trust_env: bool = True,
         local_only: bool = False,
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - a frozen value
-        waiting: RetryClock = RetryClock(),  # noqa: B008 - a frozen value
         random: Random | None = None,
     ) -> None:
         self._base_url = base_url
         self._headers = headers
         self._sign = sign
-        self._pool_size = pool_size
-        self._keep_alive_s = keep_alive_s
         self._trust_env = trust_env
         self._local_only = local_only
         self._retry_policy = retry_policy
-        self._waiting = waiting
         self._random = random or Random()
         self._pool: HttpPool | None = None
         self._starting = asyncio.Lock()
@@ -89,8 +81,6 @@ class ReplyStreamer:
                     self._base_url,
                     self._headers,
                     sign=self._sign,
-                    pool_size=self._pool_size,
-                    keep_alive_s=self._keep_alive_s,
                     trust_env=self._trust_env,
                     local_only=self._local_only,
                 )
@@ -139,7 +129,6 @@ class ReplyStreamer:
                 deadline_s=request.deadline_s,
                 random=self._random,
                 policy=self._retry_policy if request.may_retry else _NO_RETRIES,
-                waiting=self._waiting,
             )
         except EmptyReply:  # each time
             raise failure("context_too_long") from None

@@ -564,7 +564,7 @@ async def test_a_connection_is_kept_even_if_the_reader_leaves_before_the_respons
 
 
 async def test_200_streams_run_at_once(service: AnthropicService) -> None:
-    provider = service.provider(pool_size=200)
+    provider = service.provider()
     hold = asyncio.Event()
     service.default = Reply(text="One two", hold=hold, hold_at=1)
     async with asyncio.TaskGroup() as group:

@@ -65,9 +65,7 @@ async def claude() -> AsyncIterator[AnthropicService]:
 
 def pool_to(base_url: str, names: Names | None = None) -> HttpPool:
     headers = {"authorization": "Bearer test-key", "anthropic-version": "2026-10-21"}
-    return HttpPool(
-        base_url, headers, pool_size=1, keep_alive_s=0, trust_env=True, local_only=True, resolver=names
-    )
+    return HttpPool(base_url, headers, trust_env=True, local_only=True, resolver=names)
 
 
 async def open_and_close(pool: HttpPool) -> None:
@@ -83,9 +81,10 @@ async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(clau
 
 async def test_the_second_lookup_is_looked_at_as_well(claude: AnthropicService) -> None:
     names = Names("127.0.0.1", PUBLIC)
-    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), names)  # keeps no connection
+    pool = pool_to(claude.base_url.replace("127.0.0.1", "models.example"), names)
     await open_and_close(pool)
     assert claude.received == 1
+    claude.close_idle()
     with pytest.raises(ModelError, match="LOCAL_ONLY"):
         await open_and_close(pool)
     assert not names.addresses

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,13 @@ from conductor.models.health import MAX_FAILURES, OPEN_S, PROBE_TOOL
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Prices, Profiles
 from conductor.models.router import ModelRouter
-from tests.conversation.helpers import later, run
+from tests.conversation.helpers import later
 from tests.models import Script, ScriptedProvider
 
 ASK = ModelRequest("", [UserMessage("Hello")])
 TOOLS = replace(ASK, tools=[PROBE_TOOL])
 DOWN = [ModelError("connection", "The connection to the model service failed.")]
 FAILED = MAX_FAILURES
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make a test of a coroutine that runs in virtual time."""
-
-    @wraps(test)
-    def in_loop(**given: Any) -> None:
-        run(test(**given))
-
-    return in_loop
 
 
 class Bench:
@@ -94,7 +83,6 @@ def home_and_cloud(**more: float) -> Bench:
 # -- which profile
 
 
-@in_virtual_time
 async def test_the_default_replies_and_signs_its_reply() -> None:
     prices = Prices(input=1, output=5, cache_read=0.5, cache_write=2)
     bench = Bench(profile("home", prices=prices), profile("cloud"))
@@ -105,7 +93,6 @@ async def test_the_default_replies_and_signs_its_reply() -> None:
     assert bench.asked("cloud") == 0
 
 
-@in_virtual_time
 async def test_a_session_chooses_among_those_that_are_allowed() -> None:
     bench = Bench(profile("home"), profile("cloud"), profile("secret"))
     assert await bench.ask(replace(ASK, profile="cloud")) == "cloud"
@@ -113,7 +100,6 @@ async def test_a_session_chooses_among_those_that_are_allowed() -> None:
     assert [bench.router.serving(name) for name in ("cloud", "secret", None)] == ["cloud", "home", "home"]
 
 
-@in_virtual_time
 async def test_requests_with_and_without_tools_go_to_the_profiles_that_say_so() -> None:
     bench = Bench(profile("any"), profile("small", use="voice"), profile("large", use="tools"))
     assert await bench.ask() == "small"
@@ -122,7 +108,6 @@ async def test_requests_with_and_without_tools_go_to_the_profiles_that_say_so() 
     assert await bench.ask(replace(TOOLS, profile="any")) == "any"
 
 
-@in_virtual_time
 async def test_a_profile_bounds_the_silence_of_its_service() -> None:
     bench = Bench(profile("home", timeout_s=2))
     await bench.ask()
@@ -132,7 +117,6 @@ async def test_a_profile_bounds_the_silence_of_its_service() -> None:
 # -- fallback
 
 
-@in_virtual_time
 async def test_a_service_that_is_down_before_the_reply_is_replaced() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = DOWN
@@ -142,7 +126,6 @@ async def test_a_service_that_is_down_before_the_reply_is_replaced() -> None:
     assert bench.count("failures", profile="home", reason="connection") == 1
 
 
-@in_virtual_time
 async def test_a_reply_that_broke_off_is_the_turns_matter_and_its_next_try_goes_elsewhere() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [TextDelta("Half"), *DOWN]
@@ -155,14 +138,12 @@ async def test_a_reply_that_broke_off_is_the_turns_matter_and_its_next_try_goes_
     assert await bench.ask(replace(ASK, avoid="home")) == "home"
 
 
-@in_virtual_time
 async def test_without_another_profile_the_next_try_goes_to_the_same() -> None:
     bench = Bench(profile("home"))
     assert await bench.ask(replace(ASK, avoid="home")) == "home"
 
 
 @pytest.mark.parametrize("before", [[], [TextDelta("Half")]], ids=["silent", "stalled"])
-@in_virtual_time
 async def test_after_a_timeout_a_profile_is_asked_last_for_a_while(before: list[TextDelta]) -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [*before, ModelError("timeout", "The model service did not answer in time.")]
@@ -175,7 +156,6 @@ async def test_after_a_timeout_a_profile_is_asked_last_for_a_while(before: list[
     assert await bench.ask() == "home"
 
 
-@in_virtual_time
 async def test_nothing_goes_where_the_profile_does_not_list_it() -> None:
     bench = Bench(profile("home", "lan"), profile("lan", "cloud"), profile("cloud"))
     bench.replies["home"] = bench.replies["lan"] = DOWN
@@ -184,7 +164,6 @@ async def test_nothing_goes_where_the_profile_does_not_list_it() -> None:
     assert bench.asked("cloud") == 0
 
 
-@in_virtual_time
 async def test_a_refusal_is_final() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [ModelError("refused", "The model service refused the request.")]
@@ -193,7 +172,6 @@ async def test_a_refusal_is_final() -> None:
     assert caught.value.reason == "refused" and bench.asked("cloud") == 0
 
 
-@in_virtual_time
 async def test_closing_stops_the_service() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [TextDelta("a"), asyncio.Event()]
@@ -203,7 +181,6 @@ async def test_closing_stops_the_service() -> None:
     assert bench.services["home"].record(0).closed_early
 
 
-@in_virtual_time
 async def test_cancelling_before_the_first_word_stops_the_service() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = [asyncio.Event()]
@@ -217,7 +194,6 @@ async def test_cancelling_before_the_first_word_stops_the_service() -> None:
 # -- the circuit breaker
 
 
-@in_virtual_time
 async def test_the_breaker_opens_and_one_request_tries_again() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = DOWN
@@ -233,7 +209,6 @@ async def test_the_breaker_opens_and_one_request_tries_again() -> None:
     assert [await bench.ask() for _ in range(2)] == ["home", "home"]
 
 
-@in_virtual_time
 async def test_a_try_that_was_given_up_is_followed_by_another() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = DOWN
@@ -250,7 +225,6 @@ async def test_a_try_that_was_given_up_is_followed_by_another() -> None:
     assert await bench.ask() == "home"
 
 
-@in_virtual_time
 async def test_a_service_without_a_stand_in_is_asked_whatever_the_breaker_says() -> None:
     bench = Bench(profile("home"))
     bench.replies["home"] = DOWN
@@ -267,7 +241,6 @@ async def test_a_service_without_a_stand_in_is_asked_whatever_the_breaker_says()
 @pytest.mark.parametrize(
     "check", [DOWN, [60.0, TextDelta("late")], [asyncio.Event()]], ids=["dead", "slow", "silent"]
 )
-@in_virtual_time
 async def test_an_unhealthy_service_is_asked_last(check: Script) -> None:
     bench = home_and_cloud(check_s=30)
     bench.replies["home"] = check
@@ -282,7 +255,6 @@ async def test_an_unhealthy_service_is_asked_last(check: Script) -> None:
     await bench.router.aclose()
 
 
-@in_virtual_time
 async def test_a_health_check_that_lies_does_not_close_the_breaker() -> None:
     bench = home_and_cloud(check_s=5)
 
@@ -300,7 +272,6 @@ async def test_a_health_check_that_lies_does_not_close_the_breaker() -> None:
     await bench.router.aclose()
 
 
-@in_virtual_time
 async def test_replies_stand_for_health_checks() -> None:
     bench = home_and_cloud(check_s=30)
     await bench.router.start()
@@ -315,7 +286,6 @@ async def test_replies_stand_for_health_checks() -> None:
     await bench.router.aclose()
 
 
-@in_virtual_time
 async def test_a_reply_takes_the_place_of_the_next_check() -> None:
     bench = home_and_cloud(check_s=30)
     await bench.router.start()
@@ -328,7 +298,6 @@ async def test_a_reply_takes_the_place_of_the_next_check() -> None:
     await bench.router.aclose()
 
 
-@in_virtual_time
 async def test_a_model_without_a_stand_in_is_not_checked() -> None:
     bench = Bench(profile("home"), check_s=30)
     await bench.router.start()
@@ -356,7 +325,6 @@ BROKEN: Script = [ToolCall("c", "lamp", '{"on":'), Finished("tool_use")]
     ],
     ids=["calls", "talks", "garbles", "refuses", "fails"],
 )
-@in_virtual_time
 async def test_an_auto_model_is_tried_out_once(probe: Script, reply: str) -> None:
     bench = Bench(profile("home", kind="auto"))
     bench.replies["home"] = probe
@@ -367,7 +335,6 @@ async def test_an_auto_model_is_tried_out_once(probe: Script, reply: str) -> Non
 
 
 @pytest.mark.parametrize("reason", ["connection", "protocol", "undecodable", "timeout"])
-@in_virtual_time
 async def test_a_trial_that_fails_tells_nothing_and_the_next_request_tries_again(reason: Any) -> None:
     bench = Bench(profile("home", kind="auto"))
     bench.replies["home"] = [ModelError(reason, "The model service does not know this model or address.")]
@@ -384,7 +351,6 @@ async def test_a_trial_that_fails_tells_nothing_and_the_next_request_tries_again
 
 
 @pytest.mark.parametrize(("kind", "reply"), [("auto", "as text"), ("native", "native")])
-@in_virtual_time
 async def test_an_auto_model_that_garbles_two_replies_writes_text(kind: str, reply: str) -> None:
     bench = Bench(profile("home", kind=kind))
     bench.replies["home"] = CALLS
@@ -400,13 +366,11 @@ async def test_an_auto_model_that_garbles_two_replies_writes_text(kind: str, rep
     assert await bench.ask(TOOLS) == reply
 
 
-@in_virtual_time
 async def test_a_text_model_is_never_asked_natively() -> None:
     bench = Bench(profile("home", kind="text"))
     assert await bench.ask(TOOLS) == "as text" and bench.asked("home") == 0
 
 
-@in_virtual_time
 async def test_other_profiles_are_used_from_the_next_request_on() -> None:
     bench = home_and_cloud()
     going_on = asyncio.Event()
