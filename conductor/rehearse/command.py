@@ -1,4 +1,4 @@
-"""``conductor rehearse``: its options, and the server in this process that a rehearsal is played with."""
+"""``conductor rehearse``: play rehearsals against a server in this process, or a running one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset
 from conductor.tools.mcp.toolset import McpToolset
 
-# Seconds between two words of a scripted reply: so that a person can interrupt it, and a cut come within it.
+# Seconds between two words of a scripted reply, so that an interruption or a cut falls within it.
 WORD_S = 0.003
 _JUDGE = "You judge a part of a conversation. Answer the question about it with yes or no, and nothing else."
 
@@ -46,44 +46,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a rehearsal, as YAML")
     parser.add_argument("--model", help="a profile, a provider or PROVIDER:MODEL, for all files")
-    parser.add_argument("--judge", metavar="MODEL", help="which model answers the questions to a judge")
+    parser.add_argument("--judge", metavar="MODEL", help="the model that answers judge questions")
     parser.add_argument("--junit", type=Path, metavar="OUT.xml", help="also write JUnit XML")
-    parser.add_argument("--seed", type=int, default=1, help="places random cuts (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of random cuts (%(default)s)")
     parser.add_argument(
         "--patience",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="when a step is given up (%(default)g)",
+        help="time limit of a step (%(default)g)",
     )
-    parser.add_argument("--url", help="a running server's WebSocket, in place of one in this process")
+    parser.add_argument("--url", help="the WebSocket of a running server (default: a server in this process)")
     parser.add_argument("--token", help="the token for --url")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     """Play the files; returns 1 if an expectation failed, else 0. Raises `SettingsError`."""
     configure_logs("error", "console", cache=False)
-    # A scripted error of a tool is no news.
+    # Errors of tools are scripted.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     out = stdout or sys.stdout
     if options.url is not None and options.model is not None:
-        raise SettingsError("--url leads to a server with a model of its own: leave --model out.")
+        raise SettingsError("--model cannot be used with --url: the running server has its own model.")
     rehearsals = [(path, load(path)) for path in options.files]
-    # On stderr, so that the table alone is piped on.
+    # On stderr, so that a pipe receives only the table.
     with Console(stderr=True).status("") as status:
 
         def show(text: str) -> None:
             status.update(Text(text))
 
-        played = [asyncio.run(_play(path, rehearsal, options, show)) for path, rehearsal in rehearsals]
-    write_report(out, played)
+        performances = [asyncio.run(_play(path, rehearsal, options, show)) for path, rehearsal in rehearsals]
+    write_report(out, performances)
     if options.junit is not None:
         try:
             with options.junit.open("wb") as file:
-                write_junit(file, played)
+                write_junit(file, performances)
         except OSError as error:
             raise SettingsError(f"{options.junit} cannot be written: {error.strerror}.") from None
-    return 1 if any(one.failed for one in played) else 0
+    return 1 if any(performance.failed for performance in performances) else 0
 
 
 async def _play(
@@ -111,7 +111,7 @@ async def _play(
 
 
 class _CallLog(AuditLog):
-    # The audit log as a list: the tools that ran in the server.
+    # The audit log as a list of the server's tools that ran.
     def __init__(self, names: list[str]) -> None:
         self._names = names
 
@@ -127,22 +127,23 @@ async def _serving(
     if options.url is not None:
         yield options.url, None
         return
-    given: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
-    # `load_settings` takes None for what was not given.
-    settings = load_settings(**given).model_copy(update={k: v for k, v in given.items() if v is None})
+    values: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
+    # `load_settings` ignores None.
+    unset = {name: None for name, value in values.items() if value is None}
+    settings = load_settings(**values).model_copy(update=unset)
     services = make_services(settings, _provider(rehearsal, options.model or rehearsal.model, settings))
-    backstage = Backstage(lambda: _used(services.model_metrics))
+    backstage = Backstage(lambda: _usage(services.model_metrics))
     services = replace(services, audit=_CallLog(backstage.calls))
     async with running(settings, services) as listener:
         try:
             await _wait_for_mcp(services.toolsets)
             yield f"ws://127.0.0.1:{listener.port}/ws", backstage
         finally:
-            await listener.stop(drain_s=0)  # a step that failed may have left a turn
+            await listener.stop(drain_s=0)  # a failed step may leave a running turn
 
 
 async def _wait_for_mcp(toolsets: Sequence[Toolset]) -> None:
-    # A server that serves does not wait for them; a rehearsal would miss their tools in its first step.
+    # A server does not wait for them, but the first step may need their tools.
     for toolset in toolsets:
         for connection in toolset.connections if isinstance(toolset, McpToolset) else ():
             await connection.wait_for_attempt()
@@ -159,14 +160,14 @@ def _provider(rehearsal: Rehearsal, model: str | None, settings: Settings) -> Mo
 
 
 def _profiles(model: str, settings: Settings) -> Profiles:
-    known = load_profiles(settings.model_copy(update={"model_provider": None})).by_name
-    if model in known:
-        # This one alone: another that stands in for it would hide its failures.
-        profile = known[model].model_copy(update={"fallback": (), "use": None})
+    profiles = load_profiles(settings.model_copy(update={"model_provider": None})).by_name
+    if model in profiles:
+        # Without fallbacks, which would hide its failures.
+        profile = profiles[model].model_copy(update={"fallback": (), "use": None})
         return Profiles(model, {model: profile})
     provider, _, name = model.partition(":")
-    chosen = {"model_provider": provider.lower()} | ({f"{provider.lower()}_model": name} if name else {})
-    return load_profiles(settings.model_copy(update=chosen))
+    update = {"model_provider": provider.lower()} | ({f"{provider.lower()}_model": name} if name else {})
+    return load_profiles(settings.model_copy(update=update))
 
 
 class _ScriptedModel:
@@ -198,13 +199,13 @@ class _ScriptedModel:
 
 
 async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:
-    """Ask a model the questions of the steps, and note its verdicts. Raises `SettingsError` if it fails."""
+    """Put the steps' questions to a model, and record its verdicts. Raises `SettingsError` if it fails."""
     for scene in scenes:
         question = scene.step.expect.judge
         if question is None or not scene.reached:
             continue
-        said = f"Person: {scene.step.say}\nAssistant: {' '.join(scene.spoken)}"
-        request = ModelRequest(_JUDGE, [UserMessage(f"{said}\n\n{question}")])
+        dialogue = f"Person: {scene.step.say}\nAssistant: {' '.join(scene.speeches)}"
+        request = ModelRequest(_JUDGE, [UserMessage(f"{dialogue}\n\n{question}")])
         try:
             async with aclosing(provider.stream(request)) as events:
                 texts = [event.text async for event in events if isinstance(event, TextDelta)]
@@ -213,6 +214,6 @@ async def judge(scenes: Sequence[Scene], provider: ModelProvider) -> None:
         scene.verdict = "".join(texts)
 
 
-def _used(metrics: ModelMetrics) -> Usage:
+def _usage(metrics: ModelMetrics) -> Usage:
     totals = metrics.totals
     return Counter(rounds=totals["replies"], input=totals["input"], output=totals["output"])

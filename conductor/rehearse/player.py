@@ -1,4 +1,4 @@
-"""Plays a rehearsal: a person and a device that do as the file says, through the client library."""
+"""Play a rehearsal: a scripted person and device, through the client library."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from conductor.events.server import (
 )
 from conductor.rehearse.script import MOMENTS, Decision, Moment, Rehearsal, Step, Tool
 
-# A person reads a card before they say yes: the server counts no yes of the first 0.15 s.
+# Seconds to read a card; the server ignores a yes within the first 0.15 s.
 READS_S = 0.4
-# The longest that a cut takes: long enough for the server to go on without the app.
+# Longest duration of a cut, in seconds: the server continues without the app.
 AWAY_S = 0.1
-# How long the figures of a turn may come after its end.
+# Seconds to wait for a turn's figures after its end.
 FIGURES_S = 1.0
 
 
@@ -46,9 +46,9 @@ Usage: TypeAlias = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class Backstage:
-    """What a server in this process knows for certain, though the socket was cut.
+    """Exact figures of a server in this process, independent of the socket.
 
-    ``usage`` is the model's so far, ``calls`` are the names of the tools that have run in the server.
+    ``usage`` returns the model's total usage, ``calls`` are the names of the server's tools that have run.
     """
 
     usage: Callable[[], Usage]
@@ -57,7 +57,7 @@ class Backstage:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool that ran; the arguments of one in the server are not on the wire."""
+    """A tool that ran; the arguments of a server's tool are not on the wire."""
 
     tool: str
     arguments: Mapping[str, Any] | None = None
@@ -65,15 +65,15 @@ class ToolUse:
 
 @dataclass(slots=True)
 class Scene:
-    """What came of one step; ``problems`` are what no expectation need name.
+    """The result of one step; ``problems`` fail it without an expectation.
 
-    ``verdict`` is what a model said to the question ``judge``.
+    ``verdict`` is a model's answer to the question ``judge``.
     """
 
     step: Step
     cut: Moment | None = None
-    used: list[ToolUse] = field(default_factory=list)
-    spoken: list[str] = field(default_factory=list)
+    tools: list[ToolUse] = field(default_factory=list)
+    speeches: list[str] = field(default_factory=list)
     approvals: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Scene:
 class Player:
     """The person and the device of one rehearsal, connected to the server at ``url``.
 
-    Without ``backstage`` the wire tells what the model and the server's tools did, except for rounds. A step
-    is given up after ``patience_s`` seconds, or its own longer limit.
+    Without ``backstage`` usage and calls come from the wire, which has no rounds. A step ends after
+    ``patience_s`` seconds, or its own longer limit.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class Player:
         patience_s: float = 60.0,
     ) -> None:
         self._rehearsal = rehearsal
-        # Before any delay takes a random number: the seed alone places the cuts.
+        # Before any delay uses a random number, so that the seed determines the cuts.
         self._scenes = [_staged(step, chance) for step in rehearsal.steps]
         self._scene = self._scenes[0]
         self._patience_s = patience_s
         self._backstage = backstage
-        self._told: Usage = Counter()
+        self._reported_usage: Usage = Counter()
         self._figures_came = asyncio.Event()
         self._answers_given: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        # With ``segments`` a turn ends while its speeches still wait for each other.
-        self._unsaid = 0
+        # With ``segments`` a turn ends before its speeches.
+        self._waiting_speeches = 0
         self._silent = asyncio.Event()
         self._silent.set()
         extra = ("metrics", "segments") if rehearsal.segments else ("metrics",)
@@ -131,22 +131,22 @@ class Player:
             on_approval=self._decide if rehearsal.cards else None,
             reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
-        self._client.on(ToolActivity, self._ran)
-        self._client.on(ToolCallEvent, self._called)
+        self._client.on(ToolActivity, self._record_activity)
+        self._client.on(ToolCallEvent, self._check_call)
         self._client.on(SpeechPartial, lambda _: self._reach("answer"))
         self._client.on(ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
         self._client.on(ErrorEvent, lambda event: self._scene.errors.append(event.code))
         self._client.on(Diagnostic, lambda event: self._scene.problems.append(event.message))
-        self._client.on(TurnMetrics, self._count)
+        self._client.on(TurnMetrics, self._record_usage)
 
     async def play(self, begins: Callable[[int], None] = lambda _: None) -> list[Scene]:
-        """Play all steps; ``begins`` is told the number of each, from 1.
+        """Play all steps; ``begins`` is called with the number of each, from 1.
 
-        Raises `SettingsError` for a tool that the server does not take.
+        Raises `SettingsError` for a tool that the server rejects.
         """
         async with self._client as client:
             for tool in (client.started and client.started.rejected_tools) or ():
-                raise SettingsError(f"the server refuses the tool {tool.name}: {tool.reason}.")
+                raise SettingsError(f"the server rejects the tool {tool.name}: {tool.reason}.")
             for number, scene in enumerate(self._scenes, 1):
                 self._scene = scene
                 begins(number)
@@ -158,7 +158,7 @@ class Player:
 
     async def _perform(self, scene: Scene) -> bool:
         loop = asyncio.get_running_loop()
-        begin, before = loop.time(), self._used()
+        start, usage = loop.time(), self._usage()
         self._figures_came.clear()
         limit_s = max(self._patience_s, scene.step.limits.seconds or 0)
         ended = True
@@ -166,7 +166,7 @@ class Player:
             async with asyncio.timeout(limit_s):
                 scene.turns.append(await self._client.say(scene.step.say))
                 self._reach("transcript")
-                for turn in scene.turns:  # it grows while the person answers by voice
+                for turn in scene.turns:  # it grows with answers by voice
                     await turn.wait(limit_s)
                 await self._silent.wait()
         except TimeoutError:
@@ -175,23 +175,23 @@ class Player:
         except ClientError as error:
             scene.problems.append(str(error))
             ended = False
-        scene.seconds = loop.time() - begin
+        scene.seconds = loop.time() - start
         scene.state = self._client.state or ""
         if ended:
             if self._backstage is None:
                 await self._wait_figures()
             self._note_missing(scene)
         if self._backstage is not None:
-            scene.used += [ToolUse(name) for name in self._backstage.calls]
+            scene.tools += [ToolUse(name) for name in self._backstage.calls]
             self._backstage.calls.clear()
-        scene.usage = self._used() - before
+        scene.usage = self._usage() - usage
         return ended
 
-    def _used(self) -> Usage:
-        return Counter(self._told) if self._backstage is None else self._backstage.usage()
+    def _usage(self) -> Usage:
+        return Counter(self._reported_usage) if self._backstage is None else self._backstage.usage()
 
     async def _wait_figures(self) -> None:
-        # They follow the end of the turn, and are lost if the socket is cut there.
+        # They follow the end of the turn, and may be lost with the socket.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIGURES_S):
                 await self._figures_came.wait()
@@ -203,15 +203,15 @@ class Player:
         if step.interrupt is not None and not scene.was_interrupted:
             scene.problems.append("the answer was not interrupted: it ended before")
         if self._client.asking:
-            scene.problems.append("a question was left open: the answer did not count")
+            scene.problems.append("an approval request is still open: its answer did not count")
         if scene.decisions:
-            scene.problems.append(f"{len(scene.decisions)} of approve were not asked for")
+            scene.problems.append(f"{len(scene.decisions)} of approve were not used")
 
     # -- the device
 
     def _handler(self, tool: Tool) -> Callable[[dict[str, Any]], Awaitable[Any]]:
         async def run(arguments: dict[str, Any]) -> Any:
-            self._scene.used.append(ToolUse(tool.name, arguments))
+            self._scene.tools.append(ToolUse(tool.name, arguments))
             self._reach("call")
             for answer in tool.answers:
                 if holds(arguments, answer.when) and not (answer.once and self._answers_given[id(answer)]):
@@ -220,20 +220,20 @@ class Player:
                     if answer.error is not None:
                         raise RuntimeError(answer.error)
                     return answer.result
-            given = msgspec.json.encode(arguments).decode()
-            self._scene.problems.append(f"{tool.name} has no answer to {given}")
-            raise RuntimeError("This tool has no answer to that.")
+            text = msgspec.json.encode(arguments).decode()
+            self._scene.problems.append(f"{tool.name} has no answer to {text}")
+            raise RuntimeError("This tool has no answer to these arguments.")
 
         return run
 
-    def _ran(self, event: ToolActivity) -> None:
+    def _record_activity(self, event: ToolActivity) -> None:
         if event.status == "started" and event.source != "device":
             if self._backstage is None:
-                self._scene.used.append(ToolUse(event.name))
+                self._scene.tools.append(ToolUse(event.name))
             self._reach("call")
 
-    def _count(self, event: TurnMetrics) -> None:
-        self._told.update(input=event.input_tokens, output=event.output_tokens)
+    def _record_usage(self, event: TurnMetrics) -> None:
+        self._reported_usage.update(input=event.input_tokens, output=event.output_tokens)
         self._figures_came.set()
 
     def _reach(self, moment: Moment) -> None:
@@ -244,13 +244,13 @@ class Player:
     # -- the person
 
     async def _decide(
-        self, approval: Approval, shown: Callable[[], Awaitable[None]]
+        self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
     ) -> ApprovalDecision | None:
-        await shown()
+        await notify_shown()
         self._reach("card")
         scene = self._scene
         if not scene.decisions:
-            scene.problems.append(f"{approval.name} asked for consent, and no approve is left to answer it")
+            scene.problems.append(f"{approval.name} needs consent, but approve has no further decision")
             return deny()
         decision = scene.decisions.pop(0)
         if decision.by == "voice":
@@ -261,43 +261,43 @@ class Player:
             return deny(decision.words)
         return allow(decision.scope) if decision.edit is None else edit(decision.edit)
 
-    def _called(self, call: ToolCallEvent) -> None:
+    def _check_call(self, call: ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
-            self._leave_unsaid(self._unsaid + 1)
+            self._set_waiting_speeches(self._waiting_speeches + 1)
         elif not is_ui_call(call.name) and all(call.name != tool.name for tool in self._rehearsal.tools):
-            self._scene.problems.append(f"{call.name} was called, which is not among the file's tools")
+            self._scene.problems.append(f"{call.name} was called, but is not one of the file's tools")
 
-    def _leave_unsaid(self, number: int) -> None:
-        self._unsaid = max(0, number)
-        (self._silent.clear if self._unsaid else self._silent.set)()
+    def _set_waiting_speeches(self, number: int) -> None:
+        self._waiting_speeches = max(0, number)
+        (self._silent.clear if self._waiting_speeches else self._silent.set)()
 
     async def _speak(self, text: str) -> None:
         scene, plan = self._scene, self._scene.step.interrupt
-        before = sum(map(len, scene.spoken))
-        scene.spoken.append(text)
+        offset = sum(map(len, scene.speeches))
+        scene.speeches.append(text)
         self._reach("speech")
         if plan is not None and not scene.was_interrupted:
             if plan.after_ms is not None:
                 await asyncio.sleep(plan.after_ms / 1000)
                 await self._interrupt(plan.heard, plan.after_ms)
-            elif plan.after_characters is not None and before + len(text) >= plan.after_characters:
-                heard = text[: plan.after_characters - before] if plan.heard is None else plan.heard
-                await self._interrupt(heard)
-        self._leave_unsaid(self._unsaid - 1)
+            elif plan.after_characters is not None and offset + len(text) >= plan.after_characters:
+                part = text[: plan.after_characters - offset]
+                await self._interrupt(part if plan.heard is None else plan.heard)
+        self._set_waiting_speeches(self._waiting_speeches - 1)
 
-    async def _interrupt(self, heard: str | None, played_ms: int | None = None) -> None:
+    async def _interrupt(self, heard_text: str | None, played_ms: int | None = None) -> None:
         self._scene.was_interrupted = True
-        if heard is not None:
-            self._scene.spoken[-1] = heard
-        task = asyncio.create_task(self._speak_over(heard, played_ms))
+        if heard_text is not None:
+            self._scene.speeches[-1] = heard_text
+        task = asyncio.create_task(self._speak_over(heard_text, played_ms))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.Event().wait()  # until the interruption cancels the speech
 
-    async def _speak_over(self, heard: str | None, played_ms: int | None) -> None:
-        with contextlib.suppress(ConnectionLost):  # the speech has stopped all the same
-            await self._client.interrupt(spoken_text=heard, played_ms=played_ms)
-        self._leave_unsaid(0)
+    async def _speak_over(self, heard_text: str | None, played_ms: int | None) -> None:
+        with contextlib.suppress(ConnectionLost):  # the speech has stopped anyway
+            await self._client.interrupt(spoken_text=heard_text, played_ms=played_ms)
+        self._set_waiting_speeches(0)
 
 
 def _staged(step: Step, chance: random.Random) -> Scene:
@@ -307,9 +307,9 @@ def _staged(step: Step, chance: random.Random) -> Scene:
 
 
 def holds(value: Any, part: Any) -> bool:
-    """Tell whether a value is ``part``, or an object that holds all of its fields so."""
+    """Whether a value equals ``part``; an object needs matching values for the fields of ``part``."""
     if isinstance(part, Mapping):
         return isinstance(value, Mapping) and all(
-            name in value and holds(value[name], one) for name, one in part.items()
+            name in value and holds(value[name], field) for name, field in part.items()
         )
     return bool(value == part)

@@ -1,4 +1,4 @@
-"""What came of rehearsals: each step compared with its expectations, as a table and as JUnit XML."""
+"""The report of rehearsals: steps compared with their expectations, as a table and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", 
 
 
 Check: TypeAlias = tuple[str, str]
-"""What was expected, and what was instead; empty if it was so."""
+"""The expectation and the actual result, which is empty if they agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """One rehearsal that was played."""
+    """The result of one rehearsal."""
 
     name: str
     file: str
@@ -33,28 +33,27 @@ class Performance:
 
 
 def failures(scene: Scene) -> list[str]:
-    """Say in sentences what was not as expected."""
+    """List the failures in sentences."""
     return scene.problems + [f"expected {expected}, was {was}" for expected, was in checks(scene) if was]
 
 
 def checks(scene: Scene) -> Iterator[Check]:
     """Compare a step with its expectations."""
     expect, limits = scene.step.expect, scene.step.limits
-    used = _used(scene) or "no call"
+    tools = _format_tools(scene) or "no call"
     for call in expect.called:
-        times = sum(one.tool == call.tool and _fits(one.arguments, call) for one in scene.used)
+        times = sum(use.tool == call.tool and _fits(use.arguments, call) for use in scene.tools)
         right = times >= 1 if call.times is None else times == call.times
         count = "" if call.times is None else " once" if call.times == 1 else f" {call.times} times"
-        yield _written(call.tool, call.arguments) + count, "" if right else used
+        yield _format_call(call.tool, call.arguments) + count, "" if right else tools
     for name in expect.not_called:
-        called = any(one.tool == name for one in scene.used)
-        yield f"no {name}", used if called else ""
-    spoken = " ".join(scene.spoken)
-    said = _said(scene) or "nothing said"
+        yield f"no {name}", tools if any(use.tool == name for use in scene.tools) else ""
+    speech = " ".join(scene.speeches)
+    actual = _format_speech(scene) or "nothing said"
     if expect.said is not None:
-        yield f"said /{expect.said}/", "" if _found(expect.said, spoken) else said
+        yield f"said /{expect.said}/", "" if _search(expect.said, speech) else actual
     if expect.not_said is not None:
-        yield f"not said /{expect.not_said}/", said if _found(expect.not_said, spoken) else ""
+        yield f"not said /{expect.not_said}/", actual if _search(expect.not_said, speech) else ""
     if expect.state is not None:
         yield _equal("state", [expect.state], [scene.state])
     if expect.approvals is not None:
@@ -64,39 +63,39 @@ def checks(scene: Scene) -> Iterator[Check]:
     if scene.verdict is not None:
         yes = re.match(r"\W*yes\b", scene.verdict, re.IGNORECASE)
         yield f"yes to {expect.judge!r}", "" if yes else scene.verdict or "no answer"
-    for name, most, found in (
+    for name, most, value in (
         ("s", limits.seconds, scene.seconds),
         ("tokens in", limits.input_tokens, scene.usage["input"]),
         ("tokens out", limits.output_tokens, scene.usage["output"]),
     ):
         if most is not None:
-            yield f"at most {most:g} {name}", f"{found:.4g}" if found > most else ""
+            yield f"at most {most:g} {name}", f"{value:.4g}" if value > most else ""
 
 
-def _used(scene: Scene) -> str:
-    return ", ".join(_written(one.tool, one.arguments) for one in scene.used)
+def _format_tools(scene: Scene) -> str:
+    return ", ".join(_format_call(use.tool, use.arguments) for use in scene.tools)
 
 
 def _summary(scene: Scene) -> str:
     cut = f"cut at the {scene.cut}" if scene.was_cut else ""
     interrupted = "interrupted" if scene.was_interrupted else ""
-    return "; ".join(part for part in (cut, _used(scene), _said(scene), interrupted) if part)
+    return "; ".join(part for part in (cut, _format_tools(scene), _format_speech(scene), interrupted) if part)
 
 
-def _said(scene: Scene) -> str:
-    spoken = " ".join(scene.spoken)
-    return f"said {spoken!r}" if spoken else ""
+def _format_speech(scene: Scene) -> str:
+    speech = " ".join(scene.speeches)
+    return f"said {speech!r}" if speech else ""
 
 
 def _fits(arguments: Any, call: Call) -> bool:
     return not call.arguments or (arguments is not None and holds(arguments, call.arguments))
 
 
-def _written(tool: str, arguments: Any) -> str:
+def _format_call(tool: str, arguments: Any) -> str:
     return f"{tool} {as_json(arguments).strip()}" if arguments else tool
 
 
-def _found(pattern: str, text: str) -> bool:
+def _search(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.IGNORECASE | re.DOTALL) is not None
 
 
@@ -105,20 +104,20 @@ def _equal(name: str, expected: Sequence[str], was: Sequence[str]) -> Check:
     return f"{name} {', '.join(expected) or 'none'}", "" if same else ", ".join(was) or "none"
 
 
-def write_report(out: TextIO, played: Sequence[Performance]) -> None:
+def write_report(out: TextIO, performances: Sequence[Performance]) -> None:
     """Write a row for each step."""
     rows = []
-    for one in played:
-        for number, scene in enumerate(one.scenes, 1):
-            found = failures(scene)
+    for performance in performances:
+        for number, scene in enumerate(performance.scenes, 1):
+            problems = failures(scene)
             expected = "; ".join(expected for expected, _ in checks(scene))
-            was = "; ".join(found) or _summary(scene)
-            rows.append((one.name, str(number), _outcome(scene), *_figures(scene), expected, was))
+            was = "; ".join(problems) or _summary(scene)
+            rows.append((performance.name, str(number), _outcome(scene), *_figures(scene), expected, was))
     write_table(out, _HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
 
 
 def _plain(text: str) -> str:
-    # XML has no place for most control characters.
+    # XML allows few control characters.
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
@@ -131,35 +130,35 @@ def _outcome(scene: Scene) -> str:
 def _figures(scene: Scene) -> tuple[str, ...]:
     if not scene.reached:
         return ("-", "-", "-", "-")
-    used = [str(scene.usage[name]) for name in ("input", "output")]
-    return (f"{scene.seconds:.2f}", str(scene.usage["rounds"] or "-"), *used)
+    tokens = [str(scene.usage[name]) for name in ("input", "output")]
+    return (f"{scene.seconds:.2f}", str(scene.usage["rounds"] or "-"), *tokens)
 
 
-def write_junit(out: BinaryIO, played: Sequence[Performance]) -> None:
+def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:
     """Write JUnit XML: a suite for each rehearsal, a case for each step."""
     suites = ElementTree.Element("testsuites")
-    for one in played:
-        name = _plain(one.name)
-        suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(one.scenes)))
-        for number, scene in enumerate(one.scenes, 1):
+    for performance in performances:
+        name = _plain(performance.name)
+        suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(performance.scenes)))
+        for number, scene in enumerate(performance.scenes, 1):
             case = ElementTree.SubElement(
                 suite,
                 "testcase",
                 classname=name,
                 name=_plain(f"{number} {scene.step.say}"),
-                file=one.file,
+                file=performance.file,
                 time=f"{scene.seconds:.3f}",
             )
             properties = ElementTree.SubElement(case, "properties")
             for kind, count in scene.usage.items():
                 ElementTree.SubElement(properties, "property", name=kind, value=str(count))
-            found = failures(scene)
+            problems = failures(scene)
             if not scene.reached:
                 ElementTree.SubElement(case, "skipped", message="not reached")
-            elif found:
-                failure = ElementTree.SubElement(case, "failure", message=_plain(found[0]))
-                failure.text = _plain("\n".join(found))
+            elif problems:
+                failure = ElementTree.SubElement(case, "failure", message=_plain(problems[0]))
+                failure.text = _plain("\n".join(problems))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-        suite.set("time", f"{sum(scene.seconds for scene in one.scenes):.3f}")
+        suite.set("time", f"{sum(scene.seconds for scene in performance.scenes):.3f}")
     ElementTree.ElementTree(suites).write(out, encoding="utf-8", xml_declaration=True)

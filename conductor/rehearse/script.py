@@ -1,4 +1,4 @@
-"""The YAML files of rehearsals: what a file may hold, and one sentence for each mistake."""
+"""The YAML files of rehearsals: their fields, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conductor.errors import ModelFailure, SettingsError
 from conductor.settings import Settings
 
 SCRIPTED = "scripted"
-"""The ``model`` whose replies stand in the file."""
+"""The ``model`` with replies in the file."""
 
 OWN_SETTINGS = {
     "host": "127.0.0.1",
@@ -27,7 +27,7 @@ OWN_SETTINGS = {
     "session_store_url": "memory://",
     "session_rate_limit_per_min": 1_000_000,
 }
-"""Settings of every rehearsal: it is alone with its server, and leaves nothing behind."""
+"""Settings of every rehearsal: its server has one client and stores nothing."""
 
 Moment = Literal["transcript", "card", "call", "answer", "speech"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
@@ -37,17 +37,19 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: ``on`` and ``yes`` are texts, and so are 12:30 and 2026-03-01."""
+    """YAML 1.2's plain values: ``on``, ``yes``, 12:30 and 2026-03-01 are texts."""
 
     yaml_implicit_resolvers = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        # YAML takes the last of two fields with the same name, and what the first expected would be lost.
-        seen: set[str] = set()
+        # YAML keeps the last of two fields with the same name, and drops the first silently.
+        names: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-            seen.add(str(key.value))
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                raise yaml.MarkedYAMLError(
+                    problem=f"duplicate field {key.value}", problem_mark=key.start_mark
+                )
+            names.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -65,10 +67,9 @@ class _Part(BaseModel):
 
 
 class Call(_Part):
-    """A call of a tool: one that a scripted reply makes, or that a step expects with these ``arguments``.
+    """A call of a tool, in a scripted reply or in a step's expectations.
 
-    A step may expect more than it names: the arguments are part of the call's. Without ``times`` it expects
-    one call or more.
+    An expected call has at least these ``arguments``. Without ``times`` one call or more is expected.
     """
 
     tool: str
@@ -82,7 +83,7 @@ class Call(_Part):
 
 
 class Reply(_Part):
-    """One reply of the scripted model: a text, calls, both, or a failure; ``after`` is in seconds."""
+    """One reply of the scripted model: a text, calls, both, or a failure; ``after`` is a delay in seconds."""
 
     say: str = ""
     calls: tuple[Call, ...] = ()
@@ -96,7 +97,7 @@ class Reply(_Part):
 
 
 class ToolAnswer(_Part):
-    """What a tool of the device answers to calls whose arguments hold ``when``; ``delay`` is in seconds."""
+    """A device tool's answer to calls with the arguments ``when``; ``delay`` is in seconds."""
 
     when: dict[str, Any] = {}
     result: Any = None
@@ -106,23 +107,23 @@ class ToolAnswer(_Part):
 
 
 class Tool(_Part):
-    """A tool of the device: MCP's Tool, and its ``answers``, of which the first that fits is given."""
+    """A tool of the device: MCP's Tool and its ``answers``. The first matching answer counts."""
 
-    model_config = ConfigDict(extra="allow")  # what a Tool may hold the server knows best
+    model_config = ConfigDict(extra="allow")  # the server validates a Tool
 
     name: str
     answers: tuple[ToolAnswer, ...] = (ToolAnswer(result="ok"),)
 
     @property
     def declaration(self) -> dict[str, Any]:
-        """The tool as the app declares it."""
+        """The app's declaration of the tool."""
         return self.model_dump(exclude={"answers"})
 
 
 class Decision(_Part):
-    """What the person decides about a call that needs consent, and how.
+    """The person's decision on a call that needs consent.
 
-    ``words`` are what is said: by voice, or with a refusal. ``edit`` holds all arguments as they shall be.
+    ``words`` are spoken, or the reason of a refusal. ``edit`` holds the new arguments, all of them.
     """
 
     by: Literal["tap", "voice", "deny"]
@@ -132,11 +133,11 @@ class Decision(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _way(cls, value: Any) -> Any:
+    def _short_form(cls, value: Any) -> Any:
         return {"by": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> Decision:
+    def _consistent(self) -> Decision:
         if self.by != "tap" and (self.edit is not None or self.scope != "once"):
             raise ValueError("edit and scope need by: tap")
         if self.by == "tap" and self.words is not None:
@@ -145,9 +146,9 @@ class Decision(_Part):
 
 
 class Interruption(_Part):
-    """When the person speaks over the answer, counted from where it is spoken; ``heard`` is what they heard.
+    """When the person speaks over the answer, counted from the start of its speech.
 
-    Without ``heard`` it is the text up to there, or for ``after_ms`` the time.
+    ``heard`` is the heard text; by default the text up to that point, or for ``after_ms`` the time.
     """
 
     after_characters: _Count | None = None
@@ -155,18 +156,18 @@ class Interruption(_Part):
     heard: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Interruption:
+    def _exclusive(self) -> Interruption:
         if (self.after_characters is None) == (self.after_ms is None):
-            raise ValueError("it needs after_characters or after_ms, and not both")
+            raise ValueError("it needs either after_characters or after_ms")
         return self
 
 
 class Expectation(_Part):
-    """What a step is to bring; what is left out may be anything, but errors are expected only if named.
+    """The expected result of a step. Missing fields are not checked, except ``errors``.
 
-    ``said`` and ``not_said`` are regular expressions, looked for in all that was spoken. ``approvals`` are
-    the outcomes of ``approval.resolved``, ``errors`` the codes of ``error`` events. ``judge`` is a question
-    about the step that a model is to answer with yes; it is asked only with ``--judge``.
+    ``said`` and ``not_said`` are regular expressions for the spoken text. ``approvals`` are the outcomes of
+    ``approval.resolved``, ``errors`` the codes of ``error`` events. ``judge`` is a yes-or-no question about
+    the step for a model; the expected answer is yes. It needs ``--judge``.
     """
 
     called: tuple[Call, ...] = ()
@@ -184,12 +185,12 @@ class Expectation(_Part):
         try:
             re.compile(value or "")
         except re.error as error:
-            raise ValueError(f"it is no regular expression: {error}") from None
+            raise ValueError(f"it is not a regular expression: {error}") from None
         return value
 
 
 class StepLimits(_Part):
-    """The most that a step may take."""
+    """The limits of a step."""
 
     seconds: Annotated[float | None, Field(gt=0, le=3600)] = None
     input_tokens: _Count | None = None
@@ -197,7 +198,7 @@ class StepLimits(_Part):
 
 
 class Step(_Part):
-    """What the person says, does and expects. ``cut`` is when the socket is cut; the conversation goes on."""
+    """The person's words, actions and expectations. ``cut`` is the moment to cut the socket."""
 
     say: str
     approve: tuple[Decision, ...] = ()
@@ -208,12 +209,12 @@ class Step(_Part):
 
     @field_validator("approve", mode="before")
     @classmethod
-    def _several(cls, value: Any) -> Any:
+    def _as_list(cls, value: Any) -> Any:
         return value if isinstance(value, list) else [value]
 
 
 class Rehearsal(_Part):
-    """One file. Without ``model`` it is the settings' one; without ``cards`` the app is asked by voice."""
+    """One file. ``model`` None selects the settings' model. Without ``cards`` approvals are by voice."""
 
     name: str = ""
     model: str | None = None
@@ -228,29 +229,31 @@ class Rehearsal(_Part):
 
     @field_validator("settings")
     @classmethod
-    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _valid_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if name.lower() not in Settings.model_fields:
                 raise ValueError(f"{name} is not a setting")
             if name.lower() in OWN_SETTINGS:
-                raise ValueError(f"{name} is chosen by the rehearsal")
-        return {name.lower(): one for name, one in value.items()}
+                raise ValueError(f"{name} has a fixed value in rehearsals")
+        return {name.lower(): setting for name, setting in value.items()}
 
     @model_validator(mode="after")
     def _complete(self) -> Rehearsal:
         if (self.model == SCRIPTED) != bool(self.replies):
-            raise ValueError(f"model: {SCRIPTED} needs replies, and only that")
+            raise ValueError(f"replies are required for model: {SCRIPTED}, and not allowed otherwise")
         if not self.cards and any(step.approve for step in self.steps):
-            raise ValueError("without cards a question is spoken: answer it by a step of its own")
-        ours = {tool.name for tool in self.tools}
+            raise ValueError(
+                "approve needs cards; without cards a step of its own answers the spoken question"
+            )
+        names = {tool.name for tool in self.tools}
         for call in (call for step in self.steps for call in step.expect.called):
-            if call.arguments and call.tool not in ours:
-                raise ValueError(f"arguments of {call.tool} are not seen: it is not among the tools here")
+            if call.arguments and call.tool not in names:
+                raise ValueError(f"arguments of {call.tool} are unknown: it is not one of the file's tools")
         return self
 
 
 def load(path: Path) -> Rehearsal:
-    """Read a file. Raises `SettingsError`, which names the file, the line and the field."""
+    """Load a file. Raises `SettingsError` with the file, the line and the field."""
     try:
         text = path.read_text(encoding="utf-8")
         loader = _Loader(text)
@@ -266,7 +269,7 @@ def load(path: Path) -> Rehearsal:
         problem = getattr(error, "problem", None) or getattr(error, "reason", "it cannot be read")
         raise SettingsError(f"{path}{line} is not valid YAML: {problem}.") from None
     if not isinstance(document, dict):
-        raise SettingsError(f"{path} is no rehearsal: it must hold fields such as steps.")
+        raise SettingsError(f"{path} is not a rehearsal: it must be a mapping with steps.")
     try:
         rehearsal = Rehearsal.model_validate(document)
     except ValidationError as error:
@@ -277,7 +280,7 @@ def load(path: Path) -> Rehearsal:
 
 
 def _absolute(folder: Path, name: str, value: Any) -> Any:
-    # Paths in the file are relative to the file.
+    # Paths are relative to the file.
     kind = Settings.model_fields[name].annotation
     if name == "file_roots" and isinstance(value, str | list):
         roots = value.split(",") if isinstance(value, str) else map(str, value)
@@ -290,37 +293,37 @@ _SENTENCES = {
     "too_short": "{} is empty",
     "string_type": "{} must be a text; put it in quotes",
     "tuple_type": "{} must be a list",
-    "dict_type": "{} must hold fields",
-    "model_type": "{} must hold fields",
+    "dict_type": "{} must be a mapping",
+    "model_type": "{} must be a mapping",
 }
-"""Pydantic's kinds of mistakes in the file's words; others have a good sentence of their own."""
+"""Sentences for some of Pydantic's errors; its other messages are used unchanged."""
 
 
 def _mistake(path: Path, root: yaml.Node | None, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
-    where = f"{path}, line {_line(root, first['loc'])}"
+    location = f"{path}, line {_line(root, first['loc'])}"
     kind = first["type"]
     if kind in _SENTENCES:
-        return f"{where}: {_SENTENCES[kind].format(field)}."
+        return f"{location}: {_SENTENCES[kind].format(field)}."
     if kind == "extra_forbidden":
         quotes = "; if it is a text, put it in quotes" if " " in field else ""
-        return f"{where}: there is no {field}{quotes}."
+        return f"{location}: unknown field {field}{quotes}."
     text = first["msg"]
-    ours = text.removeprefix("Value error, ")
-    text = ours if ours != text else text[:1].lower() + text[1:]
-    return f"{where}: {field + ' is not valid: ' if field else ''}{text}{'' if text[-1] in '.?' else '.'}"
+    own_text = text.removeprefix("Value error, ")
+    text = own_text if own_text != text else text[:1].lower() + text[1:]
+    return f"{location}: {field + ' is not valid: ' if field else ''}{text}{'' if text[-1] in '.?' else '.'}"
 
 
 def _line(node: yaml.Node | None, loc: Sequence[int | str]) -> int:
-    # The line of the field, or of the innermost part that is there.
+    # The line of the field, or of its innermost existing parent.
     line = 1
     for part in loc:
         if isinstance(node, yaml.MappingNode):
-            found = next((pair for pair in node.value if pair[0].value == part), None)
-            if found is None:
+            pair = next((pair for pair in node.value if pair[0].value == part), None)
+            if pair is None:
                 break
-            line, node = found[0].start_mark.line + 1, found[1]
+            line, node = pair[0].start_mark.line + 1, pair[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1

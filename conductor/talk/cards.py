@@ -1,4 +1,4 @@
-"""Cards: what a call that needs consent looks like at the terminal, and what a typed answer decides."""
+"""Cards: approval requests at the terminal, and the decisions that people type."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.text import Text
 
 from conductor.client.approvals import Approval, ApprovalDecision, Scope, allow, deny
 
-# Characters of the arguments that are shown; the rest is counted in a warning.
-MAX_SHOWN = 16_384
+# Visible characters of the arguments; a warning counts the others.
+MAX_VISIBLE = 16_384
 _SCOPES: dict[str, Scope] = {"y": "once", "s": "session", "a": "always"}
 _WORDS = {"yes": "y", "no": "n", "edit": "e"}
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def card(approval: Approval) -> RenderableType:
-    """Draw a request: the tool, all its arguments, what it would do, the risk, the reasons, and the keys."""
+    """Draw a request: the tool, its arguments, the preview, the risk, the reasons, and the keys."""
     arguments = _visible_lines(json.dumps(approval.arguments, ensure_ascii=False, indent=2))
     parts: list[RenderableType] = [
         Text(visible(approval.prompt)),
-        Padding(Text(arguments[:MAX_SHOWN], style="bold"), (0, 0, 0, 2)),
+        Padding(Text(arguments[:MAX_VISIBLE], style="bold"), (0, 0, 0, 2)),
     ]
-    if len(arguments) > MAX_SHOWN:
-        parts.append(Text(f"WARNING: {len(arguments) - MAX_SHOWN} more characters are not shown."))
+    if len(arguments) > MAX_VISIBLE:
+        parts.append(Text(f"WARNING: {len(arguments) - MAX_VISIBLE} more characters are hidden."))
     if approval.preview:
         parts.append(Padding(Text(_visible_lines(approval.preview)), (0, 0, 0, 2)))
     parts += [Text(f"- {visible(reason)}", style="dim") for reason in approval.reasons]
@@ -42,34 +42,34 @@ def card(approval: Approval) -> RenderableType:
 
 
 def keys(approval: Approval) -> str:
-    """Say which answers there are."""
+    """List the possible answers."""
     scopes = [f"{key} {scope}" for key, scope in _SCOPES.items() if scope in approval.scopes]
     return ", ".join([*scopes, "n [why] deny", "e edit"]) + "; or say it in words"
 
 
-def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", "said"] | None:
-    """Read an answer: a decision, a wish to edit, a sentence or a command; None for a slip of one key."""
+def decide(line: str, approval: Approval) -> ApprovalDecision | Literal["edit", "words"] | None:
+    """Parse an answer: a decision, ``edit``, or ``words`` for other text; None for a typing error."""
     line = line.strip()
-    key, _, words = line.partition(" ")
+    key, _, reason = line.partition(" ")
     key = _WORDS.get(key.casefold(), key.casefold())
     scope = _SCOPES.get(key)
-    if scope in approval.scopes and not words:
+    if scope in approval.scopes and not reason:
         return allow(scope)
-    if key == "e" and not words:
+    if key == "e" and not reason:
         return "edit"
-    # "no problem, go on" is a sentence; only the key takes words.
-    if key == "n" and (not words or line[1] == " "):
-        return deny(words.strip() or None)
-    return "said" if len(line) > 1 and any(map(str.isalpha, line)) else None
+    # "no problem, go on" is a sentence; only the key accepts a reason.
+    if key == "n" and (not reason or line[1] == " "):
+        return deny(reason.strip() or None)
+    return "words" if len(line) > 1 and any(map(str.isalpha, line)) else None
 
 
 def arguments_text(arguments: dict[str, Any]) -> str:
-    """Write arguments on one line, to be edited."""
+    """Format arguments as one line for the editor."""
     return visible(json.dumps(arguments, ensure_ascii=False))
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Read edited arguments. Raises `ValueError` for what is no JSON object."""
+    """Parse edited arguments. Raises `ValueError` for anything but a JSON object."""
     try:
         return _decode_object(text)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
@@ -77,7 +77,7 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def visible(text: str) -> str:
-    """Write invisible and reordering characters as JSON escapes."""
+    """Escape invisible and reordering characters as JSON does."""
     return "".join(
         char if char == " " or unicodedata.category(char)[0] not in "CZ" else json.dumps(char)[1:-1]
         for char in text

@@ -1,4 +1,4 @@
-"""One conversation at a terminal: typed lines are sent as speech, answers are shown."""
+"""A conversation at a terminal: typed lines are transcripts, answers are text."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from conductor.talk.plain import Plain
 if TYPE_CHECKING:
     from conductor.talk.screen import Screen
 
-# Seconds in which a second Ctrl-C leaves.
+# Seconds in which a second Ctrl-C exits.
 LEAVE_WITHIN_S = 2.0
-# Seconds that tasks may take to end when the program leaves.
+# Seconds for tasks to end at the exit.
 STOP_S = 2.0
-# Characters of a call's arguments on its line: enough to recognise it.
-MAX_SHOWN_ARGUMENTS = 200
-# Characters a second of a voice that is switched on.
+# Characters of a call's arguments on its line.
+MAX_ARGUMENTS = 200
+# Default speed of the voice, in characters per second.
 VOICE = 15.0
 COMMANDS = {
-    "/help": "say what there is",
-    "/tools": "list the tools used, and those of the simulated device",
-    "/new": "begin a new session",
-    "/session": "say the session, or change to another: /session [ID]",
-    "/history": "show what was said here",
-    "/voice": "let the voice take its time, or not: /voice [CHARACTERS A SECOND]",
-    "/finish": "end a simulated agent: /finish [ID]",
-    "/quit": "leave",
+    "/help": "list the commands",
+    "/tools": "list the tools of the simulated device and other tools used",
+    "/new": "start a new session",
+    "/session": "print the session's id, or change to another session: /session [ID]",
+    "/history": "print this conversation",
+    "/voice": "set the voice's speed, or switch it on and off: /voice [CHARACTERS PER SECOND]",
+    "/finish": "finish a simulated agent: /finish [ID]",
+    "/quit": "exit",
 }
-HINT = "Esc or Ctrl-C stops the answer, Ctrl-D leaves, /help lists the commands."
+HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
 
 DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
 View: TypeAlias = "Plain | Screen"
 
 
 class TerminalChat:
-    """Shows clients of one server; ``make`` makes one for a session id, or for a new session.
+    """Runs one client at a time; ``make`` makes a client for a session id, or for a new session.
 
-    ``voice`` is in characters a second; 0 means that speech takes no time. Without ``cards``, and without a
-    person at the terminal, approval requests are spoken, and the next line answers them.
+    ``voice`` is in characters per second; 0 speaks at once. Without ``cards`` or an interactive terminal,
+    approval requests are spoken, and the next line answers them.
     """
 
     def __init__(self, make: Callable[[str | None], Client], voice: float, *, cards: bool = True) -> None:
@@ -70,19 +70,19 @@ class TerminalChat:
         self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._said: list[str] = []
-        self._used: dict[str, str] = {}
+        self._transcript: list[str] = []
+        self._used_tools: dict[str, str] = {}
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
         self._speech: tuple[str, float] | None = None
 
     async def run(self, view: View, session_id: str | None, text: str | None) -> int:
-        """Say one text, or each line until the input ends; return the exit code."""
+        """Send one text, or each line until the end of the input; return the exit code."""
         self._view = view
         self._client = self._make(session_id)
         talking = asyncio.create_task(self._talk(text))
         try:
-            # No time limit here: each turn and each try to connect has its own.
+            # Without a time limit: each turn and each try to connect has its own.
             await asyncio.wait({talking, self._over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             tasks = {talking, *self._tasks}
@@ -96,11 +96,11 @@ class TerminalChat:
         return talking.result()
 
     def signalled(self) -> None:
-        """Handle Esc and Ctrl-C: interrupt a turn. Without one, or pressed twice, leave."""
+        """Handle Esc and Ctrl-C: interrupt the turn. Without a turn, or pressed twice, exit."""
         now = time.monotonic()
-        again = now - self._last_signal <= LEAVE_WITHIN_S
+        repeated = now - self._last_signal <= LEAVE_WITHIN_S
         self._last_signal = now
-        if again or not self._client.connected or not self._client.busy:
+        if repeated or not self._client.connected or not self._client.busy:
             self._leave(LEFT)
         else:
             self._spawn(self._interrupt())
@@ -112,7 +112,7 @@ class TerminalChat:
             self._view.error(str(error))
             return NO_CONNECTION
         if text is not None:
-            return await self._one(text)
+            return await self._send_text(text)
         if self._view.interactive:
             self._view.note(f"Connected, session {self._client.session_id}.")
             self._view.note(HINT)
@@ -124,14 +124,14 @@ class TerminalChat:
                     failed = not await handling or failed
         return FAILED if failed else DONE
 
-    async def _one(self, text: str) -> int:
+    async def _send_text(self, text: str) -> int:
         reading = self._spawn(self._forward()) if self._view.interactive else None
-        done = await self._handle(text)
+        success = await self._handle(text)
         # Answers to an approval request of this turn: the last one decides.
-        while others := self._tasks - {reading, asyncio.current_task()}:
-            ended, _ = await asyncio.wait(others)
-            done = all(task.result() is not False for task in ended)
-        return DONE if done else FAILED
+        while tasks := self._tasks - {reading, asyncio.current_task()}:
+            ended, _ = await asyncio.wait(tasks)
+            success = all(task.result() is not False for task in ended)
+        return DONE if success else FAILED
 
     async def _forward(self) -> None:
         while (line := await self._view.next()) is not None:
@@ -144,8 +144,6 @@ class TerminalChat:
         started = await client.start()
         self._view.status(connection="connected", model=started.model or "", state="idle")
 
-    # What the person says
-
     async def _handle(self, line: str) -> bool:
         command, client = line.lstrip().startswith("/"), self._client
         try:
@@ -153,10 +151,10 @@ class TerminalChat:
                 name, _, argument = line.strip().partition(" ")
                 await self._command(name, argument.strip() or None)
                 return True
-            self._said.append(f"> {line}")
+            self._transcript.append(f"> {line}")
             return await self._finish(await client.say(line))
         except (ClientError, LookupError, ValueError) as error:
-            # A lost connection is shown already, and a turn of a session that was left matters no more.
+            # A lost connection is reported elsewhere, and the turn of a previous session is irrelevant.
             if not self._over.done() and (command or client is self._client):
                 self._view.error(str(error))
             return command
@@ -164,13 +162,13 @@ class TerminalChat:
     async def _finish(self, turn: Turn) -> bool:
         result = await turn
         if result.ending == "lost":
-            raise ConnectionLost("That was lost on the way to the server; say it again.")
-        asked = any(isinstance(event, ApprovalRequest) for event in result.events)
-        answered = bool(result.finals or result.speeches) or asked  # a question is spoken, or shown
-        stopped = result.interrupted or result.ending == "followed"  # by the person, with more words
-        if not answered and not result.errors and not stopped:
+            raise ConnectionLost("The text did not reach the server; send it again.")
+        has_request = any(isinstance(event, ApprovalRequest) for event in result.events)
+        has_answer = has_request or bool(result.finals or result.speeches)
+        stopped = result.interrupted or result.ending == "followed"  # by the person
+        if not has_answer and not result.errors and not stopped:
             self._view.error("There was no answer.")
-        return answered and not result.errors
+        return has_answer and not result.errors
 
     async def _command(self, name: str, argument: str | None) -> None:
         show = self._view.line
@@ -178,21 +176,25 @@ class TerminalChat:
             case "/quit":
                 self._leave(DONE)
             case "/tools":
-                tools = dict.fromkeys(self._device.handlers(), "simulated device") | self._used
+                tools = dict.fromkeys(self._device.handlers(), "simulated device") | self._used_tools
                 show(_table(dict(sorted(tools.items()))))
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
-                left, self._client = self._client, self._make(argument)
-                await left.close()
+                previous, self._client = self._client, self._make(argument)
+                await previous.close()
                 self._view.working(None)
                 await self._start(self._client)
                 show(f"Session {self._client.session_id}.")
             case "/history":
-                show("\n".join(self._said) or "Nothing was said yet.")
+                show("\n".join(self._transcript) or "The conversation is empty.")
             case "/voice":
                 self._voice = voice_speed(argument) if argument else (0.0 if self._voice else VOICE)
-                show(f"The voice says {self._voice:g} characters a second." if self._voice else "No voice.")
+                show(
+                    f"The voice speaks {self._voice:g} characters per second."
+                    if self._voice
+                    else "The voice speaks at once."
+                )
             case "/finish":
                 agent = self._device.finish(argument)
                 await self._client.agent_completed(
@@ -218,7 +220,7 @@ class TerminalChat:
         return answer if answer in names else None
 
     async def _approve(
-        self, approval: Approval, shown: Callable[[], Awaitable[None]]
+        self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
     ) -> ApprovalDecision | None:
         view = self._view
         if isinstance(view, Plain):
@@ -226,14 +228,14 @@ class TerminalChat:
         # One question at a time: a key typed for one must not answer the other.
         async with self._floor:
             view.draw(cards.card(approval))
-            await shown()
+            await notify_shown()
             with view.question("y/n/a/s/e> ") as answers:
                 while True:
                     line = await answers()
                     decision = cards.decide(line, approval)
                     if isinstance(decision, ApprovalDecision):
                         return decision
-                    if decision == "said":
+                    if decision == "words":
                         self._spawn(self._handle(line))
                     elif decision == "edit" and (arguments := await self._edit(view, approval)) is not None:
                         return edit(arguments)
@@ -248,10 +250,8 @@ class TerminalChat:
             try:
                 return cards.read_arguments(text)
             except ValueError as error:
-                view.error(f"That is no JSON object ({error}). Change it, or empty the line.")
+                view.error(f"The arguments are not a JSON object ({error}). Correct them, or clear the line.")
         return None
-
-    # What the person sees and hears
 
     def _listen(self, client: Client) -> None:
         view = self._view
@@ -273,11 +273,11 @@ class TerminalChat:
     def _event(self, event: Event) -> None:
         self._view.event(wire_type(event), event.payload if isinstance(event, UnknownEvent) else event)
         # A closed pipe (``talk | head``) is noticed by the next write only.
-        if self._view.gone:
+        if self._view.is_closed:
             self._leave(DONE)
 
     def _answer(self, event: SpeechFinal) -> None:
-        self._said.append(event.text)
+        self._transcript.append(event.text)
         self._view.answer(event.text)
 
     def _show_call(self, call: ToolCallEvent) -> None:
@@ -290,20 +290,20 @@ class TerminalChat:
         if state == "thinking" or (state == "speaking" and self._voice):
             self._view.working(state)
         elif not is_ui_call(call.name):
-            self._view.note(f"[tool, simulated] {call.name} {call.arguments[:MAX_SHOWN_ARGUMENTS]}")
+            self._view.note(f"[tool, simulated] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
     def _show_activity(self, activity: ToolActivity) -> None:
         if activity.status == "started":
             self._running[activity.call_id] = activity.name
         else:
             self._running.pop(activity.call_id, None)
-            self._used[activity.name] = activity.source
+            self._used_tools[activity.name] = activity.source
             self._view.note(f"· {activity.display or activity.name}")
         self._view.working(", ".join(self._running.values()) or "thinking")
 
     def _show_resolved(self, resolved: ApprovalResolved) -> None:
-        why = f": {cards.visible(resolved.message)}" if resolved.message else ""
-        self._view.note(f"· {resolved.outcome}{why}")
+        reason = f": {cards.visible(resolved.message)}" if resolved.message else ""
+        self._view.note(f"· {resolved.outcome}{reason}")
 
     def _connection(self, event: Lost | TryFailed | Reconnected | GaveUp) -> None:
         view = self._view
@@ -329,17 +329,17 @@ class TerminalChat:
                 self._speech = None
 
     async def _interrupt(self) -> None:
-        spoken, played_ms = None, None
+        heard_text, played_ms = None, None
         if self._speech is not None:
             text, since = self._speech
             played = time.monotonic() - since
-            spoken, played_ms = text[: int(played * self._voice)], round(played * 1000)
+            heard_text, played_ms = text[: int(played * self._voice)], round(played * 1000)
         self._view.cut()
-        with contextlib.suppress(ConnectionLost):  # the loss is shown already
-            # Only `interrupt` reports how much was heard; it ends the turn as well.
+        with contextlib.suppress(ConnectionLost):  # the loss is reported elsewhere
+            # `interrupt` also reports the heard part of a speech.
             if self._speech is None and await self._client.cancel_response():
                 return
-            await self._client.interrupt("user", spoken_text=spoken, played_ms=played_ms)
+            await self._client.interrupt("user", spoken_text=heard_text, played_ms=played_ms)
 
     def _leave(self, code: int) -> None:
         if not self._over.done():
@@ -358,7 +358,7 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def voice_speed(text: str) -> float:
-    """Read characters a second. Raises `ValueError`."""
+    """Parse characters per second. Raises `ValueError`."""
     with contextlib.suppress(ValueError):
         if 0 <= (speed := 0.0 if text == "off" else float(text)) < float("inf"):
             return speed

@@ -1,4 +1,4 @@
-"""A simulated device: agents and repositories that exist only in memory, and say so."""
+"""A simulated device with agents and repositories in memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any, TypeAlias
 from conductor.client.calls import ToolHandler
 
 Choose: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str | None]]
-"""Asks the person to choose one of several names; None if none was chosen."""
+"""Asks the person to choose one of several names; None without a choice."""
 
 _HOST = "https://github.com/"
 REPOSITORIES = tuple(
     _HOST + name for name in ("acme/website", "acme/mobile-app", "acme/payments", "octocat/hello-world")
 )
-# Agents on a page when the call names no limit.
+# Agents on a page by default.
 DEFAULT_LIMIT = 20
-# Characters of a task that are its agent's name.
+# Characters of an agent's name, the beginning of its task.
 MAX_NAME = 40
 
 
 class SimulatedDevice:
-    """The app's tools with a state of their own. Every result has ``"simulated": true``.
+    """The app's tools with a simulated state. Every result has ``"simulated": true``.
 
-    Agents run until they are cancelled or `finish`ed. A `LookupError` or `ValueError` (an unknown agent, say)
-    becomes the call's error.
+    Agents run until they are cancelled or `finish`ed. A `LookupError` or `ValueError` becomes a call's error.
     """
 
     def __init__(self, choose: Choose) -> None:
@@ -32,7 +31,7 @@ class SimulatedDevice:
         self._agents: dict[str, dict[str, Any]] = {}  # oldest first
 
     def handlers(self) -> dict[str, ToolHandler]:
-        """Give the handlers by tool name, for `connect`."""
+        """Return the handlers by tool name, for `connect`."""
         return {
             "agent.spawn": self._spawn,
             "agent.status": lambda arguments: _simulated(agent=self._find(arguments)),
@@ -44,7 +43,7 @@ class SimulatedDevice:
         }
 
     def finish(self, agent_id: str | None = None) -> dict[str, Any]:
-        """Finish the agent with this id, or the newest that runs, and give it. Raises `LookupError`."""
+        """Finish the agent with this id, or the newest running one; return it. Raises `LookupError`."""
         if agent_id is None:
             running = [agent["id"] for agent in self._agents.values() if agent["status"] == "RUNNING"]
             if not running:
@@ -58,7 +57,7 @@ class SimulatedDevice:
         prompt = _text(arguments, "prompt")
         repository, pr_url = arguments.get("repository"), arguments.get("prUrl")
         if not repository and not pr_url:
-            raise ValueError("repository or prUrl is needed")
+            raise ValueError("repository or prUrl is required")
         name = " ".join(prompt.split())
         agent: dict[str, Any] = {
             "id": f"sim-agent-{len(self._agents) + 1}",
@@ -87,27 +86,25 @@ class SimulatedDevice:
         agents = list(reversed(self._agents.values()))
         if pr_url := arguments.get("prUrl"):
             agents = [agent for agent in agents if agent["prUrl"] == pr_url]
-        first = int(arguments.get("cursor") or 0)
-        rest = first + int(arguments.get("limit") or DEFAULT_LIMIT)
-        return _simulated(agents=agents[first:rest], cursor=str(rest) if rest < len(agents) else None)
+        start = int(arguments.get("cursor") or 0)
+        end = start + int(arguments.get("limit") or DEFAULT_LIMIT)
+        return _simulated(agents=agents[start:end], cursor=str(end) if end < len(agents) else None)
 
     async def _select_repository(self, arguments: dict[str, Any]) -> dict[str, Any]:
         words = str(arguments.get("filter") or "").lower().split()
         names = [url.removeprefix(_HOST) for url in REPOSITORIES]
-        found = [name for name in names if all(word in name for word in words)]
-        if not found:
-            raise LookupError("no repository matches that filter")
-        chosen = await self._choose(str(arguments.get("prompt") or "Which repository?"), found)
-        if chosen is None:
+        matches = [name for name in names if all(word in name for word in words)]
+        if not matches:
+            raise LookupError("no repository matches the filter")
+        name = await self._choose(str(arguments.get("prompt") or "Which repository?"), matches)
+        if name is None:
             raise LookupError("no repository was chosen")
-        return _simulated(repository=_HOST + chosen)
+        return _simulated(repository=_HOST + name)
 
     def _find(self, arguments: dict[str, Any]) -> dict[str, Any]:
         agent = self._agents.get(_text(arguments, "id"))
         if agent is None:
-            raise LookupError(
-                "this simulated device has no such agent; they end with the terminal that started them"
-            )
+            raise LookupError("there is no such agent; simulated agents end with their terminal")
         return agent
 
 

@@ -1,4 +1,4 @@
-"""Plain input and output: lines from a pipe or a file, and text or JSON to where no person edits."""
+"""Plain input and output, without an editor: lines from a pipe or a file, and text or JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, TextIO
 
 import msgspec
 
-# Characters kept of a line that has no end yet, so that endless input takes no memory.
+# Characters kept of an incomplete line.
 MAX_LINE = 65_536
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 class StdinReader:
-    """Reads one line ahead, in a daemon thread that starts with the first read."""
+    """Reads one line ahead, in a daemon thread that the first read starts."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -29,24 +29,24 @@ class StdinReader:
         self._thread: threading.Thread | None = None
 
     async def next(self) -> str | None:
-        """Wait for a line, without its end; None at the end of the input."""
+        """Wait for a line, without its line break; None at the end of the input."""
         if self._thread is None:
-            # A daemon thread, since a read from a terminal cannot be interrupted at the exit.
+            # A daemon thread, because a read from a terminal cannot be interrupted at the exit.
             loop = asyncio.get_running_loop()
             self._thread = threading.Thread(target=self._pump, args=(loop,), daemon=True)
             self._thread.start()
         line = await self._queue.get()
         if line is None:
-            self._queue.put_nowait(None)  # later reads see the end as well
+            self._queue.put_nowait(None)  # for later reads
         return line
 
     def _pump(self, loop: asyncio.AbstractEventLoop) -> None:
         for line in chain(self._read(), (None,)):
-            waiting = self._queue.put(line)
+            put = self._queue.put(line)
             try:
-                asyncio.run_coroutine_threadsafe(waiting, loop).result()
+                asyncio.run_coroutine_threadsafe(put, loop).result()
             except (RuntimeError, CancelledError):  # the loop has ended
-                waiting.close()
+                put.close()
                 return
 
     def _read(self) -> Iterator[str]:
@@ -56,21 +56,21 @@ class StdinReader:
             for line in self._stream:
                 yield line.rstrip("\r\n")
             return
-        # Not `stream.readline`: a daemon thread that holds its lock at exit crashes the interpreter.
+        # Not `stream.readline`: a daemon thread that holds its lock crashes the interpreter at exit.
         decoder = codecs.getincrementaldecoder(self._stream.encoding or "utf-8")("replace")
-        rest = ""
+        tail = ""
         while data := os.read(descriptor, 4096):
-            *lines, rest = (rest + decoder.decode(data)).split("\n")
-            rest = rest[-MAX_LINE:]
+            *lines, tail = (tail + decoder.decode(data)).split("\n")
+            tail = tail[-MAX_LINE:]
             yield from (line.rstrip("\r") for line in lines)
-        if rest:
-            yield rest
+        if tail:
+            yield tail
 
 
 class Plain:
     """Answers as lines on ``out``, errors on ``err``; with ``json`` only events, one JSON object a line.
 
-    What a `Screen` draws while something is under way is not shown here.
+    It has the methods of `Screen`; progress is not written.
     """
 
     interactive = False
@@ -81,7 +81,7 @@ class Plain:
         self._err = err
         self._json = json
         # Set when the reader of the output has closed it.
-        self.gone = False
+        self.is_closed = False
 
     def event(self, kind: str, payload: Any) -> None:
         """Write an event of the server or of the connection, with ``json``."""
@@ -119,15 +119,15 @@ class Plain:
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "utf-8"
         try:
-            # An output in another encoding would raise in the middle of an answer.
+            # Characters that the encoding lacks must not raise in the middle of an answer.
             stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
             stream.flush()
         except BrokenPipeError:
-            self.gone = True
+            self.is_closed = True
 
 
 def clean(text: str) -> str:
-    """Remove terminal control characters: a model's text must not move the cursor or hide text."""
+    """Remove control characters: a model's text must not move the cursor or hide text."""
     return "".join(
         char
         for char in text

@@ -1,4 +1,4 @@
-"""The terminal of a person: a line editor, the answer above it as it grows, and a status line below."""
+"""An interactive terminal: a line editor, the growing answer above it, and a status line below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rich.text import Text
 
 from conductor.talk.plain import clean
 
-# Seconds between two pictures of the spinner, and of an answer that grows.
+# Seconds between two frames of the spinner and of a growing answer.
 FRAME_S = 0.1
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 # Lines under the growing answer: spinner, editor, completions, status.
@@ -36,13 +36,13 @@ BELOW = 6
 
 
 class Screen:
-    """Draws on a terminal, from ``async with`` until its end; ``commands`` are completed, with their help.
+    """Draws on a terminal within ``async with``; ``commands`` by name, with their help, are completed.
 
-    ``signal`` is called for Esc and Ctrl-C while something runs, and for Ctrl-C on an empty line.
+    ``signal`` is called for Esc and Ctrl-C during a turn, and for Ctrl-C on an empty line.
     """
 
     interactive = True
-    gone = False
+    is_closed = False
 
     def __init__(
         self, stdin: TextIO, stdout: TextIO, commands: Mapping[str, str], signal: Callable[[], None]
@@ -71,7 +71,7 @@ class Screen:
             output=create_output(stdout),
         )
         self._buffer = self._session.default_buffer
-        self._session.app.ttimeoutlen = 0.05  # Esc alone is told from a key's sequence by this wait
+        self._session.app.ttimeoutlen = 0.05  # distinguishes Esc from a key's sequence
         self._session.app.min_redraw_interval = FRAME_S / 2
 
     async def __aenter__(self) -> Screen:
@@ -91,9 +91,9 @@ class Screen:
 
     @contextmanager
     def question(self, label: str, text: str = "") -> Iterator[Callable[[], Awaitable[str]]]:
-        """Ask, beginning with ``text``; gives what waits for each answer.
+        """Ask, with ``text`` in the editor; yields a function that waits for an answer.
 
-        All lines are answers until the question is left. What was being typed comes back then.
+        All lines within the block are answers. Its end restores the draft in the editor.
         """
         before, draft = self._question, self._buffer.document
         answers: asyncio.Queue[str] = asyncio.Queue()
@@ -119,13 +119,13 @@ class Screen:
         self.draw(Markdown(clean(text), hyperlinks=False))
 
     def speech(self, text: str) -> None:
-        """Print what the voice says, where it says something else than the answer."""
-        # While the answer grows, the voice says its sentences.
+        """Print a speech that is not part of the answer."""
+        # While the answer grows, the voice speaks its sentences.
         if not self._partial and _words(text) not in _words(self._last):
             self.draw(Text(f"🔊 {clean(text)}", style="dim"))
 
     def cut(self) -> None:
-        """Keep what was shown of an answer, and ignore what is still on its way."""
+        """Keep the visible part of an answer, and ignore its remainder."""
         self._keep()
         self._stopped = True
         self.note("[stopped]")
@@ -141,14 +141,14 @@ class Screen:
     def error(self, text: str) -> None:
         self.draw(Text(" ".join(clean(text).split()), style="bold red"))
 
-    def draw(self, what: RenderableType) -> None:
+    def draw(self, content: RenderableType) -> None:
         """Print above the editor."""
-        self._pending.append(self._render(what))
+        self._pending.append(self._render(content))
         if self._session.app.is_running and (self._flushing is None or self._flushing.done()):
             self._flushing = asyncio.ensure_future(run_in_terminal(self._flush))
 
     def working(self, label: str | None) -> None:
-        """Show a spinner with this label and its seconds; None ends it."""
+        """Show a spinner with this label and its seconds; None removes it."""
         if label is None:
             self._keep()
             self._stopped = False
@@ -158,12 +158,12 @@ class Screen:
         self._session.app.invalidate()
 
     def status(self, **parts: str) -> None:
-        """Change parts of the status line; an empty text removes one."""
+        """Change parts of the status line; an empty text removes a part."""
         self._status.update(parts)
         self._session.app.invalidate()
 
     def _keep(self) -> None:
-        # A partial that no final replaced: the answer failed or was stopped.
+        # A partial without a final: the answer failed or was stopped.
         if self._partial:
             self.draw(Markdown(f"{clean(self._partial)} …", hyperlinks=False))
             self._partial = ""
@@ -217,22 +217,22 @@ class Screen:
     def _message(self) -> ANSI:
         live = self._render(Markdown(clean(self._partial), hyperlinks=False)) if self._partial else ""
         rows = max(1, self._session.output.get_size().rows - BELOW)
-        shown = live.splitlines()[-rows:]
+        lines = live.splitlines()[-rows:]
         if self._working is not None and self._question is None:
             label, since = self._working
             seconds = time.monotonic() - since
-            shown.append(f"{SPINNER[int(seconds / FRAME_S) % len(SPINNER)]} {clean(label)} {seconds:.0f} s")
-        return ANSI("\n".join([*shown, self._label()]))
+            lines.append(f"{SPINNER[int(seconds / FRAME_S) % len(SPINNER)]} {clean(label)} {seconds:.0f} s")
+        return ANSI("\n".join([*lines, self._label()]))
 
     def _toolbar(self) -> str:
         parts = (self._status.get(name, "") for name in ("connection", "state", "model", "session"))
         return " " + " · ".join(filter(None, map(clean, parts)))
 
-    def _render(self, what: RenderableType) -> str:
+    def _render(self, content: RenderableType) -> str:
         columns = max(20, self._session.output.get_size().columns)
         console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system="standard")
         with console.capture() as capture:
-            console.print(what, markup=False, highlight=False, emoji=False)
+            console.print(content, markup=False, highlight=False, emoji=False)
         return capture.get()
 
     def _flush(self) -> None:
@@ -242,11 +242,11 @@ class Screen:
 
 
 def _words(text: str) -> str:
-    return " ".join(["", *re.findall(r"\w+", text), ""])  # without the signs of markdown, which no voice says
+    return " ".join(["", *re.findall(r"\w+", text), ""])  # without markdown, which is not spoken
 
 
 def _history() -> History:
-    # Only this user may read what they said.
+    # Only this user may read the history.
     try:
         path = Path.home() / ".local" / "state" / "conductor" / "talk_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,9 +16,9 @@ from conductor.client.reconnect import Reconnect
 from conductor.talk.chat import COMMANDS, LEFT, TerminalChat, voice_speed
 from conductor.talk.plain import Plain, StdinReader
 
-# Retry for about half a minute.
+# Tries within about half a minute.
 RECONNECT = Reconnect(tries=6)
-NO_EDITOR = "Lines are plain: pip install 'conductor-voice[talk]' adds an editor, cards and colours."
+NO_EDITOR = "For an editor, cards and colours: pip install 'conductor-voice[talk]'."
 
 
 async def talk(
@@ -37,12 +37,11 @@ async def talk(
 ) -> int:
     """Talk to a server from the terminal: send ``text``, or each line of the input.
 
-    The device's tools are simulated. At a terminal a person edits lines and decides on cards. Elsewhere
-    answers go to ``stdout``, errors and the state of the connection to ``stderr``, and approval requests are
-    spoken, as with ``voice_approvals``: the next line answers. ``json`` writes the server's events instead,
-    one a line. ``voice_chars_per_s`` is how fast the voice speaks, 0 for at once. ``reconnect`` says how a
-    lost connection is retried. Returns the exit code: 0; 1 if a turn failed (an ``error`` event, or no
-    answer); 2 without a connection; 130 if Ctrl-C ended the single text.
+    The device's tools are simulated. At a terminal there are an editor and cards. Otherwise answers go to
+    ``stdout``, errors and the state of the connection to ``stderr``, and approval requests are spoken, as
+    with ``voice_approvals``: the next line answers. ``json`` writes the server's events instead, one a line.
+    ``voice_chars_per_s`` is the speed of the voice; 0 speaks at once. Returns the exit code: 0; 1 if a turn
+    failed (an ``error`` event, or no answer); 2 without a connection; 130 if Ctrl-C ended the single text.
     """
 
     def make(session: str | None) -> Client:
@@ -69,7 +68,7 @@ async def talk(
 @contextlib.contextmanager
 def _on_ctrl_c(handle: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    # Windows, or a thread that is not the main one: Ctrl-C raises KeyboardInterrupt there.
+    # On Windows and outside of the main thread Ctrl-C raises KeyboardInterrupt.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         loop.add_signal_handler(signal.SIGINT, handle)
     try:
@@ -83,37 +82,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``talk``."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "text", nargs="*", metavar="TEXT", default=[], help="say this one text and leave after the answer"
+        "text", nargs="*", metavar="TEXT", default=[], help="send this text and exit after the answer"
     )
     source.add_argument(
         "--script",
         type=argparse.FileType(encoding="utf-8"),
         metavar="FILE",
-        help="say the lines of a file, each after the answer to the one before, and leave",
+        help="send the lines of a file, each after the previous answer, and exit",
     )
     parser.add_argument("--json", action="store_true", help="print the server's events, one a line")
-    parser.add_argument("--url", help="the server's WebSocket (default: as HOST and PORT say)")
+    parser.add_argument("--url", help="the server's WebSocket (default: HOST and PORT)")
     parser.add_argument("--host", help="the server's address (HOST)")
     parser.add_argument("--port", help="the server's port (PORT)")
-    parser.add_argument("--token", help="the token, where the server wants one (without --url, AUTH_TOKENS)")
-    parser.add_argument("--session", metavar="ID", help="the session to go on with (default: a new one)")
+    parser.add_argument("--token", help="the server's token (without --url: AUTH_TOKENS)")
+    parser.add_argument("--session", metavar="ID", help="the session to continue (default: a new one)")
     parser.add_argument(
         "--voice-speed",
         type=_voice_speed,
         default=0.0,
         metavar="CHARS",
-        help="characters a second that the voice takes for speaking (default: it speaks at once)",
+        help="speed of the voice in characters per second (default: it speaks at once)",
     )
     parser.add_argument(
         "--voice-approvals",
         action="store_true",
-        help="be asked by voice whether a tool may run, and answer by what is typed next",
+        help="approve tools by voice: the next line answers",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run ``talk`` with the options of `add_arguments`; return the exit code."""
-    # The answer reports the errors of simulated tools.
+    # The answer reports errors of simulated tools.
     logging.getLogger("conductor.client").addHandler(logging.NullHandler())
     text = " ".join(args.text).encode(errors="replace").decode() if args.text else None
     try:

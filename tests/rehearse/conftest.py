@@ -1,4 +1,4 @@
-"""What the tests of rehearsals share: a file from its text, played in this process."""
+"""A fixture that plays a rehearsal in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rehearse: TypeAlias = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def rehearse(conductor: Main, tmp_path: Path) -> Rehearse:
-    """Write a file and rehearse it; gives the exit code, the output and the errors."""
+    """Write a file and rehearse it; returns the exit code, the output and the errors."""
 
     def write_and_run(text: str, *options: str, **values: str) -> tuple[int, str, str]:
         (tmp_path / "one.yaml").write_text(textwrap.dedent(text), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command: the examples as they are, another model, another server, and its exit codes."""
+"""``conductor rehearse``: the examples, other models and servers, and exit codes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.rehearse.conftest import Rehearse
 EXAMPLES = sorted((ROOT / "examples" / "rehearsals").glob("*.yaml"))
 PAGE = (ROOT / "docs" / "rehearse.md").read_text(encoding="utf-8")
 FILES_OF_PAGE = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+assert EXAMPLES and FILES_OF_PAGE
 HELLO = """
 steps:
   - say: say hello world
@@ -41,23 +42,15 @@ steps:
 """
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 3
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_as_expected(conductor: Main, path: Path) -> None:
+def test_an_example_passes(conductor: Main, path: Path) -> None:
     code, out, err = conductor("rehearse", str(path))
     assert (code, err) == (0, ""), out
     assert "FAILED" not in out
 
 
-def test_the_page_shows_files() -> None:
-    assert len(FILES_OF_PAGE) == 2
-
-
 @pytest.mark.parametrize("text", FILES_OF_PAGE)
-def test_a_file_of_the_page_is_as_expected(rehearse: Rehearse, text: str) -> None:
+def test_a_file_of_the_page_passes(rehearse: Rehearse, text: str) -> None:
     code, out, err = rehearse(text)
     assert (code, err) == (0, ""), out
 
@@ -66,24 +59,24 @@ def test_the_page_names_each_field() -> None:
     parts = (Rehearsal, Reply, Tool, ToolAnswer, Step, Decision, Interruption, Expectation, StepLimits, Call)
     fields = {name for part in parts for name in part.model_fields}
     prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
-    written = {word for code in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", code)}
-    assert fields <= written
+    words = {word for code in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", code)}
+    assert fields <= words
 
 
-def test_a_model_is_chosen_by_its_profile(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_profile_selects_the_model(rehearse: Rehearse, tmp_path: Path) -> None:
     profiles = 'default = "far"\n[[profile]]\nname = "far"\nprovider = "openai"\nmodel = "m"\n'
     profiles += 'base_url = "http://127.0.0.1:9/v1"\n[[profile]]\nname = "near"\nprovider = "demo"\n'
     (tmp_path / "models.toml").write_text(profiles)
     assert rehearse(HELLO, "--model", "near")[0] == 0
 
 
-def test_an_unknown_model_is_one_sentence(rehearse: Rehearse) -> None:
+def test_an_unknown_model_is_an_error(rehearse: Rehearse) -> None:
     code, out, err = rehearse(HELLO, "--model", "deno")
     assert (code, out) == (2, "")
     assert err.startswith("conductor: one.yaml: MODEL_PROVIDER 'deno' is unknown") and err.count("\n") == 1
 
 
-def test_what_was_not_as_expected_is_told_and_is_exit_code_1(rehearse: Rehearse) -> None:
+def test_a_failed_expectation_is_printed_with_exit_code_1(rehearse: Rehearse) -> None:
     code, out, err = rehearse(HELLO.replace("said: hello", "said: bye"), "--model", "demo")
     assert (code, err) == (1, "")
     assert "FAILED" in out and "expected said /bye world/, was said 'hello world'" in out.lower()
@@ -103,14 +96,14 @@ def test_settings_of_the_file_are_relative_to_it(conductor: Main, tmp_path: Path
     assert code == 2 and str(tmp_path / "cases" / "none.md") in err
 
 
-def test_an_mcp_server_that_does_not_answer_is_one_sentence(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_an_unreachable_mcp_server_is_an_error(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"notes": {"command": "no-such-program"}}}')
     code, out, err = rehearse("settings: {MCP_CONFIG_FILE: mcp.json}" + HELLO, "--model", "demo")
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("conductor: one.yaml: the MCP server notes is down: ")
 
 
-async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehearse) -> None:
+async def test_a_running_server_is_selected_by_its_address(rehearse: Rehearse) -> None:
     settings = load_settings(None, port=0, model_provider="demo", auth_tokens=("a-token-of-some-length",))
     async with running(settings) as listener:
         url = ("--url", f"ws://127.0.0.1:{listener.port}/ws")
@@ -123,29 +116,26 @@ async def test_another_server_is_rehearsed_with_by_its_address(rehearse: Rehears
         assert "the token is missing or not accepted" in err
 
 
-def test_a_judge_is_asked_only_if_named(rehearse: Rehearse) -> None:
+def test_a_judge_answers_only_if_it_is_named(rehearse: Rehearse) -> None:
     text = HELLO.replace("said: hello world", "judge: Is it short")
     assert rehearse(text, "--model", "demo")[0] == 0
     code, out, _ = rehearse(text, "--model", "demo", "--judge", "demo")
     assert code == 1 and "expected yes to 'Is it short', was I am the demo model" in out
 
 
-async def test_a_judge_says_yes_or_no() -> None:
+async def test_the_judge_answers_yes_or_no() -> None:
     step = Step.model_validate({"say": "Hi.", "expect": {"judge": "Is it polite?"}})
-    polite, rude = Scene(step, spoken=["Good morning."]), Scene(step, spoken=["What?"])
+    polite, rude = Scene(step, speeches=["Good morning."]), Scene(step, speeches=["What?"])
     provider = ScriptedProvider([[TextDelta("Yes"), TextDelta(".")], [TextDelta("No.")]])
     await judge([polite, rude, Scene(step, reached=False)], provider)
     assert failures(polite) == []
     assert failures(rude) == ["expected yes to 'Is it polite?', was No."]
-    [asked, _] = [
-        one.text for request in provider.requests for one in request.messages if isinstance(one, UserMessage)
+    assert provider.requests[0].messages == [
+        UserMessage("Person: Hi.\nAssistant: Good morning.\n\nIs it polite?")
     ]
-    assert asked == "Person: Hi.\nAssistant: Good morning.\n\nIs it polite?"
 
 
-def test_a_server_with_tokens_and_a_store_of_its_own_is_not_touched(
-    rehearse: Rehearse, tmp_path: Path
-) -> None:
+def test_the_tokens_and_the_store_of_the_settings_are_not_used(rehearse: Rehearse, tmp_path: Path) -> None:
     settings = {"AUTH_TOKENS": "a-token-of-some-length", "DATA_DIR": str(tmp_path / "data")}
     code, _, _ = rehearse(HELLO, MODEL_PROVIDER="demo", **settings)
     assert code == 0

@@ -1,4 +1,4 @@
-"""What the person and the device of a rehearsal do, and what is noted of it."""
+"""The actions of a rehearsal's person and device, and their record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ replies:
 
 
 @pytest.mark.parametrize("moment", ["transcript", "call", "answer", "speech"])
-def test_a_cut_loses_nothing_and_runs_nothing_twice(rehearse: Rehearse, moment: str) -> None:
+def test_a_cut_loses_no_answer_and_repeats_no_call(rehearse: Rehearse, moment: str) -> None:
     step = f"""
 steps:
   - say: Light, please.
@@ -50,25 +50,25 @@ steps:
 
 
 @pytest.mark.parametrize(("seed", "moment"), [("1", "call"), ("2", "transcript")])
-def test_the_seed_chooses_the_random_cut(rehearse: Rehearse, seed: str, moment: str) -> None:
+def test_the_seed_determines_the_random_cut(rehearse: Rehearse, seed: str, moment: str) -> None:
     out = rehearse(LAMP + "steps: [{say: Light., cut: random}]", "--seed", seed)[1]
     assert f"cut at the {moment}" in out
 
 
 @pytest.mark.parametrize(
-    ("interruption", "heard"),
+    ("interruption", "text"),
     [
         ("{after_characters: 9}", "One two t"),
         ("{after_characters: 9, heard: One two}", "One two"),
         ("{after_ms: 20, heard: One}", "One"),
     ],
 )
-def test_an_interruption_cuts_what_was_said(rehearse: Rehearse, interruption: str, heard: str) -> None:
+def test_an_interruption_cuts_the_spoken_text(rehearse: Rehearse, interruption: str, text: str) -> None:
     step = f"""
 steps:
   - say: Count.
     interrupt: {interruption}
-    expect: {{said: "^{heard}$", state: idle}}
+    expect: {{said: "^{text}$", state: idle}}
   - say: Again.
     expect: {{said: Once more}}
 """
@@ -122,7 +122,7 @@ steps:
 """
 
 
-def test_what_no_expectation_need_name_is_a_failure(rehearse: Rehearse) -> None:
+def test_problems_are_failures_without_an_expectation(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(WRONG)
     assert code == 1
     rows = out.splitlines()[1:]
@@ -132,26 +132,26 @@ def test_what_no_expectation_need_name_is_a_failure(rehearse: Rehearse) -> None:
             "The tool 'lamp.switch' has the unknown field 'anotations'.; "
             "the socket was not cut: there was no call",
             "the answer was not interrupted: it ended before",
-            "2 of approve were not asked for",
+            "2 of approve were not used",
             "expected errors none, was model_provider_failed",
             "errors model_provider_failed",
-            "lamp.switch asked for consent, and no approve is left to answer it",
+            "lamp.switch needs consent, but approve has no further decision",
             'dice has no answer to {"sides":7}',
         ],
         strict=True,
     ):
         assert problem in row
-    assert [row.split()[2] for row in rows].count("ok") == 1  # the error that was expected
+    assert [row.split()[2] for row in rows].count("ok") == 1  # the expected error
 
 
-def test_a_call_of_a_tool_that_the_file_has_not_is_a_failure(rehearse: Rehearse) -> None:
+def test_a_call_of_a_tool_outside_the_file_is_a_failure(rehearse: Rehearse) -> None:
     text = "model: scripted\nreplies: [{calls: [{tool: repositories.list}]}, None.]\nsteps: [{say: List.}]"
     code, out, _ = rehearse(text)
     assert code == 1
-    assert "repositories.list was called, which is not among the file's tools" in out
+    assert "repositories.list was called, but is not one of the file's tools" in out
 
 
-def test_several_cards_are_answered_in_their_order(rehearse: Rehearse) -> None:
+def test_several_cards_are_answered_in_order(rehearse: Rehearse) -> None:
     calls = "calls: [{tool: lamp.switch, arguments: {room: a}}, {tool: lamp.switch, arguments: {room: b}}]"
     text = re.sub(r"calls: .*", calls, ASKING)
     step = """
@@ -166,14 +166,14 @@ steps:
     assert code == 0, out
 
 
-def test_an_answer_that_does_not_count_is_a_failure(rehearse: Rehearse) -> None:
+def test_an_ignored_answer_is_a_failure(rehearse: Rehearse) -> None:
     tool = ASKING.replace("_meta: {conductor: {approval: ask}}", "annotations: {destructiveHint: true}")
     code, out, _ = rehearse(tool + "steps: [{say: Light., approve: voice}]")
     assert code == 1
-    assert "a question was left open: the answer did not count" in out
+    assert "an approval request is still open: its answer did not count" in out
 
 
-def test_a_step_that_does_not_end_is_a_failure_and_the_rest_is_left(rehearse: Rehearse) -> None:
+def test_a_step_without_an_end_fails_and_stops_the_rehearsal(rehearse: Rehearse) -> None:
     answers = "    answers: [{result: 1, delay: 60}]\n"
     code, out, _ = rehearse(LAMP + answers + "steps: [{say: Light.}, {say: Thanks.}]", "--patience", "0.05")
     assert code == 1
@@ -181,7 +181,7 @@ def test_a_step_that_does_not_end_is_a_failure_and_the_rest_is_left(rehearse: Re
     assert "not reached" in out
 
 
-def test_without_cards_the_question_is_spoken_and_the_next_step_answers(rehearse: Rehearse) -> None:
+def test_without_cards_the_next_step_answers_the_spoken_question(rehearse: Rehearse) -> None:
     steps = """
 cards: false
 steps:
@@ -194,7 +194,7 @@ steps:
     assert code == 0, out
 
 
-def test_limits_are_compared_with_what_the_step_took(rehearse: Rehearse) -> None:
+def test_a_step_above_its_limits_fails(rehearse: Rehearse) -> None:
     limits = "{seconds: 0.001, input_tokens: 0, output_tokens: 0}"
     code, out, _ = rehearse(f"model: demo\nsteps: [{{say: say hello world, limits: {limits}}}]")
     assert code == 1
@@ -203,7 +203,7 @@ def test_limits_are_compared_with_what_the_step_took(rehearse: Rehearse) -> None
 
 
 @pytest.mark.parametrize("moment", ["transcript", "call"])
-def test_a_tool_of_the_server_counts_though_the_socket_was_cut(rehearse: Rehearse, moment: str) -> None:
+def test_a_server_tool_counts_despite_a_cut_socket(rehearse: Rehearse, moment: str) -> None:
     expect = "expect: {called: [{tool: calculator, times: 1}]}"
     code, out, _ = rehearse(
         f"model: demo\nsteps: [{{say: what is 17 percent of 2340, cut: {moment}, {expect}}}]"
@@ -211,13 +211,13 @@ def test_a_tool_of_the_server_counts_though_the_socket_was_cut(rehearse: Rehears
     assert code == 0, out
 
 
-def test_a_tool_that_the_server_refuses_is_one_sentence(rehearse: Rehearse) -> None:
+def test_a_tool_that_the_server_rejects_is_an_error(rehearse: Rehearse) -> None:
     code, _, err = rehearse("model: demo\ntools: [{name: convo.x, inputSchema: {}}]\nsteps: [{say: Hi}]")
     assert code == 2
-    assert err.startswith("conductor: one.yaml: the server refuses the tool convo.x: ")
+    assert err.startswith("conductor: one.yaml: the server rejects the tool convo.x: ")
 
 
-async def test_the_server_goes_on_while_the_socket_is_cut() -> None:
+async def test_the_server_continues_while_the_socket_is_cut() -> None:
     alone = asyncio.Event()
     provider = ScriptedProvider([[TextDelta("One "), alone, TextDelta("two.")]])
     rehearsal = Rehearsal.model_validate({"steps": [{"say": "Count.", "cut": "answer"}]})
@@ -228,20 +228,20 @@ async def test_the_server_goes_on_while_the_socket_is_cut() -> None:
         await served.empty()
         alone.set()
         [scene] = await playing
-    assert (scene.spoken, scene.problems, scene.state) == (["One two."], [], "idle")
+    assert (scene.speeches, scene.problems, scene.state) == (["One two."], [], "idle")
 
 
-async def test_the_model_learns_what_was_heard() -> None:
+async def test_the_model_receives_the_heard_text() -> None:
     provider = ScriptedProvider([[TextDelta("One two three four five.")], [TextDelta("Six.")]])
     steps = [{"say": "Count.", "interrupt": {"after_characters": 7}}, {"say": "Go on."}]
     async with serving(provider) as served:
         player = Player(Rehearsal.model_validate({"steps": steps}), served.url, None, random.Random(1))
         await player.play()
-    before = [one.text for one in provider.requests[1].messages if isinstance(one, AssistantMessage)]
-    assert len(before) == 1 and before[0].startswith("One two") and "three" not in before[0]
+    [text] = [item.text for item in provider.requests[1].messages if isinstance(item, AssistantMessage)]
+    assert text.startswith("One two") and "three" not in text
 
 
-def test_a_part_of_the_arguments_holds() -> None:
+def test_arguments_match_by_their_parts() -> None:
     assert holds({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 1}, "d": [1]})
     assert not holds({"a": {"b": 1}}, {"a": {"b": 2}})
     assert not holds({"a": 1}, {"a": {"b": 1}})

@@ -1,4 +1,4 @@
-"""The report: JUnit XML as build servers read it."""
+"""The report as JUnit XML."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> N
     }
     first, second, third = suite.findall("testcase")
     assert (first.get("name"), first.get("file"), len(first)) == ("1 First.", "one.yaml", 1)
-    assert [(one.get("name"), one.get("value")) for one in first[0]] == [("rounds", "1")]
+    assert [(item.get("name"), item.get("value")) for item in first[0]] == [("rounds", "1")]
     assert second.get("name") == "2 Second & \\x07last."
     assert [failure.text for failure in second.findall("failure")] == [
         "expected said /three/, was said 'Two.'\nexpected not said /two/, was said 'Two.'"
@@ -41,6 +41,6 @@ def test_junit_has_a_case_for_each_step(rehearse: Rehearse, tmp_path: Path) -> N
     assert "expected errors none, was model_provider_failed" in (third[1].get("message") or "")
 
 
-def test_a_report_that_cannot_be_written_is_one_sentence(rehearse: Rehearse) -> None:
+def test_an_unwritable_report_is_an_error(rehearse: Rehearse) -> None:
     code, _, err = rehearse(THREE, "--junit", "none/out.xml")
     assert (code, err) == (2, "conductor: none/out.xml cannot be written: No such file or directory.\n")

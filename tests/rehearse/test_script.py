@@ -1,4 +1,4 @@
-"""The files: what is read from them, and one sentence with file, line and field for each mistake."""
+"""Rehearsal files: their values, and one sentence with file, line and field for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rehearse.conftest import Rehearse
 
 
 def read(tmp_path: Path, text: str) -> str:
-    """Load a file that is wrong; give the sentence."""
+    """Load an invalid file; return the error's sentence."""
     path = tmp_path / "x.yaml"
     path.write_text(textwrap.dedent(text).lstrip(), encoding="utf-8")
     with pytest.raises(SettingsError) as raised:
@@ -22,30 +22,31 @@ def read(tmp_path: Path, text: str) -> str:
 
 
 STEPS = "steps: [{say: Hello}]"
+NEEDS_REPLIES = ", line 1: replies are required for model: scripted, and not allowed otherwise."
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("- say: Hello", " is no rehearsal: it must hold fields such as steps."),
+        ("- say: Hello", " is not a rehearsal: it must be a mapping with steps."),
         ("steps: [", ", line 1 is not valid YAML: expected the node content, but found '<stream end>'."),
         ("model: demo", ", line 1: steps is missing."),
         ("steps: []", ", line 1: steps is empty."),
         ("steps: {say: Hello}", ", line 1: steps must be a list."),
-        ("steps: [Hello]", ", line 1: steps.1 must hold fields."),
+        ("steps: [Hello]", ", line 1: steps.1 must be a mapping."),
         ("steps:\n- say: {[a]: b}", ", line 2 is not valid YAML: found unhashable key."),
         ("steps:\n- say: \x07", " is not valid YAML: special characters are not allowed."),
         (
             f"model: scripted\nreplies:\n- The answer: 42\n{STEPS}",
-            ", line 3: there is no replies.1.The answer; if it is a text, put it in quotes.",
+            ", line 3: unknown field replies.1.The answer; if it is a text, put it in quotes.",
         ),
         ("steps:\n- expect: {}", ", line 2: steps.1.say is missing."),
-        ("steps:\n- say: Hi\n  expct: {}", ", line 3: there is no steps.1.expct."),
+        ("steps:\n- say: Hi\n  expct: {}", ", line 3: unknown field steps.1.expct."),
         ("steps:\n- say: 12", ", line 2: steps.1.say must be a text; put it in quotes."),
-        ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: say is there twice."),
+        ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: duplicate field say."),
         (
             "steps:\n- say: Hi\n  expect:\n    said: '('",
-            ", line 4: steps.1.expect.said is not valid: it is no regular expression: "
+            ", line 4: steps.1.expect.said is not valid: it is not a regular expression: "
             "missing ), unterminated subpattern at position 0.",
         ),
         (
@@ -55,7 +56,7 @@ STEPS = "steps: [{say: Hello}]"
         ),
         (
             "steps:\n- say: Hi\n  interrupt: {heard: Hel}",
-            ", line 3: steps.1.interrupt is not valid: it needs after_characters or after_ms, and not both.",
+            ", line 3: steps.1.interrupt is not valid: it needs either after_characters or after_ms.",
         ),
         (
             "steps:\n- say: Hi\n  approve: {by: voice, edit: {}}",
@@ -65,15 +66,15 @@ STEPS = "steps: [{say: Hello}]"
             "steps:\n- say: Hi\n  approve: {by: tap, words: yes please}",
             ", line 3: steps.1.approve.1 is not valid: words need by: voice or by: deny.",
         ),
-        (f"model: scripted\n{STEPS}", ", line 1: model: scripted needs replies, and only that."),
-        (f"model: demo\nreplies: [Hi]\n{STEPS}", ", line 1: model: scripted needs replies, and only that."),
+        (f"model: scripted\n{STEPS}", NEEDS_REPLIES),
+        (f"model: demo\nreplies: [Hi]\n{STEPS}", NEEDS_REPLIES),
         (
             "cards: false\nsteps: [{say: Hi, approve: tap}]",
-            ", line 1: without cards a question is spoken: answer it by a step of its own.",
+            ", line 1: approve needs cards; without cards a step of its own answers the spoken question.",
         ),
         (
             "steps: [{say: Hi, expect: {called: [{tool: calculator, arguments: {x: 1}}]}}]",
-            ", line 1: arguments of calculator are not seen: it is not among the tools here.",
+            ", line 1: arguments of calculator are unknown: it is not one of the file's tools.",
         ),
         (
             f"{STEPS}\nsettings: {{LOG_LEVL: info}}",
@@ -81,7 +82,7 @@ STEPS = "steps: [{say: Hello}]"
         ),
         (
             f"{STEPS}\nsettings: {{PORT: 80}}",
-            ", line 2: settings is not valid: PORT is chosen by the rehearsal.",
+            ", line 2: settings is not valid: PORT has a fixed value in rehearsals.",
         ),
     ],
 )
@@ -89,7 +90,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> 
     assert read(tmp_path, text) == sentence
 
 
-def test_a_file_that_is_not_there_or_no_text_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     with pytest.raises(SettingsError, match=r"none.yaml cannot be read: no such file or directory\.$"):
         load(path)
@@ -98,11 +99,11 @@ def test_a_file_that_is_not_there_or_no_text_is_one_sentence(tmp_path: Path) -> 
         load(path)
 
 
-def test_a_wrong_file_is_exit_code_2_and_nothing_is_played(rehearse: Rehearse) -> None:
+def test_an_invalid_file_is_exit_code_2(rehearse: Rehearse) -> None:
     assert rehearse("steps: []")[:2] == (2, "")
 
 
-def test_short_forms_and_the_file_as_name(tmp_path: Path) -> None:
+def test_short_forms_and_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "short.yaml"
     path.write_text(
         "model: scripted\nreplies: [Hello.]\n"
@@ -115,7 +116,7 @@ def test_short_forms_and_the_file_as_name(tmp_path: Path) -> None:
     assert rehearsal.steps[0].expect.called[0].tool == "lamp.switch"
 
 
-def test_plain_values_are_what_they_seem(tmp_path: Path) -> None:
+def test_plain_values_have_their_types(tmp_path: Path) -> None:
     path = tmp_path / "plain.yaml"
     path.write_text(
         "tools: [{name: x}]\nsteps: [{say: yes, expect: {called: [{tool: x, arguments: "

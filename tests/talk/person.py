@@ -1,4 +1,4 @@
-"""A person at a real pseudo-terminal: types keys, and sees what a terminal of that size would show."""
+"""A person at a pseudo-terminal, who types keys and reads the screen."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ESC, CTRL_C, CTRL_D = "\x1b", "\x03", "\x04"
 
 
 class Person:
-    """``seen`` is all that was ever on the screen's lines, ``raw`` what was written to it."""
+    """``text`` is the scrollback and the screen, ``raw`` the bytes written to the terminal."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._master, self._slave = pty.openpty()
         termios.tcsetwinsize(self._slave, (rows, columns))
         self.screen = pyte.HistoryScreen(columns, rows, history=1000)
-        # The terminal answers where its cursor is, as real ones do.
+        # The terminal answers requests for its cursor.
         setattr(self.screen, "write_process_input", lambda data: self.type(data, enter=False))  # noqa: B010 -- pyte's way
         self._stdin, self._stdout = open(self._slave, closefd=False), open(self._slave, "w", closefd=False)
         self._stream = pyte.ByteStream(self.screen)
@@ -37,32 +37,32 @@ class Person:
         asyncio.get_running_loop().add_reader(self._master, self._read)
 
     def type(self, text: str, *, enter: bool = True) -> None:
-        """Press keys, and Enter after them."""
+        """Press keys, then Enter."""
         os.write(self._master, (text + "\r" * enter).encode())
 
     @property
     def display(self) -> str:
-        """What is on the screen now, without empty ends."""
+        """The screen without trailing spaces."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     @property
-    def seen(self) -> str:
+    def text(self) -> str:
         """The scrollback and the screen."""
         columns = range(self.screen.columns)
         above = ["".join(line[x].data for x in columns).rstrip() for line in self.screen.history.top]
         return "\n".join([*above, self.display])
 
-    async def sees(self, *texts: str, gone: str = "\0") -> None:
-        """Wait until all texts are there at once, and ``gone`` is not on the screen."""
+    async def sees(self, *texts: str, without: str = "\0") -> None:
+        """Wait until all texts are in `text`, and ``without`` is not on the screen."""
         try:
             async with asyncio.timeout(LIMIT_S):
-                while not all(text in self.seen for text in texts) or gone in self.display:
+                while not all(text in self.text for text in texts) or without in self.display:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise AssertionError(f"{texts} is not on the screen:\n{self.seen}") from None
+            raise AssertionError(f"{texts} is not on the screen:\n{self.text}") from None
 
-    async def left(self) -> None:
+    async def has_left(self) -> None:
         """Wait until `talk` has ended."""
         async with asyncio.timeout(LIMIT_S):
             await self.talking
@@ -96,18 +96,18 @@ class Person:
 async def person(
     url: str, text: str | None = None, *, size: tuple[int, int] = (80, 24), **options: Any
 ) -> AsyncIterator[Person]:
-    """Seat a person before `talk`; without a text they leave at the end."""
-    one = Person(*size)
-    one.talking = asyncio.create_task(one.talk(url, text, options))
+    """Run `talk` for a person; without a text they exit at the end."""
+    user = Person(*size)
+    user.talking = asyncio.create_task(user.talk(url, text, options))
     try:
-        yield one
-        if text is None and not one.talking.done():
-            one.type(CTRL_D, enter=False)
-        await one.left()
+        yield user
+        if text is None and not user.talking.done():
+            user.type(CTRL_D, enter=False)
+        await user.has_left()
     finally:
-        one.talking.cancel()
-        await asyncio.wait({one.talking})
-        one.close()
+        user.talking.cancel()
+        await asyncio.wait({user.talking})
+        user.close()
 
 
 async def partial(peer: Peer, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The simulated device: a small consistent memory, labelled as simulated."""
+"""The simulated device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_spawned_agent_can_be_looked_up_listed_and_cancelled() -> None:
     assert tools.call("agent.list")["agents"][0]["status"] == "CANCELLED"
 
 
-def test_a_follow_up_is_kept_and_sets_the_agent_to_work_again() -> None:
+def test_a_follow_up_restarts_a_finished_agent() -> None:
     tools = Tools()
     agent = tools.call("agent.spawn", prompt="Fix the build", prUrl="https://x/pull/1")["agent"]
     tools.device.finish()
@@ -61,7 +61,7 @@ def test_agents_are_listed_newest_first_and_in_pages() -> None:
     assert len(tools.call("agent.list", prUrl="https://x/pull/1")["agents"]) == 2
 
 
-def test_a_finished_agent_is_not_cancelled_afterwards() -> None:
+def test_a_finished_agent_is_not_cancelled() -> None:
     tools = Tools()
     agent = tools.call("agent.spawn", prompt="Fix the build", repository="acme/website")["agent"]
     tools.device.finish(agent["id"])
@@ -78,23 +78,23 @@ def test_a_finished_agent_is_not_cancelled_afterwards() -> None:
         ("agent.spawn", {"prompt": "Fix it"}, ValueError),
     ],
 )
-def test_what_is_asked_for_in_vain_is_an_error(
-    name: str, arguments: dict[str, Any], error: type[Exception]
-) -> None:
+def test_invalid_arguments_are_errors(name: str, arguments: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Tools().call(name, **arguments)
 
 
-def test_no_agent_can_be_finished_where_none_runs() -> None:
+def test_without_a_running_agent_finish_is_an_error() -> None:
     with pytest.raises(LookupError):
         SimulatedDevice(first).finish()
 
 
-async def test_a_repository_is_chosen_among_those_that_match() -> None:
+async def test_a_repository_is_chosen_among_the_matches() -> None:
     tools = Tools()
     assert tools.call("repositories.list")["repositories"] == list(REPOSITORIES)
     select = tools.device.handlers()["repositories.select"]
-    chosen = await select({"filter": "Hello octo"})
-    assert chosen == {"simulated": True, "repository": "https://github.com/octocat/hello-world"}
+    assert await select({"filter": "Hello octo"}) == {
+        "simulated": True,
+        "repository": "https://github.com/octocat/hello-world",
+    }
     with pytest.raises(LookupError):
         await select({"filter": "nothing such"})

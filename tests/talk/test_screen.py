@@ -1,4 +1,4 @@
-"""The terminal of a person, at a real pseudo-terminal: what is on the screen while things happen."""
+"""The interactive terminal, at a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-async def test_a_person_sees_the_session_and_an_answer_with_markdown_and_leaves(tmp_path: Path) -> None:
+async def test_the_screen_shows_the_session_and_an_answer_with_markdown(tmp_path: Path) -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel", model="home")
         assert await peer.begin() == "hello"
         await peer.answer("It is **bold**:\n\n- one\n- two")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url, session_id="kitchen") as one:
-        await one.sees("Connected, session kitchen.", "connected · idle · home · kitchen")
-        one.type("hello")
-        await one.sees("> hello", "It is bold:", " • one")
-    assert one.status == 0
-    assert "connected ·" not in one.display
-    kept = tmp_path / ".local" / "state" / "conductor" / "talk_history"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert "+hello" in kept.read_text()
+    async with scripted_server(script) as server, person(server.url, session_id="kitchen") as user:
+        await user.sees("Connected, session kitchen.", "connected · idle · home · kitchen")
+        user.type("hello")
+        await user.sees("> hello", "It is bold:", " • one")
+    assert user.status == 0
+    assert "connected ·" not in user.display
+    history = tmp_path / ".local" / "state" / "conductor" / "talk_history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "+hello" in history.read_text()
 
 
-async def test_what_is_typed_stays_whole_while_an_answer_grows_and_is_said_after_it() -> None:
+async def test_a_draft_survives_a_growing_answer() -> None:
     go_on = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -52,21 +52,21 @@ async def test_what_is_typed_stays_whole_while_an_answer_grows_and_is_said_after
         await peer.answer("Four.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("count")
-        await one.sees("One, two,", "thinking 0 s")
-        one.type("and th", enter=False)
-        await one.sees("One, two,\n", "> and th")
+    async with scripted_server(script) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("count")
+        await user.sees("One, two,", "thinking 0 s")
+        user.type("and th", enter=False)
+        await user.sees("One, two,\n", "> and th")
         go_on.set()
-        await one.sees("One, two, three.", "> and th", gone="thinking 0 s")
-        one.type("en?")
-        await one.sees("> and then?", "Four.")
-    assert one.seen.count("One, two,") == 1
+        await user.sees("One, two, three.", "> and th", without="thinking 0 s")
+        user.type("en?")
+        await user.sees("> and then?", "Four.")
+    assert user.text.count("One, two,") == 1
 
 
 @pytest.mark.parametrize("key", [ESC, CTRL_C], ids=["Esc", "Ctrl-C"])
-async def test_the_answer_is_stopped_and_what_was_shown_is_kept(key: str) -> None:
+async def test_a_stopped_answer_stays_on_the_screen(key: str) -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
@@ -78,18 +78,18 @@ async def test_the_answer_is_stopped_and_what_was_shown_is_kept(key: str) -> Non
         await peer.answer("Then it ended.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("tell me")
-        await one.sees("A long story")
-        one.type(key, enter=False)
-        await one.sees("A long story …", "[stopped]")
-        one.type("go on")
-        await one.sees("Then it ended.")
-    assert "nobody hears" not in one.seen
+    async with scripted_server(script) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("tell me")
+        await user.sees("A long story")
+        user.type(key, enter=False)
+        await user.sees("A long story …", "[stopped]")
+        user.type("go on")
+        await user.sees("Then it ended.")
+    assert "nobody hears" not in user.text
 
 
-async def test_words_that_end_an_answer_stand_below_what_was_shown_of_it() -> None:
+async def test_words_that_interrupt_an_answer_appear_below_it() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
@@ -98,64 +98,64 @@ async def test_words_that_end_an_answer_stand_below_what_was_shown_of_it() -> No
         await peer.answer("Goodbye.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("tell me")
-        await one.sees("A long story")
-        one.type("enough")
-        await one.sees("A long story …\n[stopped]\n> enough\nGoodbye.")
-    assert "There was no answer." not in one.seen
+    async with scripted_server(script) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("tell me")
+        await user.sees("A long story")
+        user.type("enough")
+        await user.sees("A long story …\n[stopped]\n> enough\nGoodbye.")
+    assert "There was no answer." not in user.text
 
 
-async def test_a_tool_under_way_is_named_with_its_seconds() -> None:
-    seen = asyncio.Event()
+async def test_a_running_tool_is_shown_with_its_seconds() -> None:
+    read = asyncio.Event()
 
     async def script(peer: Peer) -> None:
         await start(peer, "activity")
         await peer.begin()
         about = {"callId": "c", "name": "web.read", "source": "builtin"}
         await peer.send("tool.activity", {**about, "status": "started"})
-        await seen.wait()
+        await read.wait()
         await peer.send("tool.activity", {**about, "status": "finished", "display": "web.read: done, 2 ms"})
         await peer.answer("Read.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("read it")
-        await one.sees(" web.read 0 s", "thinking")
-        seen.set()
-        await one.sees("· web.read: done, 2 ms", "Read.", gone="web.read 0 s")
-        one.type("/tools")
-        await one.sees("agent.spawn          simulated device", "web.read             builtin")
+    async with scripted_server(script) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("read it")
+        await user.sees(" web.read 0 s", "thinking")
+        read.set()
+        await user.sees("· web.read: done, 2 ms", "Read.", without="web.read 0 s")
+        user.type("/tools")
+        await user.sees("agent.spawn          simulated device", "web.read             builtin")
 
 
 async def decided(*lines: str, **fields: Any) -> tuple[Json, str]:
-    """Answer one card by these lines; give the decision and what was shown."""
+    """Answer one card by these lines; return the decision and the text on the screen."""
     got: list[Json] = []
     async with (
         scripted_server(asking(request(**fields), got=got)) as server,
-        person(server.url, "delete it", size=(80, 60)) as one,
+        person(server.url, "delete it", size=(80, 60)) as user,
     ):
-        await one.sees("e edit", "y/n/a/s/e>")
+        await user.sees("e edit", "y/n/a/s/e>")
         for line in lines:
-            one.type(line)
-        await one.sees("· allowed")
-    assert one.status == 0
-    return {key: got[0][key] for key in got[0] if key not in ("approvalId", "argumentsDigest")}, one.seen
+            user.type(line)
+        await user.sees("· allowed")
+    assert user.status == 0
+    return {key: got[0][key] for key in got[0] if key not in ("approvalId", "argumentsDigest")}, user.text
 
 
-async def test_a_card_shows_what_would_be_run_and_why() -> None:
-    got, seen = await decided("n", arguments={"path": "a\x1b[2J\u202eb"}, risk="high", scopes=["once"])
-    assert got == {"decision": "deny"}
-    for shown in (
+async def test_a_card_shows_the_call_and_the_reasons() -> None:
+    decision, text = await decided("n", arguments={"path": "a\x1b[2J\u202eb"}, risk="high", scopes=["once"])
+    assert decision == {"decision": "deny"}
+    for line in (
         "May I run notes delete, path notes.txt?",
         "notes.delete, high risk",
         '"path": "a\\u001b[2J\\u202eb"',
         "- It cannot be undone.",
         "y once, n [why] deny, e edit; or say it in words",
     ):
-        assert shown in seen
+        assert line in text
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_a_key_decides(lines: list[str], expected: Json) -> None:
     assert (await decided(*lines))[0] == expected
 
 
-async def test_the_arguments_are_edited_in_the_line_editor_and_a_refusal_asks_again() -> None:
+async def test_arguments_are_edited_and_a_refused_edit_is_asked_again() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)
         await peer.begin()
@@ -183,18 +183,18 @@ async def test_the_arguments_are_edited_in_the_line_editor_and_a_refusal_asks_ag
         await resolve(peer, "denied")
         await peer.answer("Done.")
 
-    async with scripted_server(script) as server, person(server.url, "delete it", size=(80, 60)) as one:
-        await one.sees("y/n/a/s/e>")
-        one.type("e")
-        await one.sees('arguments> {"path": "notes.txt"}')
-        one.type("\x7f" * 2)
-        await one.sees("That is no JSON object")
-        one.type("\x7f" * 3 + 'md"}')
-        await one.sees("The change was refused: no such file", "y/n/a/s/e>")
-        one.type("n")
+    async with scripted_server(script) as server, person(server.url, "delete it", size=(80, 60)) as user:
+        await user.sees("y/n/a/s/e>")
+        user.type("e")
+        await user.sees('arguments> {"path": "notes.txt"}')
+        user.type("\x7f" * 2)
+        await user.sees("The arguments are not a JSON object")
+        user.type("\x7f" * 3 + 'md"}')
+        await user.sees("The change was refused: no such file", "y/n/a/s/e>")
+        user.type("n")
 
 
-async def test_a_card_puts_a_draft_aside_and_a_sentence_is_said_to_the_assistant() -> None:
+async def test_a_card_keeps_the_draft_and_a_sentence_is_sent() -> None:
     card = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -203,27 +203,27 @@ async def test_a_card_puts_a_draft_aside_and_a_sentence_is_said_to_the_assistant
         await card.wait()
         await peer.send("approval.request", request())
         await peer.receive("approval.shown")
-        said = (await peer.receive("user.audio.transcript.final"))["payload"]["text"]
-        assert said == "yes please"
-        await peer.result(await peer.message("user", said))
+        transcript = (await peer.receive("user.audio.transcript.final"))["payload"]["text"]
+        assert transcript == "yes please"
+        await peer.result(await peer.message("user", transcript))
         await resolve(peer, "expired", message="Too late\x1b[2J.")
         await peer.answer("Left alone.")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url, size=(80, 60)) as one:
-        await one.sees("Connected")
-        one.type("delete it")
-        one.type("y", enter=False)  # the beginning of a sentence, and no answer to the card
-        await one.sees("> y")
+    async with scripted_server(script) as server, person(server.url, size=(80, 60)) as user:
+        await user.sees("Connected")
+        user.type("delete it")
+        user.type("y", enter=False)  # the beginning of a sentence, not an answer to the card
+        await user.sees("> y")
         card.set()
-        await one.sees("y/n/a/s/e>")
-        one.type("yes please")
-        await one.sees("Too late\\u001b[2J.", "Left alone.", "\n> y")
-        one.type("\x7f", enter=False)  # Ctrl-D leaves an empty line only
+        await user.sees("y/n/a/s/e>")
+        user.type("yes please")
+        await user.sees("Too late\\u001b[2J.", "Left alone.", "\n> y")
+        user.type("\x7f", enter=False)  # Ctrl-D exits at an empty line only
     assert "approval.response" not in server.types_heard()
 
 
-async def test_a_lost_connection_is_shown_and_a_server_that_is_gone_ends_it() -> None:
+async def test_a_lost_connection_is_shown_and_an_unreachable_server_ends_the_program() -> None:
     cut = asyncio.Event()
 
     def losing(resumed: bool) -> Script:
@@ -239,71 +239,71 @@ async def test_a_lost_connection_is_shown_and_a_server_that_is_gone_ends_it() ->
         await peer.receive("session.start")
         await peer.send("error", {"code": "store_unavailable", "message": "Later."})
 
-    async with scripted_server(losing(False), losing(True), refuses) as server, person(server.url) as one:
-        await one.sees("Connected, session")
+    async with scripted_server(losing(False), losing(True), refuses) as server, person(server.url) as user:
+        await user.sees("Connected, session")
         cut.set()
-        await one.sees("The connection broke.", "Connected again.", "connected · idle")
+        await user.sees("The connection broke.", "Connected again.", "connected · idle")
         cut.set()
-        await one.sees("Try 2: The server refused the session: Later.")
-    assert one.status == 2
+        await user.sees("Try 2: The server refused the session: Later.")
+    assert user.status == 2
 
 
-async def test_lines_are_pasted_whole_and_commands_are_completed_and_obeyed() -> None:
+async def test_pasted_lines_and_commands_with_completion() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         assert await peer.begin() == "first line\nsecond line"
         await peer.answer("Both.")
         await peer.connection.wait_closed()
 
-    async def again(peer: Peer) -> None:
+    async def second(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script, again) as server, person(server.url, session_id="one") as one:
-        await one.sees("Connected")
-        one.type("\x1b[200~first line\nsecond line\x1b[201~", enter=False)
-        await one.sees("second line")
-        one.type("")
-        await one.sees("Both.")
-        one.type("/hi", enter=False)
-        await one.sees("show what was said here", gone="begin a new session")
-        one.type("\t", enter=False)
-        await one.sees("> /history")
-        one.type("")
-        await one.sees("> /history\n> first line\nsecond line\nBoth.", gone="show what was said here")
-        one.type("/voice")
-        await one.sees("The voice says 15 characters a second.", gone="begin a new session")
-        one.type("/session two")
-        await one.sees("Session two.")
-        one.type("/nonsense")
-        await one.sees("/quit     leave")
-        one.type("/quit")
-        await one.sees("/quit")
-    assert one.status == 0
+    async with scripted_server(script, second) as server, person(server.url, session_id="one") as user:
+        await user.sees("Connected")
+        user.type("\x1b[200~first line\nsecond line\x1b[201~", enter=False)
+        await user.sees("second line")
+        user.type("")
+        await user.sees("Both.")
+        user.type("/hi", enter=False)
+        await user.sees("print this conversation", without="start a new session")
+        user.type("\t", enter=False)
+        await user.sees("> /history")
+        user.type("")
+        await user.sees("> /history\n> first line\nsecond line\nBoth.", without="print this conversation")
+        user.type("/voice")
+        await user.sees("The voice speaks 15 characters per second.", without="start a new session")
+        user.type("/session two")
+        await user.sees("Session two.")
+        user.type("/nonsense")
+        await user.sees("/quit     exit")
+        user.type("/quit")
+        await user.sees("/quit")
+    assert user.status == 0
     assert [peer.session_id for peer in server.peers] == ["one", "two"]
 
 
-async def test_a_session_is_left_in_the_middle_of_an_answer() -> None:
+async def test_a_new_session_during_an_answer() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
         await partial(peer, "A long story")
         await peer.connection.wait_closed()
 
-    async def another(peer: Peer) -> None:
+    async def second(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script, another) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("tell me")
-        await one.sees("A long story", "thinking 0 s")
-        one.type("/session two")
-        await one.sees("A long story …\nSession two.", gone="thinking 0 s")
-    assert "closed" not in one.seen
+    async with scripted_server(script, second) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("tell me")
+        await user.sees("A long story", "thinking 0 s")
+        user.type("/session two")
+        await user.sees("A long story …\nSession two.", without="thinking 0 s")
+    assert "closed" not in user.text
 
 
-async def test_segments_of_the_answer_are_not_shown_beside_it() -> None:
+async def test_segments_of_the_answer_are_not_shown_twice() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
@@ -315,14 +315,14 @@ async def test_segments_of_the_answer_are_not_shown_beside_it() -> None:
         await peer.state("idle")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("and now?")
-        await one.sees("It rains. Take a coat.\n🔊 And a hat.")
-    assert one.seen.count("🔊") == 1
+    async with scripted_server(script) as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("and now?")
+        await user.sees("It rains. Take a coat.\n🔊 And a hat.")
+    assert user.text.count("🔊") == 1
 
 
-async def test_a_narrow_terminal_wraps_and_no_color_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_narrow_terminal_wraps_and_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def script(peer: Peer) -> None:
@@ -332,23 +332,23 @@ async def test_a_narrow_terminal_wraps_and_no_color_has_none(monkeypatch: pytest
         await peer.answer("`one` two three four five six seven eight nine \x1b[31mten\x1b[2J")
         await peer.connection.wait_closed()
 
-    async with scripted_server(script) as server, person(server.url, size=(30, 12)) as one:
-        await one.sees("connected · idle · home")
-        one.type("count")
-        await one.sees("Error: It went wrong.", "one two three four five six\nseven eight nine [31mten[2J")
-    assert not any(code in one.raw for code in (b"\x1b[31m", b"\x1b[1;31m", b"\x1b[36m"))
+    async with scripted_server(script) as server, person(server.url, size=(30, 12)) as user:
+        await user.sees("connected · idle · home")
+        user.type("count")
+        await user.sees("Error: It went wrong.", "one two three four five six\nseven eight nine [31mten[2J")
+    assert not any(code in user.raw for code in (b"\x1b[31m", b"\x1b[1;31m", b"\x1b[36m"))
 
 
-async def test_ctrl_c_at_an_empty_line_leaves_and_with_text_clears_it() -> None:
-    async with scripted_server() as server, person(server.url) as one:
-        await one.sees("Connected")
-        one.type("never said", enter=False)
-        await one.sees("> never said")
-        one.type(CTRL_C, enter=False)
-        await one.sees(">", gone="never said")
-        one.type(CTRL_C, enter=False)
-        await one.left()
-    assert one.status == 0
+async def test_ctrl_c_clears_a_line_and_exits_at_an_empty_line() -> None:
+    async with scripted_server() as server, person(server.url) as user:
+        await user.sees("Connected")
+        user.type("never said", enter=False)
+        await user.sees("> never said")
+        user.type(CTRL_C, enter=False)
+        await user.sees(">", without="never said")
+        user.type(CTRL_C, enter=False)
+        await user.has_left()
+    assert user.status == 0
 
 
 async def test_a_repository_is_chosen_by_number() -> None:
@@ -359,7 +359,7 @@ async def test_a_repository_is_chosen_by_number() -> None:
         assert "acme/mobile-app" in result["result"]
         await peer.answer("Fine.")
 
-    async with scripted_server(script) as server, person(server.url, "choose") as one:
-        await one.sees("Which one?", "  2. acme/mobile-app", "number>")
-        one.type("2")
-    assert one.status == 0
+    async with scripted_server(script) as server, person(server.url, "choose") as user:
+        await user.sees("Which one?", "  2. acme/mobile-app", "number>")
+        user.type("2")
+    assert user.status == 0

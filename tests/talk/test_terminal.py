@@ -1,4 +1,4 @@
-"""The terminal client, against a scripted server: what it writes, what it answers, how it ends."""
+"""The terminal client against a scripted server: output, answers and exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def at_once(tries: int) -> Reconnect:
 
 
 class Session:
-    """Runs `talk` with an input and keeps what it writes."""
+    """Runs `talk` with an input and records its output."""
 
     def __init__(self, stdin: str = "") -> None:
         self.stdin, self.stdout, self.stderr = io.StringIO(stdin), io.StringIO(), io.StringIO()
@@ -43,7 +43,7 @@ class Session:
         return self.stderr.getvalue()
 
 
-async def test_one_text_is_said_and_its_answer_printed() -> None:
+async def test_one_text_is_sent_and_its_answer_printed() -> None:
     session = Session()
     async with scripted_server() as server:
         status = await session.talk(server.url, "hello")
@@ -52,7 +52,7 @@ async def test_one_text_is_said_and_its_answer_printed() -> None:
     assert session.err == ""
 
 
-async def test_each_line_of_a_pipe_is_said_after_the_answer_to_the_one_before() -> None:
+async def test_each_line_of_a_pipe_is_sent_after_the_previous_answer() -> None:
     session = Session("one\n\ntwo\n")
     async with scripted_server() as server:
         status = await session.talk(server.url)
@@ -110,13 +110,13 @@ async def test_a_refused_session_is_status_2_and_one_sentence() -> None:
     assert session.err == "The server refused the session: No. (unauthorized)\n"
 
 
-async def test_a_token_that_no_header_can_carry_is_said_to_be_one() -> None:
+async def test_a_token_with_invalid_characters_is_an_error() -> None:
     session = Session()
     assert await session.talk("ws://127.0.0.1:9/ws", "hello", token="two words") == 2
     assert session.err == "The token contains characters that are not allowed in a header.\n"
 
 
-async def test_a_lost_connection_is_said_and_the_turn_goes_on_after_the_reconnect() -> None:
+async def test_a_turn_continues_after_a_lost_connection() -> None:
     async def first(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -135,78 +135,28 @@ async def test_a_lost_connection_is_said_and_the_turn_goes_on_after_the_reconnec
     assert "Here I am." in session.out
 
 
-async def test_a_text_that_was_lost_with_its_connection_is_sent_again() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.receive("user.audio.transcript.final")
-        peer.connection.transport.abort()
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        await peer.state("idle")
-        await peer.begin()
-        await peer.answer("Here I am.")
-
-    session = Session()
-    async with scripted_server(first, second) as server:
-        assert await session.talk(server.url, "hello") == 0
-    assert session.out.splitlines()[0] == "Here I am."
-
-
-async def test_the_tries_to_reconnect_are_bounded() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.connection.close(1001)
-
-    async def refuses(peer: Peer) -> None:
-        await peer.receive("session.start")
-        await peer.send("error", {"code": "store_unavailable", "message": "Later."})
-
-    session = Session()
-    async with scripted_server(first, refuses) as server:
-        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
-    assert len(server.peers) == 3
-    assert session.err.splitlines()[-1].startswith("Try 2: The server refused the session: Later.")
-
-
-@pytest.mark.parametrize("closes", [True, False], ids=["superseded", "unauthorized"])
-async def test_a_session_that_another_took_or_may_not_be_had_is_not_fought_over(closes: bool) -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.connection.close(4409 if closes else 1001)
-
-    async def refuses(peer: Peer) -> None:
-        start = await peer.receive("session.start")
-        await peer.send("error", {"code": "unauthorized", "message": "No.", "eventId": start["id"]})
-
-    session = Session()
-    async with scripted_server(first, refuses) as server:
-        assert await session.talk(server.url, "hello", reconnect=at_once(2)) == 2
-    assert len(server.peers) == (1 if closes else 2)
-
-
-def selecting(got: list[dict[str, Any]]) -> Any:
+def selecting(results: list[dict[str, Any]]) -> Any:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
-        got.append(await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"}))
+        results.append(await peer.ask("repositories.select", {"prompt": "Which one?", "filter": "acme"}))
         await peer.answer("Fine.")
 
     return script
 
 
 async def test_without_a_terminal_the_first_repository_is_chosen() -> None:
-    got: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     session = Session()
-    async with scripted_server(selecting(got)) as server:
+    async with scripted_server(selecting(results)) as server:
         assert await session.talk(server.url, "choose") == 0
-    assert json.loads(got[0]["result"]) == {
+    assert json.loads(results[0]["result"]) == {
         "simulated": True,
         "repository": "https://github.com/acme/website",
     }
 
 
-async def test_a_simulated_agent_is_ended_by_a_command_and_reported() -> None:
+async def test_a_finished_simulated_agent_is_reported() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -229,7 +179,7 @@ async def test_a_simulated_agent_is_ended_by_a_command_and_reported() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
-async def test_where_no_card_can_be_shown_the_question_is_spoken_and_the_next_line_answers(
+async def test_without_cards_the_next_line_answers_the_spoken_question(
     options: dict[str, Any],
 ) -> None:
     async def script(peer: Peer) -> None:
@@ -248,7 +198,7 @@ async def test_where_no_card_can_be_shown_the_question_is_spoken_and_the_next_li
     assert session.out.splitlines() == ["🔊 May I?", "Deleted.", "🔊 Deleted."]
 
 
-async def test_events_are_json_lines_and_nothing_else_is_written() -> None:
+async def test_json_writes_only_events() -> None:
     async def first(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
@@ -272,7 +222,7 @@ async def test_events_are_json_lines_and_nothing_else_is_written() -> None:
     assert "callId" in next(event["payload"] for event in events if event["type"] == "tool.call")
 
 
-async def test_a_script_says_its_lines_and_its_failures_are_the_exit_code(tmp_path: Path) -> None:
+async def test_a_script_sends_its_lines_and_a_failed_turn_is_exit_code_1(tmp_path: Path) -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -295,7 +245,7 @@ async def test_a_script_says_its_lines_and_its_failures_are_the_exit_code(tmp_pa
     assert out.decode().splitlines()[-1] == "🔊 Three."
 
 
-async def test_a_terminal_without_the_extra_is_plain_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_extra_the_terminal_is_plain_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
     session = Session("hello\n")
     for stream in (session.stdin, session.stdout):
@@ -306,7 +256,7 @@ async def test_a_terminal_without_the_extra_is_plain_and_says_why(monkeypatch: p
     assert session.err.count("conductor-voice[talk]") == session.err.count("\n") == 1
 
 
-async def test_what_could_drive_the_terminal_is_taken_out() -> None:
+async def test_control_characters_are_removed() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -354,7 +304,7 @@ async def test_ctrl_c_interrupts_the_answer() -> None:
     assert (process.returncode, out.decode(), err.decode()) == (1, "[interrupted]\n", "")
 
 
-async def test_ctrl_c_cancels_the_response_where_the_server_takes_that() -> None:
+async def test_ctrl_c_cancels_the_response_with_the_capability() -> None:
     async def script(peer: Peer) -> None:
         await start(peer, "cancel")
         await peer.begin()
@@ -372,7 +322,7 @@ async def test_ctrl_c_cancels_the_response_where_the_server_takes_that() -> None
     assert "audio.output.interrupted" not in server.types_heard()
 
 
-async def test_ctrl_c_leaves_at_once_where_nothing_runs() -> None:
+async def test_ctrl_c_exits_without_a_turn() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -389,7 +339,7 @@ async def test_ctrl_c_leaves_at_once_where_nothing_runs() -> None:
     assert (status, await process.stderr.read()) == (0, b"")
 
 
-async def test_a_second_ctrl_c_leaves_a_turn_that_does_not_end() -> None:
+async def test_a_second_ctrl_c_exits_during_a_turn() -> None:
     async def script(peer: Peer) -> None:
         await peer.start()
         await peer.begin()
@@ -416,9 +366,9 @@ def test_the_options_reach_the_conversation(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("Cannot connect to nonsense: not a WebSocket URL")
 
 
-async def test_an_interruption_says_how_much_was_spoken() -> None:
+async def test_an_interruption_reports_the_spoken_text() -> None:
     async def script(peer: Peer) -> None:
-        await start(peer, "cancel")  # which does not say how much was heard
+        await start(peer, "cancel")  # `response.cancel` does not report the heard text
         await peer.begin()
         await peer.call("tts.speak", {"text": "a long story " * 1000})
         assert process.stdout is not None
