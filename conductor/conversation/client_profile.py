@@ -53,15 +53,9 @@ class ClientProfile:
         self._services = services
         self._session_id = session_id
         self._pending = pending
-        self._locale: str | None = None
-        self._time_zone: str | None = None
-        self._instructions: str | None = None
-        self._tools: list[Any] | None = None
-        self._model: str | None = None
-        self.traceparent: str | None = None
+        self._profile = ProfileSnapshot()
         self._declared: tuple[ToolSpec, ...] | None = None
         self._rates: dict[str, TokenBucket] = {}
-        self.capabilities: tuple[str, ...] = ()
         self._grants = grants
         self._fields = fields
         self._person = person
@@ -76,41 +70,32 @@ class ClientProfile:
         What a repeated start leaves out stays as it was. The GitHub token is not stored: no tool of the
         server uses it.
         """
-        self._locale = event.locale or self._locale
-        self._time_zone = event.time_zone or self._time_zone
-        self.traceparent = event.traceparent or self.traceparent
-        if event.instructions is not None:
-            self._instructions = event.instructions
-        if event.model is not None and self._services.may_choose(event.model):
-            self._model = event.model
-        self.capabilities = tuple(name for name in CAPABILITIES if name in event.capabilities)
+        profile = self._profile
+        may_choose = event.model is not None and self._services.may_choose(event.model)
+        self._profile = ProfileSnapshot(
+            tuple(name for name in CAPABILITIES if name in event.capabilities),
+            event.locale or profile.locale,
+            event.time_zone or profile.time_zone,
+            profile.instructions if event.instructions is None else event.instructions,
+            profile.tools,
+            event.model if may_choose else profile.model,
+            event.traceparent or profile.traceparent,
+        )
         if "tools" in self.capabilities and event.tools is not None:
             return self.declare(event.tools, readings)
         return None
 
     def dump(self) -> str:
         """Encode the profile for the snapshot."""
-        return encode(
-            ProfileSnapshot(
-                self.capabilities,
-                self._locale,
-                self._time_zone,
-                self._instructions,
-                self._tools,
-                self._model,
-                self.traceparent,
-            )
-        )
+        return encode(self._profile)
 
     def restore(self, stored: str | None, readings: Sequence[Reading] | None = None) -> None:
         """Restore the profile from a snapshot."""
         snapshot = decode(stored, ProfileSnapshot)
         if snapshot is None:
             return
-        self._locale, self._time_zone = snapshot.locale, snapshot.time_zone
-        self._instructions, self._model = snapshot.instructions, snapshot.model
-        self.traceparent = snapshot.traceparent
-        self.capabilities = tuple(name for name in CAPABILITIES if name in snapshot.capabilities)
+        capabilities = tuple(name for name in CAPABILITIES if name in snapshot.capabilities)
+        self._profile = msgspec.structs.replace(snapshot, capabilities=capabilities)
         if snapshot.tools is not None:
             self.declare(snapshot.tools, readings)
 
@@ -124,9 +109,9 @@ class ClientProfile:
 
         ``readings`` are those of `read_declarations`; without them the tools are read here.
         """
-        taken = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
-        accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=taken)
-        self._tools = tools
+        reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
+        accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
+        self._profile = msgspec.structs.replace(self._profile, tools=tools)
         self._declared = tuple(accepted)  # those not offered too: a reload may change the rules
         self._executor = None
         rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
@@ -134,21 +119,30 @@ class ClientProfile:
 
     def close(self) -> None:
         """Free the tools: a closed session is part of reference cycles, which are collected late."""
-        self._tools = self._declared = self._executor = None
+        self._profile = msgspec.structs.replace(self._profile, tools=None)
+        self._declared = self._executor = None
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return self._profile.capabilities
+
+    @property
+    def traceparent(self) -> str | None:
+        return self._profile.traceparent
 
     @property
     def model(self) -> str | None:
         """The name of the model that the client chose."""
-        return self._model
+        return self._profile.model
 
     @property
     def serving(self) -> str | None:
         """The name of the model that replies."""
-        return self._services.serving(self._model)
+        return self._services.serving(self._profile.model)
 
     @property
     def locale(self) -> str | None:
-        return self._locale
+        return self._profile.locale
 
     @property
     def declared(self) -> list[str]:
@@ -157,7 +151,7 @@ class ClientProfile:
     def context(self, call_id: str) -> CallContext:
         """Make the context that a tool gets."""
         own = (self._fields, self._person, self._subject)
-        return CallContext(self._session_id, call_id, self._time_zone, self._locale, *own)
+        return CallContext(self._session_id, call_id, self._profile.time_zone, self._profile.locale, *own)
 
     def limits_for(self, name: str) -> CallLimits:
         """Return the time limit and the effect of a device tool."""
@@ -200,9 +194,9 @@ class ClientProfile:
     def system_prompt(self) -> str:
         return session_prompt(
             self._services.system_prompt,
-            locale=self._locale,
-            time_zone=self._time_zone,
-            instructions=self._instructions,
+            locale=self._profile.locale,
+            time_zone=self._profile.time_zone,
+            instructions=self._profile.instructions,
         )
 
     @property
@@ -217,7 +211,9 @@ class ClientProfile:
         return self._executor
 
 
-async def read_kept(kept: str | None, admission: Admission) -> list[Reading] | None:
-    """Read the tools in what `ClientProfile.dump` wrote."""
-    memo = decode(kept, ProfileSnapshot)
-    return None if memo is None or memo.tools is None else await read_declarations(memo.tools, admission)
+async def read_stored_tools(stored: str | None, admission: Admission) -> list[Reading] | None:
+    """Read the tools of a stored profile."""
+    profile = decode(stored, ProfileSnapshot)
+    if profile is None or profile.tools is None:
+        return None
+    return await read_declarations(profile.tools, admission)

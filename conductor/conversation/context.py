@@ -19,8 +19,7 @@ from conductor.conversation.services import Services
 from conductor.conversation.snapshot import SPEECH, SUMMARY, TURN, SummarySnapshot, decode
 from conductor.conversation.speech import PartialThrottle, ReplyBuffer, Speech, SpeechTracker
 from conductor.conversation.tool_round import CallResults
-from conductor.conversation.tracing import Step, TurnTrace, TurnTracer
-from conductor.conversation.turn_state import EndReason, TurnState
+from conductor.conversation.turn_state import EndReason, Step, TurnState
 from conductor.errors import ErrorCode
 from conductor.events.envelope import new_call_id
 from conductor.events.server import (
@@ -259,7 +258,8 @@ class TurnContext:
         stats = turn.stats
         self._session_metrics.ended(turn.cause, reason, stats)
         if self.tracer is not None:
-            self._trace(self.tracer, turn, reason, error)
+            key, traceparent = self.committer.key, self.profile.traceparent
+            self.tracer.end_turn(turn, reason, error, key, traceparent)
         content = {"said": stats.said, "answered": stats.answered} if self._log_content else {}
         log.info(
             "turn",
@@ -292,23 +292,6 @@ class TurnContext:
                 _ms(stats.first_speech_s),
             )
         )
-
-    def _trace(self, tracer: TurnTracer, turn: TurnState, reason: EndReason, error: ErrorCode | None) -> None:
-        stats = turn.stats
-        end_ns = time.time_ns()
-        start_ns = end_ns - round((time.monotonic() - stats.started) * 1e9)
-        trace = TurnTrace(
-            turn.id,
-            turn.cause,
-            reason,
-            error or "",
-            start_ns,
-            end_ns,
-            tuple(stats.steps),
-            stats.said,
-            stats.answered,
-        )
-        tracer.ended(trace, self.committer.key, self.profile.traceparent)
 
     def _dump_turn(self) -> str:
         return "" if self.turn is None else self.turn.dump()

@@ -226,10 +226,6 @@ class DeviceCalls:
             self._committer.mark_dirty(LATE)
         await self._committer.flush()
 
-    def alive(self, call_id: str) -> None:
-        """Restart a call's time limit: the device reported that it is working on it."""
-        self._outbox.extend(call_id)
-
     async def time_out(self, call_id: str) -> None:
         """Record an unknown outcome for a call that timed out; a late result still counts."""
         record = self._results.open(call_id)

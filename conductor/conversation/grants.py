@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import structlog
@@ -26,9 +27,10 @@ MAX_GRANTS = 200
 
 def with_grant(rules: tuple[Rule, ...], rule: Rule) -> tuple[Rule, ...]:
     """Append a grant, and drop the oldest over the limit."""
-    return (*(one for one in rules if one != rule), rule)[-MAX_GRANTS:]
+    return (*(granted for granted in rules if granted != rule), rule)[-MAX_GRANTS:]
 
 
+@lru_cache(maxsize=1024)
 def decode_grants(text: str, subject: str) -> tuple[Rule, ...]:
     """Decode grants; an unreadable text grants nothing."""
     try:
@@ -45,8 +47,6 @@ class Grants:
         self._committer = committer
         self._subject = committer.key.subject
         self._records = records
-        self._own = _Decoded(self._subject)
-        self._lasting = _Decoded(self._subject)
 
     @property
     def lasting(self) -> bool:
@@ -54,10 +54,10 @@ class Grants:
 
     def rules(self) -> Sequence[Rule]:
         """Return the granted rules."""
-        own = self._own.rules(self._committer.state.fields.get(FIELD, ""))
+        own = decode_grants(self._committer.state.fields.get(FIELD, ""), self._subject)
         if self._records is None:
             return own
-        return (*own, *self._lasting.rules(self._records.get(self._subject, FIELD)))
+        return (*own, *decode_grants(self._records.get(self._subject, FIELD), self._subject))
 
     async def add(self, spec: ToolSpec, arguments: Mapping[str, Any], scope: Scope) -> list[Operation]:
         """Add a grant for ``scope``; returns the operations to commit. Raises `StoreError`."""
@@ -72,17 +72,3 @@ class Grants:
             await self._records.update(self._subject, FIELD, added)
             return []
         return [SetField(FIELD, added(self._committer.state.fields.get(FIELD, "")))]
-
-
-class _Decoded:
-    """Decodes a text of grants again when it has changed."""
-
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-        self._text = ""
-        self._rules: tuple[Rule, ...] = ()
-
-    def rules(self, text: str) -> tuple[Rule, ...]:
-        if text != self._text:
-            self._text, self._rules = text, decode_grants(text, self._subject)
-        return self._rules

@@ -34,8 +34,6 @@ def repair(messages: Sequence[Message]) -> list[Message]:
     A missing result becomes one that says it was lost. Results without a call, repeated results and
     everything before the first user message are dropped.
     """
-    if _is_valid(messages):
-        return list(messages)
     repaired: list[Message] = []
     index = 0
     while index < len(messages):
@@ -51,23 +49,6 @@ def repair(messages: Sequence[Message]) -> list[Message]:
         if isinstance(message, AssistantMessage) and message.calls:
             repaired.extend(_results(message.calls, messages, index))
     return repaired
-
-
-def _is_valid(messages: Sequence[Message]) -> bool:
-    expected = iter(messages)
-    first = True
-    for message in expected:
-        if isinstance(message, AssistantMessage):
-            if first or not (message.text or message.calls):
-                return False
-            for call in message.calls:
-                result = next(expected, None)
-                if not isinstance(result, ToolResult) or result.call_id != call.call_id:
-                    return False
-        elif isinstance(message, ToolResult):
-            return False
-        first = False
-    return True
 
 
 def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:

@@ -209,7 +209,7 @@ class InboundHandler:
             case client.ToolAccepted() if "async" in spoken:
                 await self._device.take_accepted(event)
             case client.ToolStarted() | client.ToolProgress() if "lease" in spoken:
-                self._device.alive(event.call_id)
+                self._outbox.extend(event.call_id)
             case _:
                 log.debug("event ignored", type=inbound.type[:64], session=self._session_id)
                 self.diagnose([of_ignored(inbound)])

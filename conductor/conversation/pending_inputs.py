@@ -11,7 +11,7 @@ from conductor.conversation.history import lost_result
 from conductor.conversation.snapshot import (
     NoticeSnapshot,
     PendingInputsSnapshot,
-    TranscriptSnapshot,
+    Transcript,
     decode,
     encode,
     epoch_ms,
@@ -24,14 +24,6 @@ MAX_TRANSCRIPTS = 3
 MAX_NOTICES = 16
 # Calls that programs of the person may have waiting.
 MAX_REQUESTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """A transcript that waits for its turn."""
-
-    text: str
-    event_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +90,7 @@ class PendingInputs:
 
     def drop_transcript(self, event_id: str | None) -> None:
         """Remove a transcript: a turn answers it, or it could not be recorded."""
-        for transcript in self._transcripts:
-            if transcript.event_id == event_id:
-                self._transcripts.remove(transcript)
-                return
+        self._transcripts = [t for t in self._transcripts if t.event_id != event_id]
 
     def drop_transcripts(self) -> None:
         """Remove all transcripts."""
@@ -111,31 +100,27 @@ class PendingInputs:
         """List the notices, or only those expired ``before``: they join the next turn of any cause."""
         return [notice for notice in self._notices if notice.expires <= before]
 
-    def dump(self, without: str | None = None, told: Sequence[ServerNotice] = ()) -> str:
+    def dump(self, without: str | None = None, delivered: Sequence[ServerNotice] = ()) -> str:
         """Encode the queues, without the transcript and the notices that a turn is about to take."""
-        transcripts = [one for one in self._transcripts if one.event_id != without]
-        notices = [one for one in self._notices if one not in told]
+        transcripts = tuple(transcript for transcript in self._transcripts if transcript.event_id != without)
+        notices = tuple(
+            NoticeSnapshot(notice.text, epoch_ms(notice.expires))
+            for notice in self._notices
+            if notice not in delivered
+        )
         if not transcripts and not notices:
             return ""
-        return encode(
-            PendingInputsSnapshot(
-                tuple(TranscriptSnapshot(one.text, one.event_id) for one in transcripts),
-                tuple(NoticeSnapshot(one.text, epoch_ms(one.expires)) for one in notices),
-            )
-        )
+        return encode(PendingInputsSnapshot(transcripts, notices))
 
     def restore(self, stored: str | None, started: Container[str]) -> None:
         """Restore from a snapshot, without the transcripts whose turn has ``started``."""
         snapshot = decode(stored, PendingInputsSnapshot)
         if snapshot is None:
             return
-        transcripts = [Transcript(one.text, one.event_id) for one in snapshot.transcripts]
-        self._transcripts.extend(one for one in transcripts if one.event_id not in started)
-        self._notices.extend(ServerNotice(one.text, loop_time(one.expires_ms)) for one in snapshot.notices)
+        self._transcripts.extend(t for t in snapshot.transcripts if t.event_id not in started)
+        self._notices.extend(ServerNotice(n.text, loop_time(n.expires_ms)) for n in snapshot.notices)
         del self._notices[: max(0, len(self._notices) - self._max_notices)]
 
-    def drop_notices(self, told: Sequence[ServerNotice]) -> None:
-        """Remove notices: a turn tells them."""
-        for notice in told:
-            if notice in self._notices:
-                self._notices.remove(notice)
+    def drop_notices(self, delivered: Sequence[ServerNotice]) -> None:
+        """Remove notices that a turn delivers."""
+        self._notices = [notice for notice in self._notices if notice not in delivered]

@@ -15,7 +15,7 @@ import structlog
 from conductor.conversation.approvals import Approvals
 from conductor.conversation.background_requests import CacheWarming
 from conductor.conversation.client_profile import ClientProfile
-from conductor.conversation.commit import CallLimits, Committer, EventEncoder
+from conductor.conversation.commit import Committer, EventEncoder
 from conductor.conversation.context import TurnContext
 from conductor.conversation.device_calls import DeviceCalls
 from conductor.conversation.fields import Fields, PersonFields
@@ -79,7 +79,9 @@ class Session:
         tasks = self._tasks = Tasks()
         pending = PendingCalls()
         outbox = self._outbox = Outbox(limits, self._expired)
-        encoder = self._encoder = EventEncoder(self.key.session_id, outbox, limits, self._limits_for)
+        encoder = self._encoder = EventEncoder(
+            self.key.session_id, outbox, limits, lambda tool: self._profile.limits_for(tool)
+        )
         committer = self._committer = Committer(services.store, claim, encoder, tasks, self._lose)
         grants = Grants(committer, services.subject_records)
         fields, records = Fields(committer), services.subject_records
@@ -93,7 +95,7 @@ class Session:
         committer.register(PROFILE, profile.dump)
         self._speeches = SpeechTracker(limits.heard_window)
         results = CallResults(profile, committer)
-        device = self._device = DeviceCalls(profile, pending, results, committer, encoder, self._is_busy)
+        device = self._device = DeviceCalls(profile, pending, results, committer, encoder, lambda: self.busy)
         prompts = SpokenPrompts(profile, outbox, self._speeches)
         audit = SessionAudit(services.audit, self.key.subject, self.key.session_id)
         approvals = self._approvals = Approvals(
@@ -104,7 +106,7 @@ class Session:
             services, profile, pending, committer, encoder, results, device, approvals, self._speeches, audit
         )
         bucket = services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
-        self._floor = FloorControl(limits, outbox, bucket, self._deliver_notices)
+        self._floor = FloorControl(limits, outbox, bucket, lambda: self._turns.deliver_notices())
         self._turns = TurnQueue(services, context, tasks, self._floor, bucket, person)
         self._warming = CacheWarming(context, tasks)
         self._inbound_handler = InboundHandler(
@@ -151,15 +153,6 @@ class Session:
             self._turns.deliver_notices()
         else:
             self._tasks.spawn(self._device.time_out(record.call_id))
-
-    def _limits_for(self, tool: str) -> CallLimits:
-        return self._profile.limits_for(tool)
-
-    def _is_busy(self) -> bool:
-        return self._turns.busy
-
-    def _deliver_notices(self) -> None:
-        self._turns.deliver_notices()
 
     def unsent(self, claim: Claim) -> set[str]:
         """List the stored events that this session never sent, because a commit seemed to have failed.
@@ -362,10 +355,6 @@ class Session:
         drop = [call_id for call_id in drop if not self._outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
         self._outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
         return Known(resend, drop)
-
-    def rejoin(self, transport: Transport) -> None:
-        """Attach a connection that was attached before the session was reloaded from the store."""
-        self.attach(transport, resumed=True, same_process=True)
 
     async def flush(self) -> None:
         """Record dirty snapshots; if the store is unreachable, a later commit records them."""

@@ -56,7 +56,7 @@ class SummarySnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     untrusted: bool = False
 
 
-class TranscriptSnapshot(msgspec.Struct, frozen=True):
+class Transcript(msgspec.Struct, frozen=True):
     """A transcript that waits for its turn."""
 
     text: str
@@ -73,7 +73,7 @@ class NoticeSnapshot(msgspec.Struct, frozen=True):
 class PendingInputsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The transcripts and notices that wait for a turn."""
 
-    transcripts: tuple[TranscriptSnapshot, ...] = ()
+    transcripts: tuple[Transcript, ...] = ()
     notices: tuple[NoticeSnapshot, ...] = msgspec.field(default=(), name="news")
 
 

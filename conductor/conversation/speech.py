@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.snapshot import SpeechesSnapshot, SpeechSnapshot, decode, encode
 from conductor.events.envelope import new_speech_id
@@ -117,14 +119,18 @@ class SpeechTracker:
 
     def dump(self, last: Speech) -> str:
         """Encode the outstanding speeches, and ``last``, which is about to be added."""
-        under_way = [
+        outstanding = [
             # The segments before ``last`` are logged with it.
-            replace(one, position=last.position) if one.speech_id == last.speech_id else one
-            for one in self._speeches.values()
-            if one.over_at is None
+            replace(speech, position=last.position) if speech.speech_id == last.speech_id else speech
+            for speech in self._speeches.values()
+            if speech.over_at is None
         ]
-        kept = [one for one in [*under_way, last] if one.position >= 0]
-        return encode(SpeechesSnapshot(tuple(_snapshot_of(one) for one in kept[-_MAX_STORED:])))
+        snapshots = tuple(
+            msgspec.convert(speech, SpeechSnapshot, from_attributes=True)
+            for speech in [*outstanding, last]
+            if speech.position >= 0
+        )
+        return encode(SpeechesSnapshot(snapshots[-_MAX_STORED:]))
 
     def restore(
         self, stored: str | None, text_at: Callable[[int], str], is_outstanding: Callable[[str], bool]
@@ -207,19 +213,6 @@ class SpeechTracker:
         if speech.position < 0:
             return []
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
-
-
-def _snapshot_of(speech: Speech) -> SpeechSnapshot:
-    return SpeechSnapshot(
-        speech.call_id,
-        speech.turn_id,
-        speech.position,
-        speech.spoken,
-        speech.actions,
-        speech.speech_id,
-        speech.before,
-        speech.last,
-    )
 
 
 class FloorControl:

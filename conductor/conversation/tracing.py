@@ -7,12 +7,13 @@ conventions for generative AI, v0.1.0 of their own repository.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from conductor.errors import SettingsError
+from conductor.conversation.turn_state import EndReason, TurnState
+from conductor.errors import ErrorCode, SettingsError
 from conductor.models.base import Finished
 from conductor.stores.base import SessionKey
 
@@ -24,33 +25,6 @@ if TYPE_CHECKING:
 CLOSE_S = 3.0
 # The conventions' names of providers that are called otherwise here.
 _PROVIDERS = {"bedrock": "aws.bedrock"}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
-
-    kind: Literal["chat", "execute_tool", "approval"]
-    name: str
-    start_ns: int
-    end_ns: int
-    error: str = ""
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnTrace:
-    """A turn that has ended; ``said`` and ``answered`` leave the server only with LOG_CONTENT."""
-
-    turn_id: str
-    cause: str
-    end: str
-    error: str
-    start_ns: int
-    end_ns: int
-    steps: tuple[Step, ...]
-    said: str = ""
-    answered: str = ""
 
 
 class TurnTracer:
@@ -70,8 +44,15 @@ class TurnTracer:
         self._tracer = provider.get_tracer("conductor")
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, trace: TurnTrace, key: SessionKey, traceparent: str | None) -> None:
-        """Make the spans of a turn, below the app's span if ``traceparent`` names one."""
+    def end_turn(
+        self,
+        turn: TurnState,
+        reason: EndReason,
+        error: ErrorCode | None,
+        key: SessionKey,
+        traceparent: str | None,
+    ) -> None:
+        """Make the spans of a turn that has ended, below the app's span if ``traceparent`` names one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         parent = self._propagator.extract({"traceparent": traceparent}) if traceparent else None
@@ -79,39 +60,41 @@ class TurnTracer:
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "conductor",
             "gen_ai.conversation.id": key.session_id,
-            "conductor.turn.id": trace.turn_id,
-            "conductor.turn.cause": trace.cause,
-            "conductor.turn.end": trace.end,
+            "conductor.turn.id": turn.id,
+            "conductor.turn.cause": turn.cause,
+            "conductor.turn.end": reason,
         }
         if self._content:
-            attributes["gen_ai.input.messages"] = _message("user", trace.said)
-            attributes["gen_ai.output.messages"] = _message("assistant", trace.answered)
-        turn = self._tracer.start_span(
-            "invoke_agent conductor", parent, SpanKind.SERVER, attributes, start_time=trace.start_ns
+            attributes["gen_ai.input.messages"] = _message("user", turn.stats.said)
+            attributes["gen_ai.output.messages"] = _message("assistant", turn.stats.answered)
+        end_ns = time.time_ns()
+        start_ns = end_ns - round((time.monotonic() - turn.stats.started) * 1e9)
+        root = self._tracer.start_span(
+            "invoke_agent conductor", parent, SpanKind.SERVER, attributes, start_time=start_ns
         )
-        if trace.error:
-            turn.set_attribute("error.type", trace.error)
-            turn.set_status(Status(StatusCode.ERROR))
-        if not turn.is_recording():
-            return  # the sampler leaves this turn out, and so what is below it
-        below = set_span_in_context(turn)
-        for step in trace.steps:
+        if error is not None:
+            root.set_attribute("error.type", error)
+            root.set_status(Status(StatusCode.ERROR))
+        if not root.is_recording():
+            return  # not sampled; neither are its steps
+        context = set_span_in_context(root)
+        for step in turn.stats.steps:
             kind = SpanKind.CLIENT if step.kind == "chat" else SpanKind.INTERNAL
-            named: dict[str, str] = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
+            names: dict[str, str] = {} if step.kind == "approval" else {"gen_ai.operation.name": step.kind}
             if step.kind == "chat":
-                named["gen_ai.prompt.name"], named["gen_ai.prompt.version"] = self.prompt
+                names["gen_ai.prompt.name"], names["gen_ai.prompt.version"] = self.prompt
             span = self._tracer.start_span(
                 f"{step.kind} {step.name}",
-                below,
+                context,
                 kind,
-                {**named, **step.attributes},
+                {**names, **step.attributes},
                 start_time=step.start_ns,
             )
             if step.error:
                 span.set_attribute("error.type", step.error)
                 span.set_status(Status(StatusCode.ERROR))
             span.end(step.end_ns)
-        turn.end(trace.end_ns)
+        root.end(end_ns)
 
     def close(self, seconds: float = CLOSE_S) -> None:
         """Send what is left, and stop. Blocks for ``seconds`` at most: then what is not sent is lost."""

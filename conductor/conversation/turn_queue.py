@@ -16,7 +16,6 @@ from conductor.conversation.pending_inputs import (
     MAX_TRANSCRIPTS,
     PendingInputs,
     ToolRequest,
-    Transcript,
 )
 from conductor.conversation.phrases import CUT_OFF, MESSAGES, Failure
 from conductor.conversation.recovery import recover
@@ -27,6 +26,7 @@ from conductor.conversation.snapshot import (
     LATE,
     TURN,
     WAITING,
+    Transcript,
     TurnSnapshot,
     decode,
 )

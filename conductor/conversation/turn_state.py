@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from conductor.conversation.snapshot import TurnSnapshot, encode
-from conductor.conversation.tracing import Step
 from conductor.models.base import Finished, Usage
 
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
 EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
+
+    kind: Literal["chat", "execute_tool", "approval"]
+    name: str
+    start_ns: int
+    end_ns: int
+    error: str = ""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
 
 class StoppedError(Exception):

@@ -170,7 +170,7 @@ class Connection:
 
     def _rejoin_alone(self, session: Session) -> None:
         if session.transport is None:
-            session.rejoin(self)
+            session.attach(self, resumed=True, same_process=True)
 
     def _arm_ping(self, share: float = 1.0) -> None:
         delay = self._limits.ping_interval * share

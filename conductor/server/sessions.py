@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from conductor.conversation.client_profile import read_kept
+from conductor.conversation.client_profile import read_stored_tools
 from conductor.conversation.recovery import takeover_delay
 from conductor.conversation.services import Services
 from conductor.conversation.session import Session
@@ -278,7 +278,7 @@ class SessionRegistry:
                 key
             )  # another process may have claimed it during the wait
         # Reads `self._services` again: it may have been reloaded during the claim.
-        readings = await read_kept(claim.state.fields.get(PROFILE), self._services.admission)
+        readings = await read_stored_tools(claim.state.fields.get(PROFILE), self._services.admission)
         session: Session = Session(
             self._services, claim, lambda stale: self._lost(session, stale), former, readings
         )

@@ -768,7 +768,7 @@ async def test_a_connection_that_is_bound_again_by_this_server_is_the_same_proce
         line = on.app.line
         assert line is not None
         on.one.session.detach(line)
-        on.one.session.rejoin(line)
+        on.one.session.attach(line, resumed=True, same_process=True)
         await later(1)
         assert len(on.app.spoken()) == 1
         on.app.say("yes")

@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from conductor.conversation.tracing import TurnTrace, TurnTracer, make_tracer
+from conductor.conversation.tracing import TurnTracer, make_tracer
+from conductor.conversation.turn_state import TurnState
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.models.base import Finished, TextDelta, Usage
@@ -156,7 +157,7 @@ def test_traces_are_sent_to_a_collector() -> None:
     with collector() as (url, received):
         tracer = make_tracer(url, content=False)
         assert tracer is not None
-        tracer.ended(TurnTrace("turn_1", "transcript", "answered", "", 1, 2, ()), KEY, None)
+        tracer.end_turn(TurnState("turn_1", "transcript", 1.0), "answered", None, KEY, None)
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -169,7 +170,7 @@ def test_a_collector_that_does_not_answer_does_not_hold_the_stop_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
         assert tracer is not None
-        tracer.ended(TurnTrace("turn_1", "transcript", "answered", "", 1, 2, ()), KEY, None)
+        tracer.end_turn(TurnState("turn_1", "transcript", 1.0), "answered", None, KEY, None)
         tracer.close(0.05)
         assert any(thread.name == "traces" for thread in enumerate_threads())
 
