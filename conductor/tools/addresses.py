@@ -1,4 +1,4 @@
-"""Which addresses a tool may connect to: public ones, and networks that the operator names."""
+"""Addresses that a tool may connect to: public ones, and networks that the operator permits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LOCAL: Sequence[Network] = [
     ipaddress.ip_network(network)
     for network in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
 ]
-"""This machine and private networks; without link-local ones, which hold the cloud's metadata services."""
+"""This machine and private networks, without link-local ones: clouds serve metadata there."""
 
 # Prefixes that lead to an IPv4 address in their last 32 bits: NAT64 (RFC 6052), SIIT and "compatible" ones.
-_EMBEDDING = [ipaddress.IPv6Network(one) for one in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
-# What counts as public and is not, at least in older versions of Python: the cloud's metadata services, NAT64
+_EMBEDDING = [ipaddress.IPv6Network(prefix) for prefix in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
+# Public by the library, at least in older versions of Python, but blocked: metadata services of clouds, NAT64
 # of a local network (RFC 8215), 6to4 relays, segment routing and documentation.
 _BLOCKED = [
-    ipaddress.ip_network(one)
-    for one in (
+    ipaddress.ip_network(network)
+    for network in (
         *("168.63.129.16/32", "100.100.100.200/32", "192.88.99.0/24"),
         *("64:ff9b:1::/48", "5f00::/16", "3fff::/20"),
     )
@@ -30,12 +30,12 @@ _BLOCKED = [
 
 
 def may_connect(address: str, allowed: Sequence[Network] = ()) -> bool:
-    """Tell whether an IP address is public, as are all that it leads to, or in a network that is allowed."""
+    """Return whether an IP address and its embedded addresses are public, or it is in an allowed network."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
     if any(ip in network for network in allowed if network.version == ip.version):
         return True
-    return all(_is_public(one) for one in (ip, *_embedded(ip)))
+    return all(map(_is_public, (ip, *_embedded(ip))))
 
 
 def _is_public(ip: Address) -> bool:
@@ -56,7 +56,7 @@ def _embedded(ip: Address) -> Iterator[Address]:
 
 
 async def is_local(host: str) -> bool:
-    """Tell whether all addresses of a host are this machine's or a private network's."""
+    """Return whether all addresses of a host belong to this machine or a private network."""
     try:
         entries = await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:

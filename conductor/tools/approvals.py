@@ -1,4 +1,4 @@
-"""A call that waits for a person's decision, as it is stored with the session."""
+"""Pending approvals as they are stored with the session, and the outcomes of undecided calls."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Approval(msgspec.Struct, frozen=True):
     """A call that waits for a person's decision.
 
     ``digest`` binds a decision to the tool and its arguments. ``expires_ms`` is epoch milliseconds.
-    ``presented``: its spoken prompt was heard to the end. ``presentations`` counts how often the prompt was
-    spoken, ``unclear`` how often the answer was neither yes nor no. ``fingerprint`` is the tool's definition.
-    ``preview`` says what the call would change, if the tool can say it.
+    ``presented``: its spoken prompt was played to the end. ``presentations`` counts the prompts, ``unclear``
+    the answers that were neither yes nor no. ``fingerprint`` is the tool's definition. ``preview`` describes
+    the effect of the call, if the tool can.
     """
 
     approval_id: str
@@ -46,7 +46,7 @@ class Approval(msgspec.Struct, frozen=True):
 
     @property
     def expires_at(self) -> str:
-        """Say until when it stands, as the wire writes times."""
+        """The end of its validity in the time format of the wire."""
         time = datetime.fromtimestamp(self.expires_ms / 1000, UTC)
         return f"{time:%Y-%m-%dT%H:%M:%S}.{self.expires_ms % 1000:03d}Z"
 
@@ -57,7 +57,7 @@ def encode_approvals(approvals: Sequence[Approval]) -> str:
 
 
 def decode_approvals(text: str) -> tuple[Approval, ...]:
-    """Decode what `encode_approvals` wrote. Raises `ValueError` for anything else."""
+    """Decode `encode_approvals`. Raises ValueError for any other text."""
     return msgspec.json.decode(text, type=tuple[Approval, ...]) if text else ()
 
 

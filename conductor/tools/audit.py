@@ -1,4 +1,4 @@
-"""The audit log: a JSON line for each decision about a call, each answer of a person, and each call's end."""
+"""The audit log: a JSON line for each decision about a call, each answer of a person, each end of a call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = structlog.get_logger(__name__)
 
 
 class AuditLog:
-    """A file that lines are added to; several processes may add to the same one.
+    """A file of lines that several processes may share.
 
-    It is opened for each line, so that it may be rotated. Raises `SettingsError` if it cannot be written.
+    It is opened for each line, so that it can be rotated. Raises `SettingsError` if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class AuditLog:
             raise SettingsError(f"AUDIT_LOG: {path} cannot be written: {error.strerror}.") from None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add a line; one that cannot be written is logged as lost."""
+        """Add a line; logs an error if it cannot be written."""
         try:
             self._append(msgspec.json.encode(record) + b"\n")
         except OSError as error:
@@ -48,28 +48,28 @@ class AuditLog:
 
 
 class SessionAudit:
-    """What happens to the calls of one session; writes nothing without a log.
+    """Records the calls of one session; does nothing without a log.
 
-    Arguments are named by their digest (`arguments_digest`), which approvals carry too.
+    Arguments are identified by `arguments_digest`, as in approvals.
     """
 
     def __init__(self, log: AuditLog | None, subject: str, session_id: str) -> None:
         self._log = log
-        self._who = {"subject": subject, "session": session_id}
+        self._session = {"subject": subject, "session": session_id}
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
-        """Record what the rules say of a call: ``allow``, ``ask`` or ``deny``, and why."""
+        """Record the verdict about a call, with its rule and reasons."""
         rule = None if verdict.rule is None else describe(verdict.rule)
         self._write(
             "decision", spec, arguments, decision=verdict.effect, rule=rule, reasons=list(verdict.reasons)
         )
 
     def answered(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: str, *, by_voice: bool) -> None:
-        """Record what came of a question to the person."""
+        """Record the result of a question to the person."""
         self._write("answer", spec, arguments, outcome=outcome, by="voice" if by_voice else "card")
 
     def ended(self, spec: ToolSpec, arguments: Mapping[str, Any], outcome: ToolOutcome) -> None:
-        """Record how a call that was run ended."""
+        """Record the end of a call that was run."""
         took = outcome.metadata.execution_time_ms
         self._write("call", spec, arguments, error_type=outcome.error_type, ms=took)
 
@@ -77,5 +77,9 @@ class SessionAudit:
         if self._log is None:
             return
         digest = arguments_digest(spec.name, arguments)
-        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **self._who}
+        entry = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "event": event,
+            **self._session,
+        }
         self._log.write({**entry, "tool": spec.name, "source": spec.source, "digest": digest, **more})

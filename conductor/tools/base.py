@@ -1,4 +1,4 @@
-"""What a tool is, what came of a call, and the interface of a toolset."""
+"""Definitions of tools, outcomes of calls, and the interface of a toolset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Risk: TypeAlias = Literal["safe", "medium", "high"]
 Effect: TypeAlias = Literal["read", "write", "irreversible"]
 OnInterrupt: TypeAlias = Literal["cancel", "keep"]
 Caution: TypeAlias = Literal["may_have_happened", "untrusted"]
-"""What a person hears before a question: it may have happened already, strangers' text may be behind it."""
+"""A warning before a question: it may have happened already, or a stranger's text may cause it."""
 ErrorType: TypeAlias = Literal[
     "none",
     "not_found",
@@ -76,15 +76,14 @@ def literally(text: str) -> str:
 class ToolSpec:
     """A tool's definition.
 
-    ``name`` is the dotted name of the wire. ``source`` says where it runs: ``device``, ``builtin``, or
+    ``name`` is the dotted name of the wire. ``source`` is where it runs: ``device``, ``builtin``, or
     ``mcp:<server>``. ``timeout_s`` is the tool's own time limit in seconds, or None for the setting's.
-    ``interactive`` means that a person acts in it: its limit is minutes, and the turn's clock stops.
-    ``approval`` is the wish of its declaration: ``never`` skips the default of its risk, ``ask`` always asks.
-    ``open_world`` means that it reaches beyond this machine and the device: the web, a cloud. ``untrusted``
-    means that third parties write what it returns, so that instructions may hide in it. ``title`` is the name
-    for people, ``spoken`` says what a call does ("delete {count} photos from {album}").
-    ``needs_session`` means that it works on what a session or its person keeps.
-    ``sensitive`` says why a call with these arguments must ask, if it must; ``preview`` what it would do.
+    ``interactive``: a person acts in it, so its limit is minutes and the turn's clock stops. ``approval`` is
+    declared: ``never`` skips the default of its risk, ``ask`` always asks. ``open_world``: it reaches beyond
+    this machine and the device, to the web or a cloud. ``untrusted``: third parties write its results, which
+    may contain instructions. ``title`` is the name for people, ``spoken`` a template that describes a call
+    ("delete {count} photos from {album}"). ``needs_session``: it works on stored fields of a session or its
+    person. ``sensitive`` returns the reason if a call must ask, ``preview`` describes its effect.
     """
 
     name: str
@@ -112,16 +111,16 @@ class ToolSpec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the canonical definition: a changed tool is another tool."""
+        """Hex SHA-256 of the canonical definition: a changed tool is a different tool."""
         identity = (self.name, self.description, self.input_schema, self.source, self.risk, self.effect)
         behaviour = (self.timeout_s, self.interactive, self.mode, self.on_interrupt, self.approval)
-        # The functions are left out: they are the server's own, and cannot be compared.
+        # Functions cannot be compared, and belong to the server.
         parts = [*identity, *behaviour, self.open_world, self.untrusted, self.title, self.spoken]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts about an outcome; ``reason`` says why it is unknown or an error."""
+    """Facts about an outcome; ``reason`` is the cause of an error or of an unknown outcome."""
 
     execution_time_ms: int
     data_size_bytes: int
@@ -131,7 +130,7 @@ class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What the model reads of a call, for every tool. ``timestamp`` is epoch milliseconds."""
+    """The outcome of a call, as the model reads it. ``timestamp`` is epoch milliseconds."""
 
     success: bool
     data: Any
@@ -195,35 +194,34 @@ class SessionFields(Protocol):
         ...
 
     async def update(self, name: str, change: Callable[[str | None], str]) -> None:
-        """Replace a field by what ``change`` makes of it; an empty text deletes it.
+        """Replace a field by the result of ``change``, atomically; an empty text deletes it.
 
-        No other update comes between reading and writing. Raises `StoreError`, and whatever ``change``
-        raises.
+        Raises `StoreError` and the exceptions of ``change``.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PersonQuestion:
-    """What a tool asks of the person while it runs: ``message``, and the fields of an object's ``schema``."""
+    """A question of a running tool to the person: ``message``, and an object's ``schema`` for the answer."""
 
     source: str
     message: str
     schema: Mapping[str, Any]
 
 
-async def nobody_answers(question: PersonQuestion) -> Mapping[str, Any] | None:
-    """Answer a question without a person: there is no answer."""
+async def no_answer(question: PersonQuestion) -> Mapping[str, Any] | None:
+    """Answer a question where no person can."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know about its session, and about the person (``subject``) that it belongs to.
+    """A tool's view of its session and of the person (``subject``) of the session.
 
-    ``fields`` is what it may store there, ``person`` what it may store across the person's sessions. A tool
-    calls ``alive`` to say that it makes progress: its time limit begins again. ``ask`` asks the person, and
-    returns the fields, or None if there is no answer; the time limit waits.
+    ``fields`` are stored with the session, ``person`` across the person's sessions. ``alive`` restarts the
+    time limit on progress. ``ask`` asks the person and returns the fields of the answer, or None without an
+    answer; the time limit pauses.
     """
 
     session_id: str
@@ -235,7 +233,7 @@ class CallContext:
     subject: str = ""
     alive: Callable[[], None] = field(default=lambda: None, compare=False)
     ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]] = field(
-        default=nobody_answers, compare=False
+        default=no_answer, compare=False
     )
 
 
@@ -247,5 +245,5 @@ class Toolset(Protocol):
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Run a tool with validated arguments. A failure of the tool is an outcome, not an exception."""
+        """Run a tool with validated arguments. A failure is an outcome, not an exception."""
         ...

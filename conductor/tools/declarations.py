@@ -1,7 +1,7 @@
-"""Tool declarations as clients, MCP servers and catalog files write them, made into `ToolSpec`s.
+"""Tool declarations of clients, MCP servers and catalog files, parsed into `ToolSpec`s.
 
 A declaration is MCP's Tool (`name`, `description`, `inputSchema`, `annotations`), with `_meta.conductor` for
-what MCP does not know: protocol, "Extensions".
+the fields that MCP lacks (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_SPOKEN_CHARS = 240
 READ_S = 0.0005
 
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
-"""Names of the calls that the server itself makes on a client; no model may call them."""
+"""Names of the server's own calls on a client; no model may call them."""
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _WISHES = ("timeoutMs", "interactive", "mode", "onInterrupt", "approval", "spoken")
 _FIELDS = "name title description inputSchema outputSchema annotations icons execution _meta".split()
-"""Those of MCP's Tool."""
+"""The fields of MCP's Tool."""
 _HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 _RISKS: dict[Effect, Risk] = {"read": "safe", "write": "medium", "irreversible": "high"}
 
 
 class Declared(NamedTuple):
-    """What came of a list of declarations: the tools, and for each refused one its name and the reason."""
+    """The tools of a list of declarations, and the name and reason of each rejected one."""
 
     accepted: list[ToolSpec]
     rejected: list[tuple[str, str]]
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 Reading: TypeAlias = ToolSpec | Refused
-"""What a declaration says, whatever the others say."""
+"""The result for one declaration, independent of the others."""
 
 
 def parse_declarations(
@@ -65,10 +65,10 @@ def parse_declarations(
     reserved_names: Collection[str] = (),
     max_tools: int = MAX_TOOLS,
 ) -> Declared:
-    """Read decoded JSON declarations; a bad one is refused with a reason and does not affect the others.
+    """Read decoded JSON declarations; an invalid one is rejected and does not affect the others.
 
-    ``readings`` are those of `read_declarations`, ``reserved_names`` the names that other toolsets use. Never
-    raises. After ``max_tools`` tools and as many refusals the rest is not read, and the last refusal says so.
+    ``readings`` come from `read_declarations`, ``reserved_names`` from other toolsets. Never raises. After
+    ``max_tools`` tools and as many rejections reading stops, and the last rejection says so.
     """
     accepted: dict[str, ToolSpec] = {}
     rejected: list[tuple[str, str]] = []
@@ -96,7 +96,7 @@ def parse_declarations(
 
 
 def unknown_fields(declaration: Any) -> Iterator[str]:
-    """Name the fields of a declaration that neither MCP nor this server knows; they have no effect."""
+    """Name the unknown fields of a declaration; they have no effect."""
     if not isinstance(declaration, dict):
         return
     yield from (name for name in declaration if name not in _FIELDS)
@@ -107,7 +107,7 @@ def unknown_fields(declaration: Any) -> Iterator[str]:
 
 
 async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[Reading]:
-    """Read declarations a few at a time, each time admitted: a frame of them may take 0.5 s."""
+    """Read declarations in admitted steps of `READ_S`: a frame of declarations may take 0.5 s."""
     readings: list[Reading] = []
     started = time.perf_counter()
     for declaration in declarations[: 2 * MAX_TOOLS + 1]:
@@ -136,7 +136,7 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
     annotations = _object(declaration, "annotations")
     effect = _effect(annotations)
     wishes = _object(_object(declaration, "_meta"), "conductor")
-    for unknown in wishes.keys() - set(_WISHES):  # a misspelt "approval" would protect nothing
+    for unknown in wishes.keys() - set(_WISHES):  # a misspelt "approval" would have no effect
         raise Refused(f"_meta.conductor has no {unknown[:80]!r}, only {', '.join(_WISHES)}")
     default: OnInterrupt = "cancel" if effect == "read" else "keep"
     spec = ToolSpec(
@@ -156,15 +156,15 @@ def _spec(declaration: Any, source: str) -> ToolSpec:
         title=_text(declaration, "title", MAX_TITLE_CHARS) or _text(annotations, "title", MAX_TITLE_CHARS),
         spoken=_text(wishes, "spoken", MAX_SPOKEN_CHARS),
     )
-    # Compiled at the declaration: a fault is reported then, and the first call need not wait.
+    # Compiled at the declaration: an error is reported there, and the first call does not wait.
     checkers.get(spec)
     _check_template(spec)
     return spec
 
 
 def _effect(annotations: Mapping[str, Any]) -> Effect:
-    # "destructiveHint … is meaningful only when readOnlyHint == false" (MCP, ToolAnnotations), so read-only
-    # is looked at first. MCP's default, destructive, is not taken: without a hint a tool is a write.
+    # MCP: "destructiveHint … is meaningful only when readOnlyHint == false". MCP's default, destructive, does
+    # not apply: without a hint a tool is a write.
     hints = {hint: _flag(annotations, hint) for hint in _HINTS}
     if hints["readOnlyHint"]:
         return "read"
@@ -172,8 +172,8 @@ def _effect(annotations: Mapping[str, Any]) -> Effect:
 
 
 def _description(declaration: Mapping[str, Any]) -> str:
-    # Too long a description is refused, not cut: the cut might remove the sentence that says when not to use
-    # the tool, and its author would not learn of it.
+    # A description that is too long is rejected, not cut: the cut might remove the sentence that says when
+    # not to use the tool.
     description = declaration.get("description")
     if description is None:
         return ""
@@ -182,7 +182,7 @@ def _description(declaration: Mapping[str, Any]) -> str:
     try:
         size = len(description.encode())
     except UnicodeEncodeError:
-        raise Refused("description is no Unicode (half of a surrogate pair)") from None
+        raise Refused("description is not Unicode (half of a surrogate pair)") from None
     if size > MAX_DESCRIPTION_BYTES:
         raise Refused(f"description is larger than {MAX_DESCRIPTION_BYTES} bytes")
     return description

@@ -19,35 +19,29 @@ from conductor.tools.python_tools import python_tools
 
 
 class PendingCalls:
-    """The pending calls of one session.
-
-    The Future only wakes the waiter: the result is committed before it is set.
-    """
+    """The pending calls of one session. A result is committed before its Future wakes the waiter."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Future[ToolOutcome]] = {}
+        self._futures: dict[str, asyncio.Future[ToolOutcome]] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._futures)
 
     def expect(self, call_id: str) -> None:
         """Create the Future. Call this before the call is sent: its result may arrive before `wait`."""
-        self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        self._futures[call_id] = asyncio.get_running_loop().create_future()
 
     async def wait(self, call_id: str) -> ToolOutcome:
-        """Wait for the result of an expected call, and forget the call however the wait ends.
-
-        There is no time limit here: the session has it.
-        """
+        """Wait for the result of an expected call, and forget the call; the session has the time limit."""
         try:
-            return await self._waiting[call_id]
+            return await self._futures[call_id]
         finally:
             self.forget(call_id)
 
     def answer(self, call_id: str, outcome: ToolOutcome) -> bool:
         """Wake the waiter; False for a late, unknown or repeated result."""
-        future = self._waiting.get(call_id)
-        # Done: a barge-in or the time limit came first, and the result goes the way of late ones.
+        future = self._futures.get(call_id)
+        # Done: a barge-in or the time limit came first, and the result is late.
         if future is None or future.done():
             return False
         future.set_result(outcome)
@@ -55,16 +49,13 @@ class PendingCalls:
 
     def forget(self, call_id: str) -> None:
         """Stop expecting a result."""
-        future = self._waiting.pop(call_id, None)
+        future = self._futures.pop(call_id, None)
         if future is not None:
             future.cancel()
 
 
 class DeviceToolset:
-    """The device's tools. A call waits for its ``tool.result``.
-
-    The ``tool.call`` event itself is sent with the commit that records it, all calls of a reply together.
-    """
+    """The device's tools. A call waits for its ``tool.result``; the commit that records it sends it."""
 
     def __init__(self, specs: Sequence[ToolSpec], pending: PendingCalls) -> None:
         self._specs = tuple(specs)
@@ -85,10 +76,9 @@ _PACKAGED = "ios.json"
 
 
 def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
-    """Read a catalog: a JSON object whose ``tools`` is a list of declarations. None is the shipped iOS app's.
+    """Read a catalog: a JSON object whose ``tools`` is a list of declarations; None is the iOS app's.
 
-    Raises `SettingsError` for a file that cannot be read, and for the first tool that is refused: a catalog
-    is written by hand, and half of one would be hard to notice.
+    Raises `SettingsError` for a file that cannot be read, and for the first tool that is rejected.
     """
     name = path.name if path else _PACKAGED
     catalog = _read(path, name)
@@ -117,8 +107,7 @@ def _read(path: Path | None, name: str) -> Any:
             encoded = resources.files("conductor").joinpath("catalogs", _PACKAGED).read_bytes()
         else:
             with path.open("rb") as file:
-                # One byte more than the limit shows that there is more; a device such as /dev/zero never
-                # ends.
+                # A device such as /dev/zero is endless.
                 encoded = file.read(MAX_CATALOG_BYTES + 1)
         if len(encoded) > MAX_CATALOG_BYTES:
             raise SettingsError(f"The tool catalog {name} is larger than {MAX_CATALOG_BYTES} bytes.")

@@ -69,23 +69,23 @@ class Argument:
     @cached_property
     def leaves(self) -> list[Any] | None:
         """Scalars at any depth, and keys that are not plain names; None if too many or too deep."""
-        found: list[Any] = []
+        values: list[Any] = []
         stack: list[tuple[int, Any]] = [(0, self.value)]
         while stack:
             depth, item = stack.pop()
             # Counted before it is unpacked: one list may exceed the limit.
             size = len(item) if isinstance(item, Mapping | list | tuple) else 0
-            if depth > MAX_DEPTH or len(found) + len(stack) + size > MAX_LEAVES:
+            if depth > MAX_DEPTH or len(values) + len(stack) + size > MAX_LEAVES:
                 return None
             if isinstance(item, Mapping):
                 # A key may be a URL or a path that a rule names; a plain name cannot.
-                found += [name for name in item if not name.replace("-", "_").isidentifier()]
+                values += [name for name in item if not name.replace("-", "_").isidentifier()]
                 stack += [(depth + 1, inner) for inner in item.values()]
             elif isinstance(item, list | tuple):
                 stack += [(depth + 1, inner) for inner in item]
             else:
-                found.append(item)
-        return found
+                values.append(item)
+        return values
 
     @cached_property
     def texts(self) -> list[str]:

@@ -1,8 +1,8 @@
 """Validation of tools' input schemas, and their conversion for model services.
 
-Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted one
-is a self-contained Draft 2020-12 object schema: no remote references, no reference loops, and no pattern that
-needs backtracking.
+Schemas come from devices, MCP servers and files; they are checked when a tool is registered. An accepted
+schema is a self-contained Draft 2020-12 object schema: no remote references, no reference loops, and no
+pattern that needs backtracking.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from urllib.parse import unquote
 import jsonschema_rs
 import msgspec
 
-# Bytes and depth of a schema, before anything recursive looks at it.
+# Bytes and depth of a schema, checked before any recursion.
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 # Objects and lists in a schema; each takes some 15 µs to check and to compile.
 MAX_CONTAINERS = 1024
 MAX_REFERENCE_DEPTH = 64
-# Schemas that apply to one value, references followed.
+# Schemas that apply to one value, including references.
 MAX_SAME_VALUE = 512
 MAX_PATTERN_CHARS = 256
 MAX_PATTERNS_KIB = 256
 
 SAME_VALUE = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"])
-"""The keywords whose schemas are about the value itself, and not about a part of it."""
+"""The keywords whose schemas apply to the value itself, not to a part of it."""
 
 _TOO_DEEP = f"the schema is nested more than {MAX_SCHEMA_DEPTH} levels deep"
 _TYPES = "the types are array, boolean, integer, null, number, object and string"
@@ -56,7 +56,7 @@ _REFUSED = {
 
 
 class SchemaError(ValueError):
-    """An input schema that is not accepted. The message says why in one clause."""
+    """An input schema that is not accepted. The message is the reason in one clause."""
 
 
 class Compiled(NamedTuple):
@@ -76,7 +76,7 @@ class Compiled(NamedTuple):
 def compile_schema(schema: Any) -> Compiled:
     """Check that a value is an acceptable input schema and compile it. Raises `SchemaError`.
 
-    At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP asks; references stay
+    At most 64 KiB encoded and 32 levels deep; ``type`` is ``object``, as MCP requires; references stay
     within the schema and do not loop; patterns pass `pattern_kib`.
     """
     size, parts = check_extent(schema)
@@ -85,19 +85,17 @@ def compile_schema(schema: Any) -> Compiled:
     if not isinstance(dialect, str) or dialect.rstrip("#") not in _DIALECTS:
         raise SchemaError("$schema must name Draft 2020-12")
     try:
-        jsonschema_rs.meta.validate(plain)  # before anything below relies on the shapes of keywords
-        subschemas = _places(plain)
-        kib = _check_keywords(subschemas)
-        _check_references(subschemas)
+        jsonschema_rs.meta.validate(plain)  # the code below relies on the shapes of keywords
+        nodes = _nodes(plain)
+        kib = _check_keywords(nodes)
+        _check_references(nodes)
         validator = _validator(plain, _PATTERN_KIB[-1])
     except jsonschema_rs.ValidationError as error:
         path = [str(step) for step in error.instance_path]
-        why = _TYPES if path[-1:] == ["type"] else error.message[:200]
-        raise SchemaError(f"{_at('/'.join(path))} is not as Draft 2020-12 has it: {why}") from None
-    keywords = {
-        keyword for subschema in subschemas.values() if isinstance(subschema, dict) for keyword in subschema
-    }
-    parts += len(subschemas)
+        reason = _TYPES if path[-1:] == ["type"] else error.message[:200]
+        raise SchemaError(f"{_at('/'.join(path))} is not valid in Draft 2020-12: {reason}") from None
+    keywords = {keyword for node in nodes.values() if isinstance(node, dict) for keyword in node}
+    parts += len(nodes)
     linear = not kib and keywords.isdisjoint(["$ref", "uniqueItems"])
     return Compiled(plain, validator, 32 * size + 2048 * parts + 4096 * kib, parts, linear)
 
@@ -111,7 +109,7 @@ def check_schema(schema: object) -> None:
 def pattern_kib(pattern: str) -> int:
     """Compile a pattern; returns its size in KiB. Raises `SchemaError`.
 
-    Matching is linear in the text, but also in the compiled size: `(?:ab){1500}c` takes 30 µs a character.
+    Matching is linear in the text and in the compiled size: `(?:ab){1500}c` takes 30 µs a character.
     """
     if len(pattern) <= MAX_PATTERN_CHARS:
         for kib in _PATTERN_KIB:
@@ -127,16 +125,13 @@ def pattern_kib(pattern: str) -> int:
 
 
 def linear_search(pattern: str) -> Callable[[str], bool]:
-    """Compile a pattern to a function that tells whether a text has a match. Raises `SchemaError`.
-
-    Linear in the text, and at most 10 µs a character.
-    """
+    """Compile a pattern to a test of a text, at most 10 µs a character. Raises `SchemaError`."""
     return _validator({"pattern": pattern}, pattern_kib(pattern)).is_valid
 
 
 def _validator(schema: dict[str, Any], kib: int) -> jsonschema_rs.Draft202012Validator:
     limits = jsonschema_rs.RegexOptions(size_limit=kib * 1024, dfa_size_limit=64 * 1024)
-    # Offline: nothing is fetched. Masked: a message would else hold the whole value, and be slow to make.
+    # Offline: nothing is fetched. Masked: a message would contain the whole value.
     return jsonschema_rs.Draft202012Validator(schema, pattern_options=limits, offline=True, mask="the value")
 
 
@@ -151,13 +146,13 @@ def check_extent(schema: object) -> tuple[int, int]:
         raise SchemaError('the input schema must have "type": "object"')
     size = _encoded_size(schema)
     waiting: list[tuple[int, Any]] = [(1, schema)]
-    for count, (depth, value) in enumerate(waiting):  # which grows on the way
+    for count, (depth, value) in enumerate(waiting):  # the list grows
         if depth > MAX_SCHEMA_DEPTH:
             raise SchemaError(_TOO_DEEP)
         if count >= MAX_CONTAINERS:
             raise SchemaError(f"the schema has more than {MAX_CONTAINERS} objects and lists")
         if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-            raise SchemaError("the schema has a key that is no text")
+            raise SchemaError("the schema has a key that is not text")
         for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, dict | list):
                 waiting.append((depth + 1, item))
@@ -172,43 +167,43 @@ def _encoded_size(schema: dict[str, Any]) -> int:
     except RecursionError:
         raise SchemaError(_TOO_DEEP) from None
     except UnicodeEncodeError:
-        raise SchemaError("the schema has text that is no Unicode (half of a surrogate pair)") from None
+        raise SchemaError("the schema has text that is not Unicode (half of a surrogate pair)") from None
     except TypeError as error:
-        raise SchemaError(f"the schema has a value that is no JSON: {error}") from None
+        raise SchemaError(f"the schema has a value that is not JSON: {error}") from None
     if size > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
     return size
 
 
-def _places(schema: dict[str, Any]) -> dict[str, Any]:
-    subschemas: dict[str, Any] = {}
+def _nodes(schema: dict[str, Any]) -> dict[str, Any]:
+    nodes: dict[str, Any] = {}
     stack: list[tuple[str, Any]] = [("#", schema)]
     while stack:
-        pointer, subschema = stack.pop()
-        subschemas[pointer] = subschema
-        if isinstance(subschema, dict):
-            stack.extend((f"{pointer}/{step}", below) for step, below in _below(subschema))
-    return subschemas
+        pointer, node = stack.pop()
+        nodes[pointer] = node
+        if isinstance(node, dict):
+            stack.extend((f"{pointer}/{step}", below) for step, below in _below(node))
+    return nodes
 
 
-def _check_keywords(subschemas: Mapping[str, Any]) -> int:
-    for name in subschemas["#"].get("properties", ()):
-        # Anthropic refuses other names, together with all tools of the request.
+def _check_keywords(nodes: Mapping[str, Any]) -> int:
+    for name in nodes["#"].get("properties", ()):
+        # Anthropic rejects the whole request for any other name.
         if not _PROPERTY_NAME.match(name):
             raise SchemaError(f"the argument's name {name[:80]!r} must be 1 to 64 of A-Z a-z 0-9 _ . -")
     patterns_kib = 0
-    for pointer, subschema in subschemas.items():
-        if not isinstance(subschema, dict):
+    for pointer, node in nodes.items():
+        if not isinstance(node, dict):
             continue
-        for keyword in _REFUSED.keys() & subschema.keys():
+        for keyword in _REFUSED.keys() & node.keys():
             raise SchemaError(f"{_at(pointer, keyword)} is not supported: {_REFUSED[keyword]}")
-        if subschema.get("enum") == []:
-            raise SchemaError(f"{_at(pointer, 'enum')} must be a list with something in it")
-        patterns = [subschema["pattern"]] if "pattern" in subschema else []
-        for pattern in [*patterns, *subschema.get("patternProperties", ())]:
+        if node.get("enum") == []:
+            raise SchemaError(f"{_at(pointer, 'enum')} must not be empty")
+        patterns = [node["pattern"]] if "pattern" in node else []
+        for pattern in [*patterns, *node.get("patternProperties", ())]:
             patterns_kib += pattern_kib(pattern)
             if patterns_kib > MAX_PATTERNS_KIB:
-                raise SchemaError("the schema has too many patterns, or too large ones")
+                raise SchemaError("the schema's patterns are too many or too large")
     return patterns_kib
 
 
@@ -217,25 +212,23 @@ def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if keyword in _ONE:
             yield keyword, value
         elif keyword in _LIST:
-            yield from ((f"{keyword}/{index}", subschema) for index, subschema in enumerate(value))
+            yield from ((f"{keyword}/{index}", node) for index, node in enumerate(value))
         elif keyword in _MAP:
-            for name, subschema in value.items():
-                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", subschema
+            for name, node in value.items():
+                yield f"{keyword}/{name.replace('~', '~0').replace('/', '~1')}", node
 
 
-def _check_references(subschemas: Mapping[str, Any]) -> None:
-    # A tree or a list may refer to its own schema below ``properties`` or ``items``, since values end. A
-    # schema that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) never ends.
-    onward = {pointer: _same_value(pointer, subschema) for pointer, subschema in subschemas.items()}
+def _check_references(nodes: Mapping[str, Any]) -> None:
+    # A tree or a list may refer to its own schema below ``properties`` or ``items``: values are finite. A
+    # schema that refers to itself for the same value (``$ref``, ``allOf``, ``not`` …) is endless.
+    onward = {pointer: _same_value(pointer, node) for pointer, node in nodes.items()}
     for pointer, targets in onward.items():
-        if not all(target in subschemas for target in targets):
+        if not all(target in nodes for target in targets):
             raise SchemaError(f"{_at(pointer, '$ref')} must point to a schema inside this schema, by #/...")
     try:
         order = list(TopologicalSorter(onward).static_order())
     except CycleError:
-        raise SchemaError(
-            "the schema has references that go round in a circle for one and the same value"
-        ) from None
+        raise SchemaError("the schema has references that loop for the same value") from None
     depth: dict[str, int] = {}
     count: dict[str, int] = {}
     for pointer in order:
@@ -244,22 +237,22 @@ def _check_references(subschemas: Mapping[str, Any]) -> None:
         if depth[pointer] > MAX_REFERENCE_DEPTH:
             raise SchemaError(f"the schema has references more than {MAX_REFERENCE_DEPTH} deep")
         if count[pointer] > MAX_SAME_VALUE:
-            raise SchemaError(f"{_at(pointer)} holds one value against more than {MAX_SAME_VALUE} schemas")
+            raise SchemaError(f"{_at(pointer)} applies more than {MAX_SAME_VALUE} schemas to one value")
 
 
-def _same_value(pointer: str, subschema: Any) -> list[str]:
-    if not isinstance(subschema, dict):
+def _same_value(pointer: str, node: Any) -> list[str]:
+    if not isinstance(node, dict):
         return []
-    targets = [f"{pointer}/{step}" for step, _ in _below(subschema) if step.split("/")[0] in SAME_VALUE]
-    return [*targets, unquote(subschema["$ref"])] if "$ref" in subschema else targets
+    targets = [f"{pointer}/{step}" for step, _ in _below(node) if step.split("/")[0] in SAME_VALUE]
+    return [*targets, unquote(node["$ref"])] if "$ref" in node else targets
 
 
 def model_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert a schema for a model service: Anthropic refuses anyOf, oneOf and allOf at the top level.
+    """Convert a schema for a model service: Anthropic rejects anyOf, oneOf and allOf at the top level.
 
-    The branches' properties move up, what all branches require stays required, and "one of these is required"
-    becomes a sentence of the description. `validate` enforces the original schema. A schema without these
-    keywords is returned unchanged.
+    The properties of branches move up, an argument that all branches require stays required, and "one of
+    these is required" becomes a sentence of the description. `validate` enforces the original schema. A
+    schema without these keywords is returned unchanged.
     """
     rules = [keyword for keyword in ("allOf", "anyOf", "oneOf", "not") if keyword in schema]
     if not rules:

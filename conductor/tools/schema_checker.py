@@ -1,4 +1,4 @@
-"""An input schema compiled once, by which arguments are checked within a bounded time."""
+"""Checks of arguments against a compiled input schema, in a bounded time."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from conductor.tools.schema import SAME_VALUE, compile_schema, pattern_kib
 
 # Estimated microseconds to check the arguments of one call.
 MAX_WORK_US = 10_000
-# An upper bound below this is not worth counting exactly.
+# An upper bound below this needs no exact count.
 _CHEAP_US = 3_000
 # Estimated costs in microseconds: a value against one schema, visiting a value, each byte of a text for each
-# KiB of a pattern (the worst case of both).
+# KiB of a pattern.
 _CHECK_US = 0.5
 _VISIT_US = 4.0
 _MULTIPLE_US = 70.0  # of numbers whose exponents are far apart
 _PATTERN_US = 0.4
 _ERROR_US = 12.0
-_ERROR_VALUE_US = 0.7  # each error copies the value that it is about
+_ERROR_VALUE_US = 0.7  # each error copies its value
 _LONG_NUMBER = re.compile(r"\d{16}")
 
 
 class TooMuchWork(Exception):
-    """Arguments that could not be checked in time: too large for so involved a schema."""
+    """Arguments that cannot be checked in time: too large for a schema of this size."""
 
 
 class CheckBudget:
-    """The time that the checks of one call may take: estimated in microseconds, not measured."""
+    """The time for the checks of one call: estimated in microseconds, not measured."""
 
     def __init__(self, microseconds: float = MAX_WORK_US) -> None:
-        self._left = microseconds
+        self._remaining_us = microseconds
 
     def spend(self, microseconds: float) -> None:
-        """Use some of it up. Raises `TooMuchWork` where there is less left."""
-        self._left -= microseconds
-        if self._left < 0:
+        """Spend some of it. Raises `TooMuchWork` if the budget is exhausted."""
+        self._remaining_us -= microseconds
+        if self._remaining_us < 0:
             raise TooMuchWork
 
 
 class Checker:
-    """The checks of one schema. Raises `SchemaError`; ``size`` is about how many bytes it takes.
+    """The checks of one schema. Raises `SchemaError`; ``size`` is its approximate size in bytes.
 
-    The library is fast, but it holds the interpreter lock, some schemas take minutes for a small value, and
-    listing errors takes it far longer than finding that there are some. So the schemas that each value is
-    held against are counted first, unless there cannot be many.
+    The library holds the interpreter lock, some schemas take minutes for a small value, and listing errors
+    takes far longer than detecting one. So the schemas that apply to each value are counted first, unless
+    there are few.
     """
 
     def __init__(self, schema: object) -> None:
@@ -58,7 +58,7 @@ class Checker:
         self.schema, self.size = self._compiled.schema, self._compiled.size
 
     def errors(self, arguments: Any, text: str, work: CheckBudget) -> list[ValidationError]:
-        """List what is wrong with arguments that came as ``text``. Raises `TooMuchWork`."""
+        """List the errors of arguments, decoded from ``text``. Raises `TooMuchWork`."""
         most = self._compiled.parts * len(text) * _CHECK_US
         count = None
         if most > _CHEAP_US or not self._compiled.linear:
@@ -73,7 +73,7 @@ class Checker:
         return list(self._compiled.validator.iter_errors(arguments))
 
     def resolve(self, reference: str) -> Any:
-        """Give the schema that a ``$ref`` points to."""
+        """Return the target of a ``$ref``."""
         target: Any = self.schema
         for step in unquote(reference).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -82,12 +82,12 @@ class Checker:
 
 
 def _multiple_us(value: Any, view: dict[str, Any]) -> float:
-    # The library divides exactly: by fractions of hundreds of digits where exponents are far apart.
+    # The library divides exactly, by fractions of hundreds of digits where exponents are far apart.
     return 0.5 if 1e-9 < abs(view["multipleOf"]) and abs(value or 0) < 1e15 else _MULTIPLE_US
 
 
 class _Count:
-    # Estimates the work of a check, and of listing its errors, before it is run.
+    # Estimates the work of a check, and of listing its errors, before it runs.
     def __init__(self, checker: Checker, work: CheckBudget, text: str) -> None:
         self._checker = checker
         self._work = work
@@ -147,7 +147,7 @@ class _Count:
         item_schemas = [
             view[keyword] for view in views for keyword in ("items", "contains") if keyword in view
         ]
-        # Long numbers are hashed as floats, which are the same for many: each is compared with each.
+        # Long numbers are hashed as floats and collide: each is compared with each.
         compared_us = len(items) if self._has_long_numbers else 0.2
         self._work.spend(sum(len(items) * compared_us for view in views if view.get("uniqueItems")))
         if not (first or item_schemas):
@@ -180,14 +180,17 @@ class _Count:
             self.errors_us += each_us
         for view in views:
             dependent = view.get("dependentRequired", {})
-            for names_ in [view.get("required", ()), *(dependent[name] for name in dependent.keys() & value)]:
-                self._work.spend(len(names_) * 0.1)
-                self.errors_us += sum(name not in value for name in names_) * each_us
+            for needed_names in [
+                view.get("required", ()),
+                *(dependent[name] for name in dependent.keys() & value),
+            ]:
+                self._work.spend(len(needed_names) * 0.1)
+                self.errors_us += sum(name not in value for name in needed_names) * each_us
         return size
 
 
 class CheckerCache:
-    """Keeps compiled schemas: fifty sockets of one app declare the same tools. The oldest goes first."""
+    """Compiled schemas, since many sockets declare the same tools. The oldest is dropped first."""
 
     def __init__(self, max_count: int = 1024, max_bytes: int = 64 * 1024 * 1024) -> None:
         self._max_count = max_count
@@ -196,11 +199,11 @@ class CheckerCache:
         self.size = 0
 
     def get(self, spec: ToolSpec) -> Checker:
-        """Give the checker of a tool's schema. Raises `SchemaError`."""
+        """Return the checker of a tool's schema. Raises `SchemaError`."""
         try:
             key = spec.fingerprint
         except (RecursionError, TypeError, ValueError):
-            return Checker(spec.input_schema)  # which says why it is no schema
+            return Checker(spec.input_schema)  # it raises the reason
         checker = self._checkers.get(key)
         if checker is None:
             checker = self._checkers[key] = Checker(spec.input_schema)

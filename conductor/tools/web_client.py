@@ -1,7 +1,4 @@
-"""HTTP requests of tools, which reach permitted addresses only.
-
-Importing this module imports aiohttp.
-"""
+"""HTTP requests of tools, to permitted addresses only. Importing this module imports aiohttp."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ from yarl import URL
 
 from conductor.tools.addresses import Network, may_connect
 
-# For services that the operator names.
+# For services that the operator configures.
 EVERYWHERE: Sequence[Network] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 # Redirects that are followed.
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Charsets of the web. Of Python's other codecs some take quadratic time, such as punycode.
 _CHARSET = re.compile(r"(?:utf|us-ascii|ascii|iso|latin|windows|cp|koi8|shift|euc|gb|big5|mac)[\w-]*\Z", re.I)
-# Bytes that are read of a body at once.
+# Bytes of a body that are read at once.
 _CHUNK = 16_384
 
 
 class WebError(Exception):
-    """A request that failed; the message is for the model. ``sent``: the service may have acted upon it."""
+    """A request that failed; the message is for the model. ``sent``: the service may have acted on it."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -54,7 +51,7 @@ class WebResponse:
 
     @property
     def text(self) -> str:
-        """The body as text; what is not in the charset is replaced."""
+        """The body as text; bytes that are not in the charset are replaced."""
         try:
             return self.body.decode(self.charset if _CHARSET.match(self.charset) else "utf-8", "replace")
         except LookupError:
@@ -75,8 +72,8 @@ async def fetch(
 ) -> WebResponse:
     """Make a request and follow its redirects, with ``same_host`` to the same origin only.
 
-    The address is checked when a connection is opened, so a name cannot change in between. No proxy is used,
-    no cookie kept. Raises `WebError`.
+    The address is checked when a connection opens, so a name cannot change in between. There is no proxy and
+    no cookie. Raises `WebError`.
     """
 
     def permitted(info: aiohttp.AddrInfoType) -> socket.socket:
@@ -106,7 +103,7 @@ async def fetch(
                 origin = origin or target.origin()
                 if same_host and target.origin() != origin:
                     raise WebError(f"It redirects to another host, {target.host}.", sent=True)
-                response = await _one(session, method, target, headers or {}, body, max_bytes)
+                response = await _request(session, method, target, headers or {}, body, max_bytes)
                 if isinstance(response, WebResponse):
                     return response
                 url = urljoin(str(target), response.location)
@@ -132,7 +129,7 @@ def parse_url(url: str) -> URL:
         target = URL(url)
     except ValueError:
         target = URL()
-    # What is connected to is what this parser reads; it must have read the same.
+    # The connection uses this parser's result; it must agree with the first parser.
     if target.scheme != parts.scheme or not target.host or target.user is not None:
         raise WebError("The address has an invalid host.", sent=False)
     return target
@@ -148,7 +145,7 @@ class _Redirect:
     location: str
 
 
-async def _one(
+async def _request(
     session: aiohttp.ClientSession,
     method: str,
     url: URL,
@@ -172,14 +169,12 @@ async def _one(
             content = bytearray()
             while len(content) <= max_bytes and (chunk := await response.content.read(_CHUNK)):
                 content += chunk
-            charset = response.charset or "utf-8"
-            body_bytes = bytes(content[:max_bytes])
             return WebResponse(
                 response.status,
                 str(url),
                 response.content_type,
-                charset,
-                body_bytes,
+                response.charset or "utf-8",
+                bytes(content[:max_bytes]),
                 cut=len(content) > max_bytes,
             )
     except aiohttp.ClientConnectorError as error:

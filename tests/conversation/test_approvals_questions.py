@@ -154,7 +154,7 @@ async def test_nine_minutes_for_a_decision_end_well_in_a_turn_of_two_minutes() -
         assert on.app.finals() == ["Well."]
 
 
-async def test_a_question_that_nobody_answers_expires_and_a_late_decision_is_told_so() -> None:
+async def test_a_question_that_no_answer_expires_and_a_late_decision_is_told_so() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         asked = len(on.app.log)

@@ -140,7 +140,7 @@ async def test_a_second_speech_is_held_with_all_that_follows_it() -> None:
     assert wire.ids() == ["e1", "e2", "e3", "e4", "e5", "shown"]
 
 
-async def test_a_speech_that_nobody_answers_makes_way_after_its_limit() -> None:
+async def test_a_speech_that_no_answer_makes_way_after_its_limit() -> None:
     bench = Bench()
     wire = bench.connect()
     begun = asyncio.get_running_loop().time()
@@ -323,7 +323,7 @@ async def test_questions_and_calls_are_never_given_up_for_want_of_room() -> None
 
 
 @pytest.mark.parametrize(("silent", "waited_for"), [("approval", True), ("state", False)])
-async def test_questions_that_nobody_answers_are_no_sign_of_a_client_that_acknowledges_nothing(
+async def test_questions_that_no_answer_are_no_sign_of_a_client_that_acknowledges_nothing(
     silent: Kind, waited_for: bool
 ) -> None:
     bench = Bench()

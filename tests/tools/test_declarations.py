@@ -112,7 +112,7 @@ def test_the_source_is_the_callers() -> None:
         (declaration(inputSchema=None), "must be a JSON object"),
         (declaration(description=3), "description must be text"),
         (declaration(description="ä" * 2049), "larger than 4096 bytes"),
-        (declaration(description="\ud800"), "no Unicode"),
+        (declaration(description="\ud800"), "not Unicode"),
         (declaration(annotations=[]), "annotations must be a JSON object"),
         (declaration(annotations={"readOnlyHint": "yes"}), "readOnlyHint must be true or false"),
         (declaration(_meta=1), "_meta must be a JSON object"),
