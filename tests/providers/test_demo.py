@@ -57,10 +57,6 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
-async def no_pause(_: float) -> None:
-    """Go on at once."""
-
-
 class TerminalChat:
     """A conversation with the demo: the loop of a turn, with tools that are functions."""
 
@@ -69,7 +65,7 @@ class TerminalChat:
         self.runs = {name.replace("__", "."): run for name, run in runs.items()}
         self.messages: list[Message] = []
         self.rounds: list[list[ToolCall]] = []
-        self.model = DemoProvider(sleep=no_pause)
+        self.model = DemoProvider(0)
 
     async def hear(self, message: Message | str, tool_choice: Any = "auto") -> str:
         """Give a message, run the calls until the model stops, and return its last words."""
@@ -389,9 +385,7 @@ async def test_it_says_exactly_what_it_is_told_to(rng: random.Random) -> None:
 
 async def test_it_counts_and_streams_the_numbers_one_by_one(rng: random.Random) -> None:
     last = rng.randrange(50, 1000)
-    events = await collect(
-        DemoProvider(sleep=no_pause), ModelRequest("", (UserMessage(f"count to {last}."),), TOOLS)
-    )
+    events = await collect(DemoProvider(0), ModelRequest("", (UserMessage(f"count to {last}."),), TOOLS))
     deltas = [event.text for event in events if isinstance(event, TextDelta)]
     assert [int(delta.strip(" ,.")) for delta in deltas] == list(range(1, last + 1))
 
@@ -455,7 +449,7 @@ def test_a_note_ahead_of_an_utterance_is_only_its_context() -> None:
 
 async def test_the_same_request_gets_the_same_words_and_new_call_ids() -> None:
     request = ModelRequest("", (UserMessage("what time is it and what is 3 times 4"),), TOOLS)
-    first, second = [await collect(DemoProvider(sleep=no_pause), request) for _ in range(2)]
+    first, second = [await collect(DemoProvider(0), request) for _ in range(2)]
     calls = [event for event in [*first, *second] if isinstance(event, ToolCall)]
     assert len({call.call_id for call in calls}) == 4
     assert [(call.name, call.arguments) for call in calls[:2]] == [
@@ -463,23 +457,17 @@ async def test_the_same_request_gets_the_same_words_and_new_call_ids() -> None:
     ]
 
 
-async def test_it_pauses_after_each_word_and_counts_tokens() -> None:
-    pauses: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-
+async def test_it_streams_word_by_word_and_counts_tokens() -> None:
     request = ModelRequest("", (UserMessage("say one two three"),), TOOLS)
-    events = await collect(DemoProvider(0.125, sleep=pause), request)
+    events = await collect(DemoProvider(0), request)
     assert [event.text for event in events[:-1] if isinstance(event, TextDelta)] == ["one", " two", " three"]
-    assert pauses == [0.125] * 3
     assert isinstance(events[-1], Finished)
     assert events[-1].usage.input_tokens > 10
     assert events[-1].usage.output_tokens > 1
 
 
 async def test_closing_the_stream_ends_the_reply_at_once() -> None:
-    stream = DemoProvider(sleep=no_pause).stream(ModelRequest("", (UserMessage("count to 900"),), TOOLS))
+    stream = DemoProvider(0).stream(ModelRequest("", (UserMessage("count to 900"),), TOOLS))
     assert await anext(stream) == TextDelta("1,")
     await stream.aclose()
     with pytest.raises(StopAsyncIteration):

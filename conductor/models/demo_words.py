@@ -1,4 +1,4 @@
-"""How the demo model puts the results of tools into words for the ear."""
+"""The words of the demo model: it reads sums, zones and repositories, and says the results of tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeAlias
+from zoneinfo import available_timezones
 
 import msgspec
 
@@ -29,31 +31,31 @@ class CallResult:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments, none where they are no JSON object."""
-        given = decoded(self.call.arguments)
-        return given if isinstance(given, dict) else {}
+        """The call's arguments; empty if they are no JSON object."""
+        value = decoded(self.call.arguments)
+        return value if isinstance(value, dict) else {}
 
 
 Reply: TypeAlias = str | Callable[[CallResult], str]
 
 
 def read_result(call: ToolCall, result: ToolResult) -> CallResult:
-    """Read a result: a tool outcome as JSON, or any other text, which is data or an error's message."""
-    read = decoded(result.content)
-    if isinstance(read, dict) and isinstance(read.get("success"), bool):
-        data = read.get("data")
+    """Read a result: a tool outcome as JSON, or other text, which is data or an error's message."""
+    value = decoded(result.content)
+    if isinstance(value, dict) and isinstance(value.get("success"), bool):
+        data = value.get("data")
         data = decoded(data) if isinstance(data, str) and data[:1] in "{[" else data
-        kind, message = str(read.get("error_type") or "none"), str(read.get("error_message") or "")
+        kind, message = str(value.get("error_type") or "none"), str(value.get("error_message") or "")
         return CallResult(call, data, kind, message)
     if not result.is_error:
-        return CallResult(call, read)
-    # A result that the server made up for a call that was cut off says so in these words.
+        return CallResult(call, value)
+    # The text of a result that the server made for an interrupted call.
     kind = "unknown" if "may or may not" in result.content else "internal_error"
     return CallResult(call, None, kind, result.content)
 
 
 def answer(result: CallResult, reply: Reply) -> str:
-    """Put one result into words; ``reply`` is what its row of the table says of a success."""
+    """Put one result into words; ``reply`` is the table's reply to a success."""
     name = titled(result.call.name)
     match result.error_type:
         case "none":
@@ -69,19 +71,74 @@ def answer(result: CallResult, reply: Reply) -> str:
     return f"{name} did not work: {sentence(result.message or result.error_type.replace('_', ' '))}"
 
 
+# -- from the person's words
+
+
+def time_zone(name: str) -> str | None:
+    """Give the time zone of a city, or of a zone's own name."""
+    if re.fullmatch(r"[A-Za-z_]{2,20}(?:/[A-Za-z0-9_+-]{1,30}){1,2}", name):
+        return name
+    return _zones().get(name.casefold())
+
+
+@cache
+def _zones() -> Mapping[str, str]:
+    zones = {zone.rpartition("/")[2].replace("_", " ").casefold(): zone for zone in available_timezones()}
+    return zones | {"san francisco": "America/Los_Angeles", "munich": "Europe/Berlin"}
+
+
+REPOSITORY = (
+    r"(?:the\s+)?(?:repo(?:sitory)?\s+)?(?:https?://)?(?:github\.com/)?(?P<owner>[A-Za-z0-9][\w-]{0,60})"
+    r"(?:\s?/\s?|\s+slash\s+)(?P<name>[\w.-]{1,100})"
+)
+_FOLDERS = ("src", "lib", "app", "test", "tests", "docs", "pkg", "scripts", "bin", "etc", "handlers")
+
+
+def repository(match: re.Match[str]) -> str | None:
+    """Give the repository of a match of `REPOSITORY`; None for what looks like a file."""
+    owner, name = match["owner"], match["name"].rstrip(".")
+    looks_like_a_file = owner.casefold() in _FOLDERS or re.search(r"\.[a-z]{1,4}$", name.casefold())
+    return None if looks_like_a_file or not name else f"{owner}/{name}"
+
+
+_SUM_WORDS = (
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (r"\bplus\b", " + "),
+    (r"\bminus\b", " - "),
+    (r"\b(?:times|multiplied by|x)\b", " * "),
+    (r"\b(?:divided by|over)\b", " / "),
+    (r"\bsquared\b|\u00b2", " ** 2 "),
+    (r"\b(?:raised )?to the power of\b|\^", " ** "),
+    (r"\b(?:the )?square root of (\d+(?:\.\d+)?)", r"sqrt(\1)"),
+    (r" ?\bper ?cent\b", "%"),
+)
+_SUM_LEAD = re.compile(r"(?i)(?:what(?:'s|\u2019s| is)|how much is|calculate|compute|work out)\s+")
+_SUM = re.compile(r"(?:[\d.+*/%() \u00d7\u00f7\u2212-]|sqrt\(|of\b)*")
+_OPERATION = re.compile(r"[\d)]%? *(?:[-+*/%\u00d7\u00f7\u2212]|of )[-*/+ (]*[\d.s]|sqrt\(")
+
+
+def read_sum(clause: str) -> str | None:
+    """Read an expression for the calculator; None for other words."""
+    clause = _SUM_LEAD.sub("", clause, count=1)
+    for spoken_form, symbol in _SUM_WORDS:
+        clause = re.sub(spoken_form, symbol, clause, flags=re.I)
+    text = " ".join(clause.strip(" ?.=,").split())
+    return text if _SUM.fullmatch(text) and _OPERATION.search(text) else None
+
+
 # -- replies of single tools
 
 
 def say_time(result: CallResult) -> str:
     """Say the time and the date."""
     zone = str(result.arguments.get("timezone") or "")
-    where = f"In {zone.rpartition('/')[2].replace('_', ' ')} it is" if zone else "It is"
+    start = f"In {zone.rpartition('/')[2].replace('_', ' ')} it is" if zone else "It is"
     try:
         moment = datetime.fromisoformat(str(first_of(result.data, "time", "datetime")))
     except ValueError:
-        return f"{where} {sentence(spoken(result.data))}"
+        return f"{start} {sentence(spoken(result.data))}"
     universal = " in universal time" if first_of(result.data, "time_zone") == "UTC" and not zone else ""
-    return f"{where} {_clock(moment)}{universal}, {moment:%A}, {moment:%B} {moment.day}, {moment.year}."
+    return f"{start} {_clock(moment)}{universal}, {moment:%A}, {moment:%B} {moment.day}, {moment.year}."
 
 
 def _clock(moment: datetime) -> str:
@@ -96,24 +153,24 @@ def _clock(moment: datetime) -> str:
 
 def say_sum(result: CallResult) -> str:
     """Say a sum and its value; a voice reads "*" as "asterisk"."""
-    said = str(result.arguments.get("expression", ""))
+    text = str(result.arguments.get("expression", ""))
     for symbol, word in (("**", "to the power of"), ("*", "times"), ("/", "divided by"), (" - ", " minus ")):
-        said = said.replace(symbol, word)
-    said = re.sub(r"sqrt\(([\d.]+)\)", r"the square root of \1", said.replace("+", "plus"))
+        text = text.replace(symbol, word)
+    text = re.sub(r"sqrt\(([\d.]+)\)", r"the square root of \1", text.replace("+", "plus"))
     value = spoken(first_of(result.data, "result", "value") or result.data).replace("-", "minus ", 1)
-    return f"{said[:1].upper()}{said[1:]} is {value}."
+    return f"{text[:1].upper()}{text[1:]} is {value}."
 
 
 def say_started(result: CallResult) -> str:
     """Say which agent was started, and where."""
-    where = result.arguments.get("repository")
+    name = result.arguments.get("repository")
     identity = agent_id(result.data)
-    words = f"I started an agent on {where}." if where else "I started an agent."
+    words = f"I started an agent on {name}." if name else "I started an agent."
     return f"{words} Its id is {identity}." if identity else words
 
 
 def say_status(result: CallResult) -> str:
-    """Say how an agent is getting on."""
+    """Say the status of an agent."""
     status = first_of(result.data, "status", "state")
     if status is None:
         return f"The agent's status: {sentence(spoken(result.data))}"
@@ -137,9 +194,9 @@ def say_added(result: CallResult) -> str:
 
 def say_scheduled(result: CallResult) -> str:
     """Say when the person will be reminded."""
-    made = first_of(result.data, "reminder") or {}
+    reminder = first_of(result.data, "reminder") or {}
     try:
-        moment = datetime.fromisoformat(str(first_of(made, "at")))
+        moment = datetime.fromisoformat(str(first_of(reminder, "at")))
     except ValueError:
         return "I will remind you."
     return f"I will remind you on {moment:%A}, {moment:%B} {moment.day}, at {_clock(moment)}."
@@ -174,12 +231,12 @@ def say_list(noun: str, nouns: str) -> Callable[[CallResult], str]:
 
 def agent_id(data: Any) -> str | None:
     """Return the id in an agent tool's result."""
-    found = first_of(first_of(data, "agent") or data, "id", "agentId")
-    return None if found is None else str(found)
+    identity = first_of(first_of(data, "agent") or data, "id", "agentId")
+    return None if identity is None else str(identity)
 
 
 def picked_repository(data: Any) -> str | None:
-    """Return a repository picker's choice as it was given, None if nothing was picked."""
+    """Return the choice of a repository picker; None if nothing was picked."""
     value = first_of(data, "repository", "fullName", "name", "url") or data
     text = str(first_of(value, "fullName", "name", "url") or value or "").strip()
     return text if re.fullmatch(r"(?:https?://[\w.-]+/)?[\w.-]+/[\w.-]+/?", text) else None
@@ -204,7 +261,7 @@ def first_of(data: Any, *names: str) -> Any:
 
 
 def spoken(value: Any) -> str:
-    """Say any JSON value in a few words, at most about 300 characters; what is left out is not hidden."""
+    """Say any JSON value in at most about 300 characters; a cut is said too."""
     match value:
         case None:
             return "nothing"
@@ -226,7 +283,7 @@ def spoken(value: Any) -> str:
 
 
 def sentence(text: str) -> str:
-    """Make one sentence or more of any text: short, and ended."""
+    """Shorten a text, and end it with a full stop."""
     text = _shortened(" ".join(text.split()))
     return text if text.endswith((".", "!", "?", "\u2026")) else f"{text}."
 
@@ -238,7 +295,7 @@ def titled(name: str) -> str:
 
 
 def _items_of(data: Any) -> list[Any] | None:
-    # The list that a result is, or the only list it holds.
+    # The list itself, or the only list in an object.
     values = data.values() if isinstance(data, Mapping) else [data]
     lists = [value for value in values if isinstance(value, list)]
     return lists[0] if len(lists) == 1 else None
