@@ -25,8 +25,7 @@ from tests.shapes import Call, Event, arguments_of, call_of, matches, shape_of
 
 WAIT = 15.0
 """Every wait of a test is bounded by this, in seconds."""
-REMEMBERED = 4_096
-"""The app remembers this many ids of handled events."""
+REMEMBERED = 4_096  # ids of handled events
 KEPT = (
     "user.audio.transcript.final",
     "tool.result",
@@ -56,7 +55,6 @@ class App:
     ("allow" or "deny") on the payload of an ``approval.request``; None leaves the card to the test.
     ``start_fields``: fields of ``session.start``. ``copies``: how many times each ``tool.result`` is sent.
     ``wait_s`` bounds every wait.
-
     ``log``: all events, without repeated ones, which are in ``repeated``. ``runs``: the calls of tools.
     """
 
@@ -77,7 +75,7 @@ class App:
         self.url = url
         self.session_id = session_id
         self.tools = dict(tools or {})
-        self.answer = answer or self.run
+        self.answer = answer or self.run_call
         self.acknowledge = acknowledge
         self.decide = decide
         self.start_fields = dict(start_fields or {})
@@ -93,7 +91,8 @@ class App:
         self.outbox: dict[str, Event] = {}
         """Events without an ``event.ack``, by id."""
         self.pending: dict[str, Call] = {}
-        """Calls of tools without a result."""
+        """Calls of tools without a result, by id."""
+        self.dropped: set[str] = set()
         self._last_event_id: str | None = None
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
@@ -163,10 +162,13 @@ class App:
 
     def relaunch(self) -> None:
         """Forget everything but the session, as an app that was ended and started again."""
-        self.event_ids.clear()
-        self.outbox.clear()
-        self.pending.clear()
+        for memory in (self.event_ids, self.outbox, self.pending):
+            memory.clear()
         self._last_event_id = None
+        self._inbox = asyncio.Queue()
+        if self._worker is not None:
+            self._worker.cancel()
+            self._worker = asyncio.create_task(self._work())
 
     # -- events of the server
 
@@ -209,8 +211,8 @@ class App:
 
     async def _call(self, call: Call) -> None:
         if not call.is_interface:
-            if self.pending.get(call.call_id) is None:
-                return  # the server has dropped it
+            if call.call_id in self.dropped:
+                return
             self.runs.append((call.name, call.arguments))
         try:
             result = self.answer(call)
@@ -222,7 +224,7 @@ class App:
         if result is not None:
             self.result(call.call_id, result)
 
-    def run(self, call: Call) -> Result | Awaitable[Result]:
+    def run_call(self, call: Call) -> Result | Awaitable[Result]:
         """Give the result of a call, None for no answer."""
         tool = self.tools.get(call.name)
         if tool is not None:
@@ -233,8 +235,7 @@ class App:
 
     def _resend(self, resend: Sequence[str], drop: Sequence[str]) -> None:
         """Send again, under the same ids, whatever the server has not acknowledged."""
-        for call_id in drop:
-            self.pending.pop(call_id, None)
+        self.dropped.update(drop)
         for event_id, event in list(self.outbox.items()):
             call_id = event["payload"].get("callId")
             if call_id is None or call_id in resend:

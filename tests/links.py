@@ -77,10 +77,14 @@ class WebSocket(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HANDSHAKE_S):
             if sock is None:
-                await loop.create_connection(lambda: self, uri.host, uri.port)
+                transport, _ = await loop.create_connection(lambda: self, uri.host, uri.port)
             else:
-                await loop.create_connection(lambda: self, sock=sock)
-            await self._opened
+                transport, _ = await loop.create_connection(lambda: self, sock=sock)
+            try:
+                await self._opened
+            except BaseException:
+                transport.abort()
+                raise
         return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

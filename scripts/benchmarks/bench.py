@@ -23,6 +23,7 @@ from benchmarks.cluster import DURABLE
 from benchmarks.knowledge import DOCUMENTS, knowledge_base
 from benchmarks.nodes import Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.scenarios import ToolMetrics
+from benchmarks.talker import connected, disconnect
 from conductor.messages import AssistantMessage, ToolCall
 from conductor.settings import Limits
 from conductor.stores.base import (
@@ -179,10 +180,10 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
 async def _warm_up(server: Process, service: AnthropicService) -> None:
     """Have one turn done, so that imports and pools are not what is measured."""
     service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
-    (phone,) = await scenarios.connected(server, 1, "warm-up")
+    talkers = await connected(server, 1, "warm-up")
     for _ in range(3):
-        await scenarios.one_turn(phone)
-    phone.abort()
+        await talkers[0].turn()
+    disconnect(talkers)
 
 
 def _print(results: dict[str, ToolMetrics]) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from benchmarks.balancer import Switch
 from benchmarks.chaos_book import NO_FAULT, Book, Column, Row
-from benchmarks.chaos_clients import App, LibraryClient
+from benchmarks.chaos_clients import ChaosApp, LibraryClient
 from benchmarks.chaos_faults import STEPS, Injector, Plan, Store, World
 from benchmarks.chaos_jobs import JobModel, declarations
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, ChaosNode, Parent
@@ -110,8 +110,8 @@ def _folder(options: Options, stack: AsyncExitStack) -> Path:
 async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injector: Injector) -> None:
     """Have the clients talk while the faults fall, and come to an end when they are over."""
     world = World(book, switch, injector, options.patience_s)
-    clients: list[App | LibraryClient] = [
-        App(f"app{n}", world, f"{options.seed}-app{n}") for n in range(options.apps)
+    clients: list[ChaosApp | LibraryClient] = [
+        ChaosApp(f"app{n}", world, f"{options.seed}-app{n}") for n in range(options.apps)
     ]
     clients += [LibraryClient(f"lib{n}", world, f"{options.seed}-lib{n}") for n in range(options.libraries)]
     tasks = [asyncio.create_task(client.run()) for client in clients]

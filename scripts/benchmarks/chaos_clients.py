@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
+from websockets.exceptions import WebSocketException
 
 from benchmarks.chaos_book import CLAIMS, Job, Person
 from benchmarks.chaos_faults import World
@@ -26,7 +26,6 @@ from benchmarks.chaos_jobs import (
     job_of_round,
     transcript,
 )
-from benchmarks.client import TIMESTAMP, Frames
 from conductor.client import (
     Approval,
     Client,
@@ -39,13 +38,14 @@ from conductor.client import (
 )
 from conductor.conversation.phrases import FAILURES
 from conductor.events.server import ErrorEvent, SessionStarted, SpeechFinal, SpeechPartial, ToolCallEvent
+from tests.app import App
+from tests.shapes import Call, Event
 
 LATE_S = 3.0
 """So long after ``idle`` a final may still come, before it counts as lost.
 
 Only time in which the server could have answered counts: a frozen node still holds what it was told.
 """
-SEEN = 2_000
 _RELAUNCHED = 0.1
 """So many of the lost connections are those of an app that was ended."""
 _CONNECT_S = 3.0
@@ -54,10 +54,10 @@ _LIMITS = ClientLimits(connect_s=3.0, start_s=5.0, close_s=0.5, resend_s=120.0)
 _APOLOGIES = frozenset(FAILURES.values())
 
 
-class Talker:
-    """What both have in common: a person who asks for jobs, and a device.
+class SimulatedClient:
+    """A person who asks for jobs, and a device.
 
-    It talks until it is told to be ``over``, in one session (`person`) after the other.
+    It talks until it is ``over``, in one session (`person`) after the other.
     """
 
     def __init__(self, name: str, world: World, seed: str) -> None:
@@ -74,9 +74,6 @@ class Talker:
         self._answering: Job | None = None
         """What an apology is for: a relaunched app may be shown an older job and its apology again."""
         self._apologies: set[str] = set()
-
-    async def run(self) -> None:
-        raise NotImplementedError
 
     def _new_person(self) -> None:
         self._sessions += 1
@@ -130,76 +127,48 @@ class Talker:
 # -- the app
 
 
-class _Socket(Frames):
-    def __init__(self, app: App) -> None:
-        super().__init__()
-        self.lost = asyncio.Event()
-        self._app = app
+class ChaosApp(SimulatedClient, App):
+    """Behaves as the shipped app does: it handles one event at a time, and connects again after each loss.
 
-    def text(self, data: bytes) -> None:
-        self._app.received(self, msgspec.json.decode(data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.lost.set()
-
-
-class App(Talker):
-    """Behaves as the shipped app does: events are read one at a time, and what is lost is opened anew.
-
-    Ids of events are remembered while the app lives; what was sent is not. Sometimes it is relaunched when it
-    has lost its connection, and then has forgotten everything but its session.
+    It keeps the ids of events while it lives, and no event that it sends. What it has not handled is lost
+    with the connection. After some losses it is relaunched, and forgets everything but its session.
     """
 
     def __init__(self, name: str, world: World, seed: str) -> None:
-        super().__init__(name, world, seed)
+        SimulatedClient.__init__(self, name, world, seed)
+        App.__init__(self, f"ws://127.0.0.1:{self._switch.port}/ws?client={name}", answer=self._perform)
         self._changed = asyncio.Event()
-        """Set by whatever happens."""
-        self._events = 0
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        """Set by every event, connection and loss."""
         self._resuming: float | None = None
-        self._socket: _Socket | None = None
-        self._worker: asyncio.Task[None] | None = None
-        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._new_session()
 
     async def run(self) -> None:
-        reconnector = asyncio.create_task(self._keep_connected())
-        self._worker = asyncio.create_task(self._work())
+        connecting = asyncio.create_task(self._keep_connected())
         try:
             await self._talk()
         finally:
-            for task in (reconnector, self._worker):
-                task.cancel()
-            await asyncio.wait([reconnector, self._worker], timeout=5)
-            if self._socket is not None:
-                self._socket.abort()
+            connecting.cancel()
+            await asyncio.wait([connecting], timeout=5)
+            if self.link is not None:
+                self.link.cut()
+                await self.close()
 
     # -- the connection
 
-    def _send(self, kind: str, payload: dict[str, Any]) -> bool:
-        """Send an event once; False where there is no connection, and it is lost."""
-        if self._socket is None or self._socket.closed:
-            return False
-        self._events += 1
-        event = {
-            "id": f"{self.name}-e{self._events}",
-            "type": kind,
-            "timestamp": TIMESTAMP,
-            "sessionId": self.person.session_id,
-            "protocolVersion": 1,
-            "payload": payload,
-        }
-        self._socket.send(msgspec.json.encode(event))
-        self.person.note(f"-> {kind} {payload.get('text') or payload.get('callId') or ''}")
-        return True
+    @property
+    def is_connected(self) -> bool:
+        return self.link is not None and not self.link.closed.is_set()
+
+    def send(self, event_type: str, payload: Any, **envelope: Any) -> str:
+        if self.is_connected:
+            self.person.note(f"-> {event_type} {payload.get('text') or payload.get('callId') or ''}")
+        return super().send(event_type, payload, **envelope)
 
     async def _change(self, until: float) -> None:
-        """Wait until something happens, at most a second and until a time of the loop."""
+        """Wait for a change, at most a second and until a time of the loop."""
         self._changed.clear()
-        left = until - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(max(0.02, min(left, 1.0))):
+            async with asyncio.timeout(max(0.02, min(until - _now(), 1.0))):
                 await self._changed.wait()
         except TimeoutError:
             pass
@@ -207,90 +176,81 @@ class App(Talker):
     async def _keep_connected(self) -> None:
         wait = _WAITS_S[0]
         while True:
-            socket = _Socket(self)
             try:
                 async with asyncio.timeout(_CONNECT_S):
-                    await socket.connect("127.0.0.1", self._switch.port, f"/ws?client={self.name}")
-            except (OSError, TimeoutError):
-                socket.abort()
+                    await self.open(start=False)
+            except (OSError, TimeoutError, WebSocketException):
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, _WAITS_S[1])
                 continue
             wait = _WAITS_S[0]
-            self._begin(socket)
-            await socket.lost.wait()
+            self._begin()
+            await self.closed.wait()
             self._lose()
             await asyncio.sleep(self._chance.uniform(0.01, 0.1))
 
-    def _begin(self, socket: _Socket) -> None:
-        self._socket = socket
+    def _begin(self) -> None:
         self._connections += 1
         node = self._switch.node_of(self.name)
-        self.person.note(f"connected to {node.name if node else 'nobody'}")
-        self._resuming = asyncio.get_running_loop().time()
+        self.person.note(f"connected to {node.name if node else 'no node'}")
+        self._resuming = _now()
         self.person.claims.append(self._resuming)
-        self._send("session.start", {"sessionId": self.person.session_id})
+        self.start()
         self._changed.set()
 
     def _lose(self) -> None:
-        self._socket = None
         self.person.note("connection lost")
         while not self._inbox.empty():
             self._inbox.get_nowait()
         if self._chance.random() < _RELAUNCHED:
-            self._relaunch()
+            self.person.note("relaunched")
+            self._book.relaunched(self.person)
+            self.relaunch()
+            self._forget()
         self._changed.set()
 
-    def _relaunch(self) -> None:
-        self.person.note("relaunched")
-        self._book.relaunched(self.person)
-        self._seen.clear()
-        if self._worker is not None:
-            self._worker.cancel()
-        self._forget()
-        self._worker = asyncio.create_task(self._work())
-
-    def received(self, socket: object, event: dict[str, Any]) -> None:
-        """Take an event from a socket, unless that is an old one."""
-        if socket is not self._socket:
+    def receive(self, data: bytes) -> None:
+        if not self.is_connected:
             return
-        self._ids.add(event["id"])
+        event = msgspec.json.decode(data)
+        if event["sessionId"] != self.session_id:
+            return
+        self._received_ids.add(event["id"])
         if self._resuming is not None and event["type"] not in ("session.started", "session.ping"):
             self._book.resumed(self.person, self._resuming, self._connections)
             self._resuming = None
         self._inbox.put_nowait(event)
 
-    async def _work(self) -> None:
-        while True:
-            event = await self._inbox.get()
-            if event["id"] in self._seen:
-                self._book.figures["repeats left out"] += 1
-                continue
-            self._seen[event["id"]] = None
-            if len(self._seen) > SEEN:
-                self._seen.popitem(last=False)
-            if event["type"] != "assistant.speech.partial":
-                values = " ".join(str(value)[:70] for value in event["payload"].values())
-                self.person.note(f"<- {event['type']} {values}")
-            await self._handle(event["type"], event["payload"])
-            self._changed.set()
+    async def handle(self, event: Event) -> None:
+        if event["id"] in self.event_ids:
+            self._book.figures["repeats left out"] += 1
+            return
+        self.event_ids[event["id"]] = None
+        kind, payload = event["type"], event["payload"]
+        if kind != "assistant.speech.partial":
+            values = " ".join(str(value)[:70] for value in payload.values())
+            self.person.note(f"<- {kind} {values}")
+        self._look(kind, payload)
+        await super().handle(event)
+        self._changed.set()
 
     # -- a session
 
     def _new_session(self) -> None:
         """Begin a new session, on a new connection."""
-        if self._socket is not None:
-            self._socket.abort()
-            self._socket = None
+        if self.link is not None:
+            self.link.cut()
+            self.link = None
         self._new_person()
-        self._ids = ids = set[str]()
+        self.session_id = self.person.session_id
+        self._received_ids = ids = set[str]()
         self.person.known = lambda: ids
-        self._seen.clear()
+        self.event_ids.clear()
         self._resuming = None
         self._forget()
-        self._stuck = False
+        self._is_stuck = False
         self._prompted = False
-        self._said_job = False
+        self._job_asked = False
         self._consented_on = 0
         self._jobs_left = self._chance.randint(3, 10)
 
@@ -300,25 +260,14 @@ class App(Talker):
         self._idles = 0
         self._refused = False
 
-    # -- what comes
+    # -- events of the server
 
-    async def _handle(self, kind: str, payload: dict[str, Any]) -> None:
-        if kind == "tool.call":
-            arguments = msgspec.json.decode(payload["arguments"])
-            if payload["name"] == "convo.setState":
-                self._set_state(arguments["state"])
-            elif payload["name"] == "convo.appendMessage":
-                self._show(arguments["role"], arguments["text"], payload["callId"])
-            elif payload["name"] == "tts.speak":
-                await self._speak_up()
-            else:
-                await self._run_tool(payload["name"], payload["callId"], arguments["n"])
-                return
-            self._answer(payload["callId"])
-        elif kind == "assistant.speech.partial":
+    def _look(self, kind: str, payload: dict[str, Any]) -> None:
+        """Look at an event before it is handled."""
+        if kind == "assistant.speech.partial":
             self._injector.at("mid model stream", self.name)
             if self._job is not None and self._injector.wants_barge_in():
-                self._interrupt()
+                self._barge_in()
         elif kind == "assistant.speech.final" and done_job_of(payload["text"]) is not None:
             self._injector.at("final received", self.name)
         elif kind == "session.started":
@@ -328,19 +277,34 @@ class App(Talker):
             self._take_error(payload["code"], payload.get("eventId"))
 
     def _take_start(self, resumed: bool) -> None:
-        """See that nobody has recorded what was said: no microphone is opened, so the person says it again.
+        """Notice a session that has lost the words: no microphone opens, so the person says them again.
 
-        It is a known limit, which README names, and is counted.
+        It is a known limit, and is counted.
         """
         job = self._job
         if not resumed and job is not None and not job.acknowledged and self._connections > 1:
-            self._book.figures["new sessions of which nobody knew"] += 1
+            self._book.figures["new sessions without the words"] += 1
             self._idle = True
             self._idles += 1
 
-    def _answer(self, call_id: str) -> bool:
-        result = {"callId": call_id, "result": '{"done":true}', "error": None}
-        return self._send("tool.result", result)
+    async def _perform(self, call: Call) -> str | None:
+        match call.name:
+            case "convo.setState":
+                self._set_state(call.arguments["state"])
+            case "convo.appendMessage":
+                self._show(call.arguments["role"], call.arguments["text"], call.call_id)
+            case "tts.speak":
+                await self._speak()
+                if not self._asks and (self._injector.wants_barge_in() or self._chance.random() < 0.03):
+                    self._barge_in()
+            case _:
+                number = call.arguments["n"]
+                await self._use_device(call.name, number)
+                self._book.sent(number, self.link if self.is_connected else None)
+                self.result(call.call_id, '{"done":true}')
+                self._injector.soon("result sent", self.name)
+                return None
+        return '{"done":true}'
 
     def _set_state(self, state: str) -> None:
         self._idle = state == "idle"
@@ -358,34 +322,24 @@ class App(Talker):
             self._take_prompt(text)
 
     def _take_prompt(self, text: str) -> None:
-        """Be asked about a call. What was said may have been taken for an unclear answer to it."""
-        if self._job is not None and self._said_job and text.startswith("I did not catch"):
+        """Be asked about a call. The job's words may have been taken for an unclear answer to it."""
+        if self._job is not None and self._job_asked and text.startswith("I did not catch"):
             self._job.superseded = True
             self._book.figures["taken for an answer"] += 1
         self._prompted, self._consented_on = True, 0
         self._injector.at("approval asked", self.name)
 
-    async def _speak_up(self) -> None:
-        await self._speak()
-        if not self._asks and (self._injector.wants_barge_in() or self._chance.random() < 0.03):
-            self._interrupt()
-
-    def _interrupt(self) -> None:
+    def _barge_in(self) -> None:
         if self._job is not None:
             self._job.interrupted = True
-        self._send("audio.output.interrupted", {"reason": "user"})
+        self.interrupt()
         self._injector.soon("barge-in sent", self.name)
-
-    async def _run_tool(self, name: str, call_id: str, number: int) -> None:
-        await self._use_device(name, number)
-        self._book.sent(number, self._socket if self._answer(call_id) else None)
-        self._injector.soon("result sent", self.name)
 
     # -- the person
 
     async def _talk(self) -> None:
         while not self.over:
-            if self._jobs_left <= 0 or self._stuck or self.person.recent_claims() >= CLAIMS - 2:
+            if self._jobs_left <= 0 or self._is_stuck or self.person.recent_claims() >= CLAIMS - 2:
                 self._new_session()
             self._jobs_left -= 1
             await self._one_job()
@@ -394,37 +348,43 @@ class App(Talker):
         self._book.figures["sessions through"] += 1
 
     async def _one_job(self) -> None:
-        """Ask for jobs until one is taken, and wait for its end."""
+        """Ask for jobs until the server takes one, and wait for its end."""
         for _ in range(50):
             await self._pause(idle=self._connections > 1)
-            self._idles, self._refused, self._prompted, self._said_job = 0, False, False, True
+            self._idles, self._refused, self._prompted, self._job_asked = 0, False, False, True
             before = self._connections
             job = self._new_job()
             previous, self._job = self._job, job
             if previous is not None and not previous.ended:
                 previous.superseded = True
-            if self._send("user.audio.transcript.final", {"text": transcript(job.number, job.plan)}):
-                self._injector.soon("transcript sent", self.name)
+            self._tell(transcript(job.number, job.plan), "transcript sent")
             await self._until_end(job, before)
             self._book.judge(job)
-            if self._stuck or job.acknowledged:
+            if self._is_stuck or job.acknowledged:
                 return
 
+    def _tell(self, text: str, step: str) -> None:
+        """Say something; without a connection it is lost."""
+        is_sent = self.is_connected
+        self.say(text)
+        if is_sent:
+            self._injector.soon(step, self.name)
+
     async def _pause(self, *, idle: bool) -> None:
-        """Wait until there is a connection, and the microphone is open if ``idle``."""
+        """Wait for a connection, and for an open microphone if ``idle``."""
         deadline = _now() + self._patience_s
-        while (self._socket is None or (idle and not self._idle)) and _now() < deadline:
+        while (not self.is_connected or (idle and not self._idle)) and _now() < deadline:
             await self._change(deadline)
 
     async def _until_end(self, job: Job, connections: int) -> None:
-        """Wait until a job has ended, or was not taken. Silence for too long is a fault."""
+        """Wait until a job has ended, or was not taken. Too long a silence is a fault."""
         late: float | None = None
         while True:
             idle = self._idle and self._idles > 0
             if idle and job.ended:
                 return
-            anew = self._connections > connections or self._refused
-            if idle and not job.acknowledged and anew and self._socket is not None:
+            is_interrupted = self._connections > connections or self._refused
+            if idle and not job.acknowledged and is_interrupted and self.is_connected:
                 return
             if idle and job.acknowledged and self._asks:
                 self._consent()
@@ -435,7 +395,7 @@ class App(Talker):
             else:
                 late = None
             if self._book.is_silent(job, self._patience_s):
-                self._stuck = True
+                self._is_stuck = True
                 job.blamed = True
                 self._book.blame(self.person, "stuck", f"job {job.number} {job.plan}: silence")
                 return
@@ -443,19 +403,18 @@ class App(Talker):
 
     @property
     def _asks(self) -> bool:
-        """Whether there is a question that was not answered, or on another connection only."""
+        """Whether a question has no answer, or has one on another connection only."""
         return self._prompted and self._consented_on < self._connections
 
     def _consent(self) -> None:
-        self._idles, self._consented_on, self._said_job = 0, self._connections, False
-        if self._send("user.audio.transcript.final", {"text": CONSENT}):
-            self._injector.soon("approval answered", self.name)
+        self._idles, self._consented_on, self._job_asked = 0, self._connections, False
+        self._tell(CONSENT, "approval answered")
 
 
 # -- the library
 
 
-class LibraryClient(Talker):
+class LibraryClient(SimulatedClient):
     """Made with the client library, which reconnects and resumes by itself."""
 
     _resuming = False

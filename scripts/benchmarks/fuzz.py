@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from benchmarks.client import Phone
-from benchmarks.nodes import Process, conductor
+from benchmarks.nodes import conductor
 from conductor.events.codec import InvalidFrame, decode_event
 from conductor.models.text_protocol.prompt import Style, written
 from conductor.models.text_protocol.scanner import ReplyScanner
+from tests.app import App
 from tests.events.mutations import Mutator
 from tests.models import AnthropicService, Reply
 
@@ -26,9 +26,9 @@ LIMIT_S = 0.05
 LARGE_LIMIT_S = 0.15
 """The same for the handmade ones, which are as large and as dear as can be, and count as 51 frames."""
 LARGE = 1_040_000
-PHONES = 50
+APPS = 50
 FRAMES_PER_SECOND = 20.0
-"""Of one phone: below the server's limit of 50, for which a refused transcript counts as twenty."""
+"""Of one app: below the server's limit of 50, for which a refused transcript counts as twenty."""
 FRAME_BYTES = 20_480
 """A frame counts once more against the server's limit for each so many bytes."""
 ANSWER_S = 30.0
@@ -224,56 +224,35 @@ def _atheris(count: int, seed: int, seconds: float) -> int:
 @dataclass
 class _Tally:
     sent: int = 0
-    started: int = 0
-    errors: int = 0
     unanswered: list[str] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
 
 
-class _Damaging(Phone):
-    """A phone that can tell whether a certain text was answered."""
-
-    def __init__(self, session_id: str, tally: _Tally) -> None:
-        super().__init__(session_id)
-        self.tally = tally
-        self.waiting = b""
-        self.answered = asyncio.Event()
-        self.on_error = self._count
-
-    def _count(self, _: Phone) -> None:
-        self.tally.errors += 1
-
-    def text(self, data: bytes) -> None:
-        if self.waiting and self.waiting in data and b'"assistant.speech.final"' in data[:200]:
-            self.answered.set()
-        super().text(data)
-
-
 async def _over_sockets(count: int, seed: int, seconds: float) -> int:
-    tally = _Tally()
+    tally, share = _Tally(), -(-count // APPS)
     async with AnthropicService(api_keys=None, keep_requests=0, default=_echo) as service:
         async with conductor(service.base_url, pinned=False) as server:
-            began = time.monotonic()
-            phones = [_Damaging(f"fuzz-{number}", tally) for number in range(PHONES)]
-            each = -(-count // PHONES)
+            start = time.monotonic()
+            apps = [App(server.url, f"fuzz-{number}", wait_s=ANSWER_S) for number in range(APPS)]
             await asyncio.gather(
                 *(
                     _damage(
-                        phone,
-                        server,
-                        Mutator(seed + n, largest=70_000, session_id=phone.session_id),
-                        each,
+                        app,
+                        Mutator(seed + number, largest=70_000, session_id=app.session_id),
+                        tally,
+                        share,
                         seconds,
                     )
-                    for n, phone in enumerate(phones)
+                    for number, app in enumerate(apps)
                 )
             )
-            await asyncio.gather(*(_ask(phone) for phone in phones))
-            took, tracebacks, rss = time.monotonic() - began, server.tracebacks(), server.rss() / 1024
-            for phone in phones:
-                phone.abort()
+            await asyncio.gather(*(_ask(app, tally) for app in apps))
+            elapsed, tracebacks, rss = time.monotonic() - start, server.tracebacks(), server.rss() / 1024
+            errors = sum(len(app.errors()) for app in apps)
+            for app in apps:
+                app.socket.cut()
     print(
-        f"sockets: {tally.sent} mutants over {PHONES} in {took:.0f} s, {tally.errors} answered by an error, "
+        f"sockets: {tally.sent} mutants over {APPS} in {elapsed:.0f} s, {errors} answered by an error, "
         f"{len(tally.dead)} dead sockets, {len(tally.unanswered)} sessions that do not answer, "
         f"{tracebacks} tracebacks, {rss:.0f} MB; the model's stand-in refused {len(service.refused)} requests"
     )
@@ -289,37 +268,36 @@ def _echo(request: dict[str, Any]) -> Reply:
     return Reply(text=text.split()[-1][:100] if text.split() else "nothing")
 
 
-async def _damage(phone: _Damaging, server: Process, mutator: Mutator, count: int, seconds: float) -> None:
-    """Send damaged events at a pace that the server allows."""
+async def _damage(app: App, mutator: Mutator, tally: _Tally, count: int, seconds: float) -> None:
+    """Send damaged events at a rate that the server allows."""
     loop = asyncio.get_running_loop()
-    await phone.connect(server.host, server.port)
-    phone.start()
-    due = began = loop.time()
+    await app.open()
+    due = start = loop.time()
     for number in range(count):
-        if phone.closed:
-            phone.tally.dead.append(f"{phone.session_id}: closed after its mutant {number}")
+        if app.closed.is_set():
+            tally.dead.append(f"{app.session_id}: closed after its mutant {number}")
             return
         data = mutator.next()
-        phone.send(data)
-        phone.tally.sent += 1
+        app.socket.write(data)
+        tally.sent += 1
         due += (1 + len(data) // FRAME_BYTES) / FRAMES_PER_SECOND
         if due - loop.time() > 0.05:
             await asyncio.sleep(due - loop.time())
-        if loop.time() - began > seconds:
+        if loop.time() - start > seconds:
             return
 
 
-async def _ask(phone: _Damaging) -> None:
-    """See whether the session still answers."""
-    if phone.closed:
+async def _ask(app: App, tally: _Tally) -> None:
+    """Check that the session still answers."""
+    if app.closed.is_set():
         return
-    phone.waiting = f"still-there-{phone.session_id}".encode()
-    phone.start()
-    phone.say(f"are you still-there-{phone.session_id}")
+    words = f"still-there-{app.session_id}"
+    app.start()
+    app.say(f"are you {words}")
     try:
-        await asyncio.wait_for(phone.answered.wait(), ANSWER_S)
-    except TimeoutError:
-        phone.tally.unanswered.append(f"{phone.session_id}: no answer within {ANSWER_S:.0f} s")
+        await app.until(lambda event: event["type"] == "assistant.speech.final" and words in str(event))
+    except AssertionError:
+        tally.unanswered.append(f"{app.session_id}: no answer within {ANSWER_S:.0f} s")
 
 
 if __name__ == "__main__":

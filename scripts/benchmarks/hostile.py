@@ -17,17 +17,16 @@ import json
 import os
 import random
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.client import Phone
 from benchmarks.nodes import SERVER_CORE, Process, conductor, pin_load
-from benchmarks.peers import KINDS, SCENES, scene_of
-from tests.models import AnthropicService, BenchPersona, Call, JsonObject, Reply, rounds_so_far
+from benchmarks.peers import KINDS
+from benchmarks.talker import Talker, connected, disconnect
+from tests.models import AnthropicService, BenchPersona
 
 COUNTS = {
     "never_reads": 100,
@@ -37,10 +36,7 @@ COUNTS = {
     "shreds": 10,
     "pings": 10,
     "burdens": 5,
-    **dict.fromkeys(SCENES, 5),
 }
-RULE = {"effect": "deny", "tool": "device.*", "args": {"path": {"under": "/etc"}}}
-"""What the arguments of ``combines`` are dear to compare with."""
 PAUSE_S = 1.0
 """The mean between two turns of a talker: fifty of them take about half of a core."""
 SEED = 20261121
@@ -88,16 +84,13 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
     pinned = pin_load()
     figures: dict[str, Any] = {"peers": counts, "cores": os.cpu_count(), "pinned": pinned, "talkers": talkers}
     async with AnthropicService(api_keys=None, keep_requests=0) as service, AsyncExitStack() as burning:
-        service.default = _model
+        service.default = BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)
         for core in sorted(os.sched_getaffinity(0) | ({int(SERVER_CORE)} if pinned else set())):
             burner = [sys.executable, "-c", BURN, str(core), str(os.getpid())]
             await burning.enter_async_context(_process(burner))
-        folder = Path(burning.enter_context(tempfile.TemporaryDirectory()))
-        policies = folder / "policies.json"
-        policies.write_text(json.dumps({"version": 1, "rules": [RULE]}))
-        async with conductor(service.base_url, pinned=pinned, POLICIES_FILE=str(policies)) as server:
-            phones = await scenarios.connected(server, talkers, "talker")
-            talk = _Talk(phones, server)
+        async with conductor(service.base_url, pinned=pinned) as server:
+            apps = await connected(server, talkers, "talker")
+            talk = _Talk(apps, server)
             await talk.measure(3.0)  # imports and pools
             figures["alone"] = await talk.measure(alone)
             base = server.rss()
@@ -122,37 +115,17 @@ async def _run(talkers: int, alone: float, seconds: float, counts: dict[str, int
                 "most": round(lives.most_kb / 1024, 1),
                 "after": round(server.rss() / 1024, 1),
             }
-            figures["failures"] = talk.failures + sum(phone.closed for phone in phones)
+            figures["failures"] = talk.failures + sum(talker.closed.is_set() for talker in apps)
             figures["tracebacks"] = server.tracebacks()
-            for phone in phones:
-                phone.abort()
+            disconnect(apps)
     return figures
-
-
-def _model(request: JsonObject) -> Reply:
-    """Call what a peer of `SCENES` asks for, and speak with all others as in each benchmark."""
-    texts = [
-        block["text"]
-        for message in request["messages"]
-        if message["role"] == "user" and not isinstance(message["content"], str)
-        for block in message["content"]
-        if block["type"] == "text"
-    ]
-    kind = texts[-1] if texts else ""
-    if kind not in SCENES:
-        return BenchPersona(scenarios.ROUNDS, scenarios.TOKENS)(request)
-    if rounds_so_far(request["messages"]):
-        return Reply(text="Done.")
-    calls = [step for step in scene_of(kind).replies[0] if isinstance(step, tuple)]
-    of_device = tuple(Call("device_do", step[1]) for step in calls if step[0] == "device.do")
-    return Reply(calls=of_device, argument_size=4_000)
 
 
 class _Talk:
     """Talkers that pause between their turns."""
 
-    def __init__(self, phones: Sequence[Phone], server: Process) -> None:
-        self._phones = phones
+    def __init__(self, talkers: Sequence[Talker], server: Process) -> None:
+        self._talkers = talkers
         self._server = server
         self.failures = 0
 
@@ -165,19 +138,19 @@ class _Talk:
         times: list[float] = []
         worked: list[float] = []
 
-        async def talk(phone: Phone, after: float) -> None:
+        async def talk(talker: Talker, after: float) -> None:
             await asyncio.sleep(after)
-            while loop.time() < began + seconds and not phone.closed:
+            while loop.time() < began + seconds and not talker.closed.is_set():
                 said, before = loop.time(), self._server.worked()
                 try:
-                    await scenarios.one_turn(phone)
+                    await talker.turn()
                 except TimeoutError:
                     self.failures += 1
                 times.append(loop.time() - said)
                 worked.append(self._server.worked() - before)
                 await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))
 
-        await asyncio.gather(*(talk(phone, chance.uniform(0, 2 * PAUSE_S)) for phone in self._phones))
+        await asyncio.gather(*(talk(talker, chance.uniform(0, 2 * PAUSE_S)) for talker in self._talkers))
         load = (self._server.cpu() - cpu) / (loop.time() - began)
         worst = round(max(times, default=float("nan")) * 1000, 3)
         taken = (_stolen() - stolen) / (loop.time() - began) / (os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""The scenarios: each drives a server from outside and returns its figures."""
+"""The scenarios of scripts/bench: each drives a server from outside and returns its figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from benchmarks.client import Frames, Phone
 from benchmarks.nodes import Process
+from benchmarks.talker import Talker, connected, disconnect
+from tests.links import WebSocket
 from tests.models import AnthropicService, BenchPersona, Reply
 
 ToolMetrics: TypeAlias = dict[str, float]
@@ -32,29 +33,17 @@ def milliseconds(seconds: Sequence[float]) -> ToolMetrics:
     }
 
 
-async def connected(server: Process, count: int, prefix: str) -> list[Phone]:
-    """Connect phones and start their sessions."""
-    phones = [Phone(f"{prefix}-{number}") for number in range(count)]
-    for start in range(0, count, 50):
-        await asyncio.gather(
-            *(phone.connect(server.host, server.port) for phone in phones[start : start + 50])
-        )
-    for phone in phones:
-        phone.start()
-    return phones
-
-
 class Talking:
-    """Phones that talk without a pause; measures the turns that end inside a window."""
+    """Talks without a pause, and measures the turns that end inside a window."""
 
-    def __init__(self, phones: Sequence[Phone]) -> None:
-        self._phones = phones
+    def __init__(self, talkers: Sequence[Talker]) -> None:
+        self._talkers = talkers
         self._stopping = False
         self._stopped = asyncio.Event()
         self.turns: list[float] = []
         self.errors = 0
         self._busy = 0
-        self._resting: list[Phone] | None = None
+        self._resting: list[Talker] | None = None
         self._rested = asyncio.Event()
 
     async def rest(self) -> None:
@@ -65,47 +54,47 @@ class Talking:
 
     def go_on(self) -> None:
         resting, self._resting = self._resting or [], None
-        for phone in resting:
-            phone.say("go")
+        for talker in resting:
+            talker.say("go")
 
     async def run(self, warm_up: float, seconds: float, server: Process) -> ToolMetrics:
         """Talk; returns CPU per turn, share of a core, turns a second and the time of a turn."""
         loop = asyncio.get_running_loop()
-        for phone in self._phones:
-            phone.on_idle, phone.on_error = self._next, self._failed
+        for talker in self._talkers:
+            talker.on_idle, talker.on_error = self._next, self._failed
             self._busy += 1
-            phone.say("go")
+            talker.say("go")
         await asyncio.sleep(warm_up)
         self.turns.clear()
-        began, cpu = loop.time(), server.cpu()
+        start, cpu = loop.time(), server.cpu()
         await asyncio.sleep(seconds)
-        took, used, turns = loop.time() - began, server.cpu() - cpu, list(self.turns)
+        elapsed, used, turns = loop.time() - start, server.cpu() - cpu, list(self.turns)
         self._stopping = True
         await asyncio.wait_for(self._stopped.wait(), 60)
         return {
             "cpu_ms_a_turn": round(used / max(1, len(turns)) * 1000, 3),
-            "load": round(used / took, 3),
-            "turns_a_second": round(len(turns) / took, 1),
+            "load": round(used / elapsed, 3),
+            "turns_a_second": round(len(turns) / elapsed, 1),
             "errors": self.errors,
             **milliseconds(turns),
         }
 
-    def _next(self, phone: Phone) -> None:
+    def _next(self, talker: Talker) -> None:
         now = asyncio.get_running_loop().time()
-        self.turns.append(now - phone.said_at)
+        self.turns.append(now - talker.asked_at)
         if self._stopping:
             self._busy -= 1
-            phone.on_idle = lambda _: None
+            talker.on_idle = lambda _: None
             if not self._busy:
                 self._stopped.set()
         elif self._resting is not None:
-            self._resting.append(phone)
+            self._resting.append(talker)
             if len(self._resting) == self._busy:
                 self._rested.set()
         else:
-            phone.say("go")
+            talker.say("go")
 
-    def _failed(self, phone: Phone) -> None:
+    def _failed(self, talker: Talker) -> None:
         self.errors += 1
 
 
@@ -114,10 +103,9 @@ async def standard_turns(
 ) -> ToolMetrics:
     """Run turns of three tool rounds on the device and a 40-token answer, without a pause."""
     service.default = BenchPersona(ROUNDS, TOKENS)
-    phones = await connected(server, sessions, f"turns{sessions}")
-    figures = await Talking(phones).run(warm_up, seconds, server)
-    for phone in phones:
-        phone.abort()
+    talkers = await connected(server, sessions, f"turns{sessions}")
+    figures = await Talking(talkers).run(warm_up, seconds, server)
+    disconnect(talkers)
     return figures
 
 
@@ -134,23 +122,22 @@ async def paced_stream(
         return Reply(text="".join(chunks), chunks=chunks, delay_s=1 / per_second)
 
     service.default = reply
-    phones = await connected(server, sessions, "paced")
-    for phone in phones:
-        phone.say("go")
+    talkers = await connected(server, sessions, "paced")
+    for talker in talkers:
+        talker.say("go")
     await asyncio.sleep(2)
     loop = asyncio.get_running_loop()
-    began, cpu, partials = loop.time(), server.cpu(), sum(phone.partials for phone in phones)
+    start, cpu, partials = loop.time(), server.cpu(), sum(talker.partials for talker in talkers)
     await asyncio.sleep(seconds - 1)
-    took, used = loop.time() - began, server.cpu() - cpu
-    partials = sum(phone.partials for phone in phones) - partials
-    for phone in phones:
-        phone.abort()
+    elapsed, used = loop.time() - start, server.cpu() - cpu
+    partials = sum(talker.partials for talker in talkers) - partials
+    disconnect(talkers)
     await service.wait_open(0, 30)
-    streamed = per_second * took * sessions
+    streamed = per_second * elapsed * sessions
     return {
         "cpu_us_a_token": round(used / streamed * 1e6, 2),
-        "load": round(used / took, 3),
-        "partials_a_second_a_session": round(partials / took / sessions, 1),
+        "load": round(used / elapsed, 3),
+        "partials_a_second_a_session": round(partials / elapsed / sessions, 1),
     }
 
 
@@ -167,50 +154,39 @@ async def tool_round(server: Process, service: AnthropicService, turns: int) -> 
         return persona(request)
 
     service.default = reply
-    (phone,) = await connected(server, 1, "round")
+    (talker,) = await connected(server, 1, "round")
 
-    def on_result(_: Phone) -> None:
+    def on_result(_: Talker) -> None:
         sent[0] = time.perf_counter()
 
-    phone.on_result = on_result
+    talker.on_result = on_result
     cpu = server.cpu()
     for _ in range(turns):
-        await one_turn(phone)
+        await talker.turn()
     used = server.cpu() - cpu
-    phone.abort()
+    disconnect([talker])
     return {**milliseconds(times), "cpu_ms_a_round": round(used / (turns * (ROUNDS + 1)) * 1000, 3)}
-
-
-async def one_turn(phone: Phone, text: str = "go", seconds: float = 30) -> None:
-    """Say something and wait for the microphone."""
-    idle = asyncio.Event()
-    phone.on_idle = lambda _: idle.set()
-    phone.say(text)
-    async with asyncio.timeout(seconds):
-        await idle.wait()
 
 
 async def first_words(server: Process, service: AnthropicService, sessions: int) -> ToolMetrics:
     """Let clients connect and speak at once, two standard turns each; a wait is until the second final.
 
-    What other processes took of the server's core does not count.
+    What other processes elapsed of the server's core does not count.
     """
     service.default = BenchPersona(ROUNDS, TOKENS)
     loop = asyncio.get_running_loop()
-    phones = [Phone(f"burst-{number}") for number in range(sessions)]
-    began, worked, waited = loop.time(), server.worked(), server.waited()
+    talkers = [Talker(server.url, f"burst-{number}") for number in range(sessions)]
+    start, worked, waited = loop.time(), server.worked(), server.waited()
 
-    async def talk(phone: Phone) -> float:
-        await phone.connect(server.host, server.port)
-        phone.start()
+    async def talk(talker: Talker) -> float:
+        await talker.connect()
         for _ in range(2):
-            await one_turn(phone, seconds=60)
-        return loop.time() - began
+            await talker.turn(seconds=60)
+        return loop.time() - start
 
-    waits = await asyncio.gather(*map(talk, phones))
+    waits = await asyncio.gather(*map(talk, talkers))
     worked, waited, longest = server.worked() - worked, server.waited() - waited, max(waits)
-    for phone in phones:
-        phone.abort()
+    disconnect(talkers)
     return {
         "longest_s": round(longest, 2),
         "cpu_s": round(worked, 2),
@@ -223,7 +199,7 @@ async def first_words(server: Process, service: AnthropicService, sessions: int)
 async def first_partial(
     server: Process, service: AnthropicService, sessions: int, per_second: float, seconds: float
 ) -> ToolMetrics:
-    """Time the way from the model's first token to the first partial at the phone."""
+    """Time the way from the model's first token to the first partial at the app."""
     loop = asyncio.get_running_loop()
     times: list[float] = []
     tokens: dict[str, float] = {}
@@ -234,27 +210,26 @@ async def first_partial(
         tokens[name] = time.perf_counter()
         return Reply(text="one two three four five six seven eight nine ten")
 
-    def on_partial(phone: Phone) -> None:
-        token = tokens.pop(phone.session_id, None)
+    def on_partial(talker: Talker) -> None:
+        token = tokens.pop(talker.session_id, None)
         if token is not None:
             times.append(time.perf_counter() - token)
 
     service.default = reply
-    phones = await connected(server, sessions, "first")
+    talkers = await connected(server, sessions, "first")
     pause = sessions / per_second
-    for phone in phones:
-        phone.on_partial = on_partial
+    for talker in talkers:
+        talker.on_partial = on_partial
     until = loop.time() + seconds
 
-    async def talk(phone: Phone, after: float) -> None:
+    async def talk(talker: Talker, after: float) -> None:
         await asyncio.sleep(after)
         while loop.time() < until:
-            await one_turn(phone, phone.session_id)
+            await talker.turn(talker.session_id)
             await asyncio.sleep(pause)
 
-    await asyncio.gather(*(talk(phone, number / per_second) for number, phone in enumerate(phones)))
-    for phone in phones:
-        phone.abort()
+    await asyncio.gather(*(talk(talker, number / per_second) for number, talker in enumerate(talkers)))
+    disconnect(talkers)
     return {**milliseconds(times), "turns": len(times)}
 
 
@@ -288,58 +263,57 @@ async def first_speech(server: Process, service: AnthropicService, sessions: int
         chunks = re.findall(r"\s*\S+", text)
         return Reply(text=text, chunks=chunks, delay_s=0.02, hold=end, hold_at=4)
 
-    def on_speech(phone: Phone) -> None:
-        end = ends.pop(phone.session_id, None)
+    def on_speech(talker: Talker) -> None:
+        end = ends.pop(talker.session_id, None)
         if end is not None:
             times.append(time.perf_counter() - end.at)
 
     service.default = reply
-    phones = await connected(server, sessions, "speech")
+    talkers = await connected(server, sessions, "speech")
 
-    async def talk(phone: Phone) -> None:
-        phone.on_speech = on_speech
+    async def talk(talker: Talker) -> None:
+        talker.on_speech = on_speech
         for _ in range(turns):
-            await one_turn(phone, phone.session_id)
+            await talker.turn(talker.session_id)
 
-    await asyncio.gather(*map(talk, phones))
-    for phone in phones:
-        phone.abort()
+    await asyncio.gather(*map(talk, talkers))
+    disconnect(talkers)
     return {**milliseconds(times), "turns": len(times)}
 
 
 async def barge_in(server: Process, service: AnthropicService, times: int) -> ToolMetrics:
-    """Time the way from an interruption at the phone to the closed request at the model."""
+    """Time the way from an interruption at the app to the closed request at the model."""
     chunks = ["word "] * 5_000
     service.default = lambda _: Reply(text="".join(chunks), chunks=chunks, delay_s=0.01)
-    (phone,) = await connected(server, 1, "barge")
-    took: list[float] = []
+    (talker,) = await connected(server, 1, "barge")
+    elapsed: list[float] = []
     for _ in range(times):
-        took.append(await _one_barge_in(phone, service))
-    phone.abort()
-    return {**milliseconds(took), "max_ms": round(max(took) * 1000, 3)}
+        elapsed.append(await _one_barge_in(talker, service))
+    disconnect([talker])
+    return {**milliseconds(elapsed), "max_ms": round(max(elapsed) * 1000, 3)}
 
 
-async def _one_barge_in(phone: Phone, service: AnthropicService) -> float:
+async def _one_barge_in(talker: Talker, service: AnthropicService) -> float:
     partial, idle = asyncio.Event(), asyncio.Event()
-    phone.on_partial = lambda _: partial.set()
-    phone.on_idle = lambda _: idle.set()
+    talker.on_partial = lambda _: partial.set()
+    talker.on_idle = lambda _: idle.set()
     gone = len(service.disconnects)
-    phone.say("go")
+    talker.say("go")
     await asyncio.wait_for(partial.wait(), 10)
-    began = asyncio.get_running_loop().time()
-    phone.interrupt()
+    start = asyncio.get_running_loop().time()
+    talker.interrupt()
     await service.wait_disconnects(gone + 1)
     await asyncio.wait_for(idle.wait(), 10)
-    return service.disconnects[gone] - began
+    return service.disconnects[gone] - start
 
 
 async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> ToolMetrics:
     """Resident memory with so many idle sessions, and what one of them takes."""
     figures: ToolMetrics = {"base_mb": round(server.rss() / 1024, 1)}
-    phones: list[Phone] = []
+    talkers: list[Talker] = []
     base = 0.0
     for count in counts:
-        phones += await connected(server, count - len(phones), f"idle{count}")
+        talkers += await connected(server, count - len(talkers), f"idle{count}")
         await asyncio.sleep(1)
         rss = server.rss()
         if base:
@@ -347,32 +321,32 @@ async def idle_memory(server: Process, service: AnthropicService, counts: Sequen
         else:
             base = rss  # the first ones fill pools and free lists
         figures[f"rss_mb_at_{count}"] = round(rss / 1024, 1)
-    for phone in phones:
-        phone.abort()
+    disconnect(talkers)
     return figures
 
 
 async def echo_messages(server: Process, connections: int, seconds: float) -> ToolMetrics:
     """CPU time of a bare echo on the same library: what a message in and out costs at the least."""
-    count = [0]
+    count = 0
 
-    class Echo(Frames):
-        def text(self, data: bytes) -> None:
-            count[0] += 1
-            self.send(data)
+    async def echo() -> WebSocket:
+        def send_again(data: bytes) -> None:
+            nonlocal count
+            count += 1
+            socket.write(data)
 
-    sockets = [Echo() for _ in range(connections)]
-    for one in sockets:
-        await one.connect(server.host, server.port, "/")
-    payload = b"x" * 200
-    for one in sockets:
-        one.send(payload)
+        socket = WebSocket(send_again)
+        await socket.open(f"ws://{server.host}:{server.port}/")
+        socket.write(b"x" * 200)
+        return socket
+
+    sockets = [await echo() for _ in range(connections)]
     await asyncio.sleep(0.5)
-    cpu, before = server.cpu(), count[0]
+    cpu, before = server.cpu(), count
     await asyncio.sleep(seconds)
-    used, messages = server.cpu() - cpu, count[0] - before
-    for one in sockets:
-        one.abort()
+    used, messages = server.cpu() - cpu, count - before
+    for socket in sockets:
+        socket.cut()
     return {
         "cpu_us_a_message": round(used / messages * 1e6, 2),
         "messages_a_second": round(messages / seconds),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
-from benchmarks.client import Phone
 from benchmarks.nodes import Process, pin_load, stand_in_settings
+from benchmarks.talker import Talker, connected, disconnect
 from tests.models import AnthropicService, BenchPersona
 
 SETTLED_S = 180.0
@@ -78,18 +78,6 @@ def _observed(base_url: str, file: Path, *, pinned: bool) -> Process:
     )
 
 
-class _Pinged(Phone):
-    """A phone that counts the server's pings."""
-
-    pings = 0
-
-    def text(self, data: bytes) -> None:
-        if b'"session.ping"' in data[:160]:
-            self.pings += 1
-        else:
-            super().text(data)
-
-
 class _Soak:
     def __init__(self, server: Process, file: Path, seconds: float) -> None:
         self._server = server
@@ -101,50 +89,38 @@ class _Soak:
 
     async def talk(self, count: int) -> list[str]:
         """Have sessions talk without a pause."""
-        phones = await scenarios.connected(self._server, count, "soak")
-        talking = scenarios.Talking(phones)
+        talkers = await connected(self._server, count, "soak")
+        talking = scenarios.Talking(talkers)
         figures, _ = await asyncio.gather(
-            talking.run(1.0, self._seconds + REST_S, self._server), self._sample_until_end(phones, talking)
+            talking.run(1.0, self._seconds + REST_S, self._server), self._sample_until_end(talkers, talking)
         )
         self.notes["talk"] = figures
         print(figures, flush=True)
         faults = self._compare(count)
         if talking.errors:
             faults.append(f"{talking.errors} errors in turns")
-        faults += [f"{phone.session_id} lost its socket" for phone in phones if phone.closed]
-        for phone in phones:
-            phone.abort()
+        faults += [f"{talker.session_id} lost its socket" for talker in talkers if talker.closed.is_set()]
+        disconnect(talkers)
         return faults
 
     async def idle(self, count: int) -> list[str]:
         """Have sessions that do nothing but answer pings, and a turn of some at the end."""
-        phones: list[_Pinged] = [_Pinged(f"idle-{number}") for number in range(count)]
-        for start in range(0, count, 50):
-            some = phones[start : start + 50]
-            await asyncio.gather(*(phone.connect(self._server.host, self._server.port) for phone in some))
-        for phone in phones:
-            phone.start()
-        await self._sample_until_end(phones)
+        talkers = await connected(self._server, count, "idle")
+        await self._sample_until_end(talkers)
         faults = self._compare(count)
-        least = min(phone.pings for phone in phones)
-        self.notes["pings"] = {"least": least, "most": max(phone.pings for phone in phones)}
+        least = min(talker.pings for talker in talkers)
+        self.notes["pings"] = {"least": least, "most": max(talker.pings for talker in talkers)}
         print(self.notes["pings"], flush=True)
         if least < int(self._seconds / PING_S) - 1:
             faults.append(f"a session got {least} pings in {self._seconds:.0f} s")
-        faults += [f"{phone.session_id} lost its socket" for phone in phones if phone.closed]
-        await asyncio.gather(
-            *(
-                scenarios.one_turn(phone)
-                for phone in phones[:: max(1, count // AT_THE_END)]
-                if not phone.closed
-            )
-        )
-        for phone in phones:
-            phone.abort()
+        faults += [f"{talker.session_id} lost its socket" for talker in talkers if talker.closed.is_set()]
+        chosen = [talker for talker in talkers[:: max(1, count // AT_THE_END)] if not talker.closed.is_set()]
+        await asyncio.gather(*(talker.turn() for talker in chosen))
+        disconnect(talkers)
         return faults
 
     async def _sample_until_end(
-        self, phones: Sequence[Phone], talking: scenarios.Talking | None = None
+        self, talkers: Sequence[Talker], talking: scenarios.Talking | None = None
     ) -> None:
         """Take samples; for the two that are compared nobody talks, or their turns would be compared."""
         loop = asyncio.get_running_loop()
@@ -161,7 +137,7 @@ class _Soak:
                 "rss_mb": round(self._server.rss() / 1024, 1),
                 "descriptors": self._server.descriptors(),
                 "cpu_s": round(self._server.cpu(), 1),
-                "open": sum(not phone.closed for phone in phones),
+                "open": sum(not talker.closed.is_set() for talker in talkers),
                 **await self._look_inside(),
             }
             self.samples.append(sample)

@@ -1,0 +1,91 @@
+"""The load: voice apps that keep no log, so that they cost as little as possible."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from benchmarks.nodes import Process
+from tests.app import App
+from tests.shapes import call_of
+
+BATCH = 50
+"""This many apps connect at once."""
+
+
+class Talker(App):
+    """Answers each call at once, and calls a function when something happens.
+
+    ``on_partial`` and ``on_error`` are called for these events, ``on_idle`` when the microphone opens,
+    ``on_result`` before the result of a device's tool is sent, and ``on_speech`` for a speech.
+    """
+
+    def __init__(self, url: str, session_id: str) -> None:
+        super().__init__(url, session_id)
+        self.on_partial: Callable[[Talker], None] = _nothing
+        self.on_idle: Callable[[Talker], None] = _nothing
+        self.on_error: Callable[[Talker], None] = _nothing
+        self.on_result: Callable[[Talker], None] = _nothing
+        self.on_speech: Callable[[Talker], None] = _nothing
+        self.asked_at = 0.0
+        self.partials = 0
+        self.pings = 0
+
+    async def connect(self) -> None:
+        """Connect and start the session, without waiting for the answer."""
+        await self.open(start=False)
+        self.start()
+
+    def say(self, text: str, **envelope: Any) -> str:
+        self.asked_at = asyncio.get_running_loop().time()
+        self.partials = 0
+        return super().say(text, **envelope)
+
+    async def turn(self, text: str = "go", seconds: float = 30.0) -> None:
+        """Say something and wait for the microphone. Raises TimeoutError."""
+        idle = asyncio.Event()
+        self.on_idle = lambda _: idle.set()
+        self.say(text)
+        async with asyncio.timeout(seconds):
+            await idle.wait()
+
+    def receive(self, data: bytes) -> None:
+        event = msgspec.json.decode(data)
+        match event["type"]:
+            case "assistant.speech.partial":
+                self.partials += 1
+                self.on_partial(self)
+            case "session.ping":
+                self.pings += 1
+            case "error":
+                self.on_error(self)
+            case "tool.call":
+                call = call_of(event)
+                if not call.is_interface:
+                    self.on_result(self)
+                elif call.name == "tts.speak":
+                    self.on_speech(self)
+                self.result(call.call_id, "{}")
+                if call.arguments == {"state": "idle"}:
+                    self.on_idle(self)
+
+
+def _nothing(_: Talker) -> None:
+    pass
+
+
+async def connected(server: Process, count: int, prefix: str) -> list[Talker]:
+    """Connect talkers and start their sessions."""
+    talkers = [Talker(server.url, f"{prefix}-{number}") for number in range(count)]
+    for start in range(0, count, BATCH):
+        await asyncio.gather(*(talker.connect() for talker in talkers[start : start + BATCH]))
+    return talkers
+
+
+def disconnect(talkers: Sequence[Talker]) -> None:
+    """Cut the connections."""
+    for talker in talkers:
+        talker.socket.cut()
