@@ -10,13 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from benchmarks.nodes import conductor
 from conductor.events.codec import InvalidFrame, decode_event
-from conductor.models.text_protocol.prompt import Style, written
-from conductor.models.text_protocol.scanner import ReplyScanner
 from tests.app import App
 from tests.events.mutations import Mutator
 from tests.models import AnthropicService, Reply
@@ -62,68 +59,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--sockets", type=int, help="damaged events over sockets (a fifth of --count; 0 for none)"
     )
-    parser.add_argument(
-        "--atheris", action="store_true", help="search by coverage instead, where atheris is installed"
-    )
-    parser.add_argument(
-        "--text-tools", action="store_true", help="damage what models write as text instead, --count times"
-    )
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    if options.atheris:
-        return _atheris(options.count, seed, options.seconds)
-    if options.text_tools:
-        return _text_tools(options.count, seed, options.seconds)
     failed = _codec(options.count, seed, options.seconds)
     sockets = options.count // 5 if options.sockets is None else options.sockets
     if sockets:
         failed += asyncio.run(_over_sockets(sockets, seed, options.seconds))
     return min(1, failed)
-
-
-# -- at models that only write text
-
-_CALL = {"type": "tool_call", "name": "lamp", "arguments": {"room": "hall-7731", "deep": {"a": [1, "{"]}}}
-_ANSWER = {"type": "final_answer", "content": "All is well."}
-_STYLES: tuple[Style, ...] = ("jsonl", "xml", "markdown-json")
-
-
-def _text_tools(count: int, seed: int, seconds: float) -> int:
-    """Cut off calls, and damage them behind their first brace.
-
-    None may be run that was not written in full, and nothing of one be said.
-    """
-    chance = random.Random(seed)
-    slowest = Slowest()
-    outcomes: Counter[str] = Counter()
-    failures = number = 0
-    until = time.monotonic() + seconds
-    for number in range(1, count + 1):
-        style = chance.choice(_STYLES)
-        text = chance.choice(("", "One moment.\n", f"{written(_ANSWER, style)}\n")) + written(_CALL, style)
-        start, end = text.rindex('{"type":"tool_call"') + 1, text.rindex("}")
-        is_cut = chance.random() < 0.5
-        text = text[: chance.randrange(end + 1)] if is_cut else text
-        for _ in range(0 if is_cut else chance.randrange(4)):
-            at = chance.randrange(start, len(text))
-            text = text[:at] + chance.choice('"{}[]\\:,\n <`x“') + text[at + chance.randrange(3) :]
-        began = time.thread_time()
-        scanner = ReplyScanner({"lamp": {}})
-        size = chance.randrange(1, 30)
-        spoken = "".join(scanner.feed(text[at : at + size]) for at in range(0, len(text), size))
-        spoken += scanner.end()
-        calls = [] if scanner.problem else scanner.calls
-        slowest.note(time.thread_time() - began, text.encode(), f"text {number}")
-        outcomes["call" if calls else scanner.problem or "none"] += 1
-        if (is_cut and calls) or "7731" in spoken:
-            failures += 1
-            print(f"FAILED text {number}: {calls}, spoken {spoken!r}: {text!r}")
-        if time.monotonic() > until:
-            break
-    print(f"text tools: {number} texts, {failures} failures, {dict(outcomes)}")
-    print(f"  slowest: {slowest}")
-    return min(1, failures + (slowest.seconds > LIMIT_S))
 
 
 # -- at the codec
@@ -201,21 +144,6 @@ def dear_payloads(size: int = LARGE) -> dict[str, str]:
         "pairs of surrogates": '{"callId":"c","result":"' + "\\ud83c\\udf89" * (size // 12) + '"}',
         "spaces": '{"callId":"c"' + " " * size + "}",
     }
-
-
-def _atheris(count: int, seed: int, seconds: float) -> int:
-    try:
-        atheris = import_module("atheris")  # not in the locks, so nothing that mypy would know
-    except ImportError:
-        print("skipped: atheris is not installed here (pip install atheris)")
-        return 0
-    from conductor.events import codec
-
-    atheris.instrument_func(codec.decode_event)
-    options = [f"-runs={count}", f"-seed={seed % 2**31}", f"-max_total_time={int(seconds)}", "-timeout=5"]
-    atheris.Setup([sys.argv[0], *options], outcome)
-    atheris.Fuzz()  # ends the process by itself
-    return 0
 
 
 # -- over sockets

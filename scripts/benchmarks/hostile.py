@@ -232,11 +232,7 @@ def _remote_ports(server: Process) -> set[int]:
 @asynccontextmanager
 async def _process(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a process for the time of the block, on the load's core unless it chooses another."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])},
-    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         yield process
     finally:

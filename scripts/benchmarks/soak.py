@@ -70,11 +70,7 @@ def _observed(base_url: str, file: Path, *, pinned: bool) -> Process:
     return Process(
         [sys.executable, "-m", "benchmarks.observed"],
         pinned=pinned,
-        environment={
-            **stand_in_settings(base_url),
-            "PYTHONPATH": os.pathsep.join(sys.path[:2]),
-            "OBSERVE_FILE": str(file),
-        },
+        environment={**stand_in_settings(base_url), "OBSERVE_FILE": str(file)},
     )
 
 
