@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from conductor.tools.base import CallContext, ToolOutcome, ToolSpec
 from conductor.tools.builtin import builtin_specs
 from conductor.tools.declarations import parse_declarations
 from conductor.tools.python_tools import python_tools
+from conductor.tools.rules import read_json
 
 
 class PendingCalls:
@@ -72,7 +71,7 @@ class DeviceToolset:
 
 MAX_CATALOG_BYTES = 1024 * 1024
 
-_PACKAGED = "ios.json"
+_PACKAGED = Path(__file__).parents[1] / "catalogs" / "ios.json"
 
 
 def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
@@ -80,8 +79,9 @@ def load_catalog(path: Path | None) -> tuple[ToolSpec, ...]:
 
     Raises `SettingsError` for a file that cannot be read, and for the first tool that is rejected.
     """
-    name = path.name if path else _PACKAGED
-    catalog = _read(path, name)
+    path = path or _PACKAGED
+    name = path.name
+    catalog = read_json(path, f"The tool catalog {name}", MAX_CATALOG_BYTES)
     declarations = catalog.get("tools") if isinstance(catalog, dict) else None
     if not isinstance(declarations, list):
         raise SettingsError(f'The tool catalog {name} must be a JSON object with a list under "tools".')
@@ -99,27 +99,3 @@ def known_tools(settings: Settings) -> tuple[ToolSpec, ...]:
     """List the tools of the server and of the catalog. Raises `SettingsError`."""
     functions = [tool.spec for tool in python_tools(settings.tools_path)]
     return (*builtin_specs(), *functions, *load_catalog(settings.device_tools_file))
-
-
-def _read(path: Path | None, name: str) -> Any:
-    try:
-        if path is None:
-            encoded = resources.files("conductor").joinpath("catalogs", _PACKAGED).read_bytes()
-        else:
-            with path.open("rb") as file:
-                # A device such as /dev/zero is endless.
-                encoded = file.read(MAX_CATALOG_BYTES + 1)
-        if len(encoded) > MAX_CATALOG_BYTES:
-            raise SettingsError(f"The tool catalog {name} is larger than {MAX_CATALOG_BYTES} bytes.")
-        return json.loads(encoded.decode("utf-8-sig"))
-    except OSError as error:
-        raise SettingsError(f"The tool catalog {name} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"The tool catalog {name} is not UTF-8 text.") from None
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"The tool catalog {name} is not valid JSON: {error.msg}, {position}.") from None
-    except ValueError:  # Python reads no integer of more than 4,300 digits
-        raise SettingsError(f"The tool catalog {name} is not valid JSON: a number is too long.") from None
-    except RecursionError:
-        raise SettingsError(f"The tool catalog {name} is nested too deep.") from None

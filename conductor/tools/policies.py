@@ -6,6 +6,7 @@ prevents the start, and a running server keeps its rules: a mistake never permit
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -21,7 +22,7 @@ import structlog
 from conductor.errors import SettingsError
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec, matcher
-from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
+from conductor.tools.rules import Rule, RuleError, describe, parse_rule, read_json, rule_object
 
 log = structlog.get_logger(__name__)
 
@@ -128,31 +129,8 @@ def remove(path: Path, number: int) -> Mapping[str, Any]:
 
 
 def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
-    try:
-        # Opening a pipe would wait for a writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise SettingsError(f"{path.name} is not a regular file.")
-        with path.open("rb") as file:
-            encoded = file.read(MAX_POLICIES_BYTES + 1)
-    except FileNotFoundError:
-        if required:
-            raise SettingsError(f"The rules file {path} does not exist.") from None
-        return {"version": VERSION, "rules": []}
-    except OSError as error:
-        raise SettingsError(f"{path.name} cannot be read: {error.strerror}.") from None
-    if len(encoded) > MAX_POLICIES_BYTES:
-        raise SettingsError(f"{path.name} is larger than {MAX_POLICIES_BYTES} bytes.")
-    try:
-        document: Any = parse_json(encoded.decode("utf-8-sig"))
-    except RuleError as error:
-        raise SettingsError(f"{path.name} is not valid: {error}.") from None
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{path.name} is not valid JSON, {position}: {error.msg.lower()}.") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path.name} is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # thousands of digits or brackets
-        raise SettingsError(f"{path.name} is not valid JSON.") from None
+    default = None if required else {"version": VERSION, "rules": []}
+    document = read_json(path, path.name, MAX_POLICIES_BYTES, default)
     if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise SettingsError(f'{path.name} must be a JSON object with a list under "rules".')
     if document.get("version") != VERSION or isinstance(document["version"], bool):
@@ -185,11 +163,6 @@ def _notes(path: Path) -> tuple[str, ...]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     # The lock is a file of its own: the policy file is replaced.
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     try:
         descriptor = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
@@ -226,8 +199,6 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    if not hasattr(os, "O_DIRECTORY"):
-        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -290,13 +290,13 @@ class _AtMost:
     def __init__(self, bound: Any) -> None:
         if not _number(bound) or not math.isfinite(bound):
             raise ValueError("a number")
-        self._wanted = bound
+        self._bound = bound
 
     def matches(self, argument: Argument) -> bool:
-        return _number(argument.value) and bool(argument.value <= self._wanted)
+        return _number(argument.value) and bool(argument.value <= self._bound)
 
     def may_match(self, argument: Argument) -> bool:
-        return argument.is_undecidable or argument.least <= self._wanted
+        return argument.is_undecidable or argument.least <= self._bound
 
 
 # -- paths

@@ -137,7 +137,7 @@ def _sources(path: Path | None) -> Iterable[tuple[str, list[Callable[..., Any]]]
     if path is None:
         return
     if not path.exists():
-        raise SettingsError(f"TOOLS_PATH: {path} does not exist.")
+        raise SettingsError(f"TOOLS_PATH names {path}, which does not exist.")
     for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
         module = _loaded(str(file), partial(_import, file))
         # A file may import functions of another file.

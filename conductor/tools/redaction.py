@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import json
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -77,7 +76,8 @@ class Redactor:
         texts: list[str] = []
         _gather(value, 0, texts)
         joined = "".join(f"{text}\n{_BOUNDARY}" for text in texts)
-        return _with_texts(value, 0, iter(self.text(joined).split(_BOUNDARY)))
+        redacted = _with_texts(value, 0, iter(self.text(joined).split(_BOUNDARY)))
+        return value if redacted == value else redacted
 
     def _without_known(self, text: str) -> str:
         # The literal spellings come first, by plain replacement; the longest first, since one may contain
@@ -122,22 +122,20 @@ def _with_texts(value: Any, depth: int, texts: Iterator[str]) -> Any:
         redacted = next(texts, mark("rest"))
         for _ in range(f"{value}\n".count(_BOUNDARY)):
             redacted += _BOUNDARY + next(texts, mark("rest"))
-        redacted = redacted.removesuffix("\n")
-        return value if redacted == value else redacted
+        return redacted.removesuffix("\n")
     if not value or not isinstance(value, dict | list):
         return value
     if depth >= MAX_DEPTH:
         return mark("nested")
     if isinstance(value, list):
-        return _unless_same(value, [_with_texts(item, depth + 1, texts) for item in value])
+        return [_with_texts(item, depth + 1, texts) for item in value]
     fields: dict[Any, Any] = {}
     for key, item in value.items():
         name = unique = _with_texts(key, depth + 1, texts)
         while unique in fields:  # two secrets have the same marker
             unique = f"{name} ({len(fields)})"
         fields[unique] = _field(key, _with_texts(item, depth + 1, texts))
-    same = all(map(operator.is_, [*fields, *fields.values()], [*value, *value.values()]))
-    return value if same else fields
+    return fields
 
 
 def _field(name: Any, value: Any) -> Any:
@@ -145,7 +143,7 @@ def _field(name: Any, value: Any) -> Any:
     if kind is None:
         return value
     if isinstance(value, list):
-        return _unless_same(value, [_marked(kind, item) for item in value])
+        return [_marked(kind, item) for item in value]
     return _marked(kind, value)
 
 
@@ -155,10 +153,6 @@ def _marked(kind: str, value: Any) -> Any:
         if isinstance(value, str) and _is_secret(kind, value)
         else value
     )
-
-
-def _unless_same(before: list[Any], after: list[Any]) -> list[Any]:
-    return before if all(map(operator.is_, before, after)) else after
 
 
 def _replaced(text: str, spans: Iterable[_Span]) -> str:

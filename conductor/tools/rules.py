@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import rfc8785
@@ -15,6 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 
+from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec, matcher
 from conductor.tools.predicates import PREDICATES, Argument, ComparisonBudget, Predicate, PredicateName
 
@@ -135,14 +138,8 @@ class Arguments:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
-        self._work = ComparisonBudget()
-        self._arguments: dict[str, Argument] = {}
-
-    def get(self, name: str) -> Argument | None:
-        """Return an argument by name."""
-        if name not in self._arguments and name in self.values:
-            self._arguments[name] = Argument(self.values[name], self._work)
-        return self._arguments.get(name)
+        work = ComparisonBudget()
+        self.by_name = {name: Argument(value, work) for name, value in values.items()}
 
 
 def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match:
@@ -161,7 +158,7 @@ def match(rule: Rule, spec: ToolSpec, arguments: Arguments, now: float) -> Match
         return "no"
     unclear = False
     for name, predicates in rule.conditions.items():
-        argument = arguments.get(name)
+        argument = arguments.by_name.get(name)
         if argument is None:
             return "no"
         for predicate in predicates:
@@ -260,6 +257,35 @@ def parse_rule(value: Any) -> Rule:
         case "literal_error" if is_key:
             message = f"has the unknown predicate {parts[-2]!r}, not one of {', '.join(PREDICATES)}"
     raise RuleError(f"{path} {message[:1].lower()}{message[1:]}")
+
+
+def read_json(path: Path, label: str, limit_bytes: int, default: Any = None) -> Any:
+    """Read a JSON file strictly; ``default`` if there is no file and it is not None.
+
+    Raises `SettingsError`: one sentence that begins with ``label``.
+    """
+    try:
+        # Opening a pipe would wait for a writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SettingsError(f"{label} is not a regular file.")
+        with path.open("rb") as file:
+            encoded = file.read(limit_bytes + 1)
+        if len(encoded) > limit_bytes:
+            raise SettingsError(f"{label} is larger than {limit_bytes} bytes.")
+        return parse_json(encoded.decode("utf-8-sig"))
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and default is not None:
+            return default
+        raise SettingsError(f"{label} cannot be read: {error.strerror}.") from None
+    except RuleError as error:
+        raise SettingsError(f"{label} is not valid: {error}.") from None
+    except json.JSONDecodeError as error:
+        position = f"line {error.lineno}, column {error.colno}"
+        raise SettingsError(f"{label} is not valid JSON, {position}: {error.msg.lower()}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{label} is not UTF-8 text.") from None
+    except (ValueError, RecursionError):  # thousands of digits or brackets
+        raise SettingsError(f"{label} is not valid JSON.") from None
 
 
 def parse_json(text: str) -> Any:

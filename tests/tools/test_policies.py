@@ -161,7 +161,7 @@ def test_more_rules_than_a_call_can_be_held_against_are_refused(path: Path) -> N
 
 
 def test_a_file_that_was_named_must_be_there(path: Path) -> None:
-    with pytest.raises(SettingsError, match="policies.json does not exist.$"):
+    with pytest.raises(SettingsError, match="policies.json cannot be read: No such file"):
         load(path, required=True)
 
 
