@@ -152,6 +152,8 @@ def calculate(expression: str) -> str:
         # Python only parses it: `_evaluate` accepts the nodes of arithmetic.
         tree = ast.parse(text, mode="eval").body
         return _format(_evaluate(tree, 0))
+    except CalculationError:
+        raise
     except SyntaxError:
         raise CalculationError("The expression is not complete, or not well formed.") from None
     except ZeroDivisionError:
@@ -160,9 +162,7 @@ def calculate(expression: str) -> str:
         raise CalculationError(_TOO_LARGE) from None
     except (MemoryError, RecursionError):
         raise CalculationError(_TOO_DEEP) from None
-    except (ValueError, TypeError) as error:
-        if isinstance(error, CalculationError):
-            raise
+    except (ValueError, TypeError):
         raise CalculationError("A function has no result for this value.") from None
 
 
@@ -204,20 +204,17 @@ def _chain(node: ast.BinOp, depth: int) -> Number:
         first = first.left
     value = _evaluate(first, depth + 1)
     for operation in reversed(operations):
-        if isinstance(operation.op, ast.Add | ast.Sub) and _is_percent(operation.right):
-            raise CalculationError(
-                "Adding per cent may mean two things: write 200 * 1.1 to raise 200 by a tenth, or 200 + 0.1."
-            )
+        match operation:
+            case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Call(func=ast.Name(id="percent"))):
+                raise CalculationError(
+                    "Adding per cent is ambiguous: write 200 * 1.1 to raise 200 by a tenth, or 200 + 0.1."
+                )
         right = _evaluate(operation.right, depth + 1)
         compute = _OPERATORS.get(type(operation.op))
         if compute is None:
             raise CalculationError("This operator is not known here.")
         value = _bounded(compute(value, right))
     return value
-
-
-def _is_percent(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "percent"
 
 
 def _call(name: str, arguments: list[Number]) -> Number:
@@ -257,10 +254,6 @@ def _round(value: Number, digits: Number = 0) -> Number:
     return round(value, int(digits)) if digits else round(value)
 
 
-def _percent(value: Number) -> float:
-    return value / 100
-
-
 _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -278,7 +271,7 @@ _ONE_VALUE: dict[str, Callable[..., Number]] = {
     "ln": math.log,
     "abs": abs,
     "factorial": _factorial,
-    "percent": _percent,  # made by `normalise`; an expression cannot contain it
+    "percent": lambda value: value / 100,  # made by `normalise`; an expression cannot contain it
 }
 _FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     **{name: (function, 1, 1) for name, function in _ONE_VALUE.items()},

@@ -23,19 +23,9 @@ MAX_DEPTH = 12
 MAX_ENTRIES = 2000
 # Entries of a page of a folder.
 MAX_PAGE_ENTRIES = 500
-# Bytes of a result as JSON, and seconds of a call.
+# Bytes of a result as JSON, which leave space for the other fields of an observation, and seconds of a call.
 MAX_TEXT_BYTES = 14 * 1024
 BUDGET_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class TreeLimits:
-    """Limits of one call; ``text_bytes`` leaves space for the other fields of an observation."""
-
-    entries: int = MAX_ENTRIES
-    text_bytes: int = MAX_TEXT_BYTES
-    scanned: int = MAX_SCANNED
-    seconds: float = BUDGET_S
 
 
 class FileTree:
@@ -61,11 +51,8 @@ class FileTree:
         untrusted=True,
     )
 
-    def __init__(
-        self, files: Files, limits: TreeLimits | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
-        self._limits = limits or TreeLimits()
         self._clock = clock
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -77,7 +64,7 @@ class FileTree:
         path, depth = arguments.get("path") or "", arguments.get("depth", MAX_DEPTH)
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            walk = _TreeWalk(self._files, self._limits, self._clock, stop)
+            walk = _TreeWalk(self._files, stop, self._clock)
             if not is_everything(path):
                 return _tree_outcome(walk.folder(path, depth), walk)
             if len(self._files.roots.all) > 1:
@@ -192,12 +179,9 @@ class _Node:
 
 
 class _TreeWalk(Walk):
-    def __init__(
-        self, files: Files, limits: TreeLimits, clock: Callable[[], float], stop: CancelFlag
-    ) -> None:
-        super().__init__(files, stop, clock, limits.seconds, limits.scanned)
-        self._limits = limits
-        self._text_left = limits.text_bytes
+    def __init__(self, files: Files, stop: CancelFlag, clock: Callable[[], float]) -> None:
+        super().__init__(files, stop, clock, BUDGET_S, MAX_SCANNED)
+        self._text_left = MAX_TEXT_BYTES
         self.counts: Counter[Kind | Literal["ignored"]] = Counter()
 
     def roots(self, depth: int) -> _Node:
@@ -247,8 +231,8 @@ class _TreeWalk(Walk):
             self.notes[note] = None
 
     def reached_limit(self) -> str:
-        if sum(self.counts[kind] for kind in MARKS) >= self._limits.entries:
-            return f"Only {self._limits.entries:,} entries are shown."
+        if sum(self.counts[kind] for kind in MARKS) >= MAX_ENTRIES:
+            return f"Only {MAX_ENTRIES:,} entries are shown."
         return "The entries do not all fit in one result." if self._text_left <= 0 else ""
 
     def _list(self, node: _Node, level: int, chain: Chain) -> Chain:

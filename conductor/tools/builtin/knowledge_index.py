@@ -312,11 +312,6 @@ class KnowledgeIndex:
             raise FileError("io_error", "The knowledge base could not be searched in time.") from None
         return [Hit(*row) for row in rows]
 
-    def count(self) -> int:
-        """Count the documents in the index. Raises `FileError` if there is none."""
-        (count,) = self._reader().execute("SELECT count(*) FROM file WHERE problem IS NULL").fetchone()
-        return int(count)
-
     def _reader(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if connection is None:

@@ -61,7 +61,8 @@ class ReadFile:
                 arguments["path"], lambda location: (location, read_bytes(self._files, location, stop))
             )
             path = self._files.roots.path_of(location)
-            _check_text(data, path)
+            if not _is_text(data):
+                raise FileError("parse_error", f"'{path}' is not UTF-8 text; it may be binary.")
             return self._outcome(path, data, arguments.get("offset", 1), arguments.get("limit", MAX_LINES))
 
         return await self._files.run(work)
@@ -112,15 +113,12 @@ def read_bytes(
     return bytes(data.removeprefix(b"\xef\xbb\xbf"))
 
 
-def _check_text(data: bytes, path: str) -> None:
+def _is_text(data: bytes) -> bool:
     try:
-        # NUL is valid UTF-8, but marks a binary file.
-        if b"\0" not in data:
-            data.decode()
-            return
+        data.decode()
     except UnicodeDecodeError:
-        pass
-    raise FileError("parse_error", f"'{path}' is not UTF-8 text; it may be binary.")
+        return False
+    return b"\0" not in data  # valid UTF-8, but a sign of a binary file
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,18 +287,15 @@ class Files:
             stop.set()
             raise
 
-    def locations(self, path: str) -> tuple[SandboxPath, ...]:
-        """List the locations a path may mean, as `Roots.locations` does. Raises `FileError`."""
+    def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
+        """Return the result of ``attempt`` for the first existing location of a path. Raises `FileError`."""
         try:
-            return self.roots.locations(path)
+            locations = self.roots.locations(path)
         except PathError as error:
             kind: ErrorType = "permission_denied" if error.outside else "validation_failed"
             raise FileError(kind, f"The path {_quoted(path)} cannot be used. {error}") from None
-
-    def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
-        """Return the result of ``attempt`` for the first location that exists. Raises `FileError`."""
         failure: FileError | None = None
-        for location in self.locations(path):
+        for location in locations:
             try:
                 return attempt(location)
             except FileNotFoundError:
@@ -309,9 +306,7 @@ class Files:
                 failure = failure or FileError("io_error", f"The folder {str(error)!r} is not available now.")
             except OSError as error:
                 raise described(error, self.roots.path_of(location)) from None
-        if failure:
-            raise failure
-        raise FileError("not_found", f"There is no {_quoted(path)} in {self.roots.labels}.")
+        raise failure or FileError("not_found", f"There is no {_quoted(path)} in {self.roots.labels}.")
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call with these arguments needs consent even if the tool is allowed, or None.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -27,6 +26,12 @@ from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
 
 # A pattern may be preceded by "(?i)".
 MAX_QUERY_CHARS = MAX_PATTERN_CHARS - 4
+# Limits of one call: files, bytes of all files, matches, bytes of the matches as JSON, seconds.
+MAX_FILES = 20_000
+MAX_READ_BYTES = 128 * 1024 * 1024
+MAX_MATCHES = 100
+MAX_TEXT_BYTES = 12 * 1024
+BUDGET_S = 5.0
 # Bytes of a file that is searched, and characters of a line that a pattern sees.
 MAX_FILE_BYTES = 2 * 1024 * 1024
 MAX_LINE_CHARS = 2000
@@ -38,17 +43,6 @@ _LINES = 16
 
 Find: TypeAlias = Callable[[str], int]
 """Returns the position of a match in a text, or -1."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchLimits:
-    """Limits of one call; ``text_bytes`` of matches leave space for the other fields of an observation."""
-
-    files: int = 20_000
-    read_bytes: int = 128 * 1024 * 1024
-    matches: int = 100
-    text_bytes: int = 12 * 1024
-    seconds: float = 5.0
 
 
 class SearchFiles:
@@ -83,11 +77,8 @@ class SearchFiles:
         untrusted=True,
     )
 
-    def __init__(
-        self, files: Files, limits: SearchLimits | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, files: Files, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
-        self._limits = limits or SearchLimits()
         self._clock = clock
 
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
@@ -95,7 +86,7 @@ class SearchFiles:
         path = arguments.get("path") or ""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            search = _Search(self._files, stop, self._clock, self._limits, arguments)
+            search = _Search(self._files, stop, self._clock, arguments)
             if is_everything(path):
                 for root in self._files.roots.all:
                     search.below(SandboxPath(root, ()))
@@ -108,15 +99,9 @@ class SearchFiles:
 
 class _Search(Walk):
     def __init__(
-        self,
-        files: Files,
-        stop: CancelFlag,
-        clock: Callable[[], float],
-        limits: SearchLimits,
-        arguments: Mapping[str, Any],
+        self, files: Files, stop: CancelFlag, clock: Callable[[], float], arguments: Mapping[str, Any]
     ) -> None:
-        super().__init__(files, stop, clock, limits.seconds)
-        self._limits = limits
+        super().__init__(files, stop, clock, BUDGET_S)
         self._plain = not arguments.get("regex")
         self._find = _finder(
             arguments["query"], plain=self._plain, case=bool(arguments.get("case_sensitive"))
@@ -124,8 +109,8 @@ class _Search(Walk):
         # A name's pattern as in .gitignore: it never backtracks.
         self._names = gitignore.parse(arguments.get("files", "").encode(errors="replace"))[0]
         self._matches: list[dict[str, Any]] = []
-        self._text_left = limits.text_bytes
-        self._bytes_left = limits.read_bytes
+        self._text_left = MAX_TEXT_BYTES
+        self._bytes_left = MAX_READ_BYTES
         self._counts: Counter[str] = Counter()
 
     def below(self, location: SandboxPath) -> None:
@@ -140,9 +125,9 @@ class _Search(Walk):
             self._search_file(location)
 
     def reached_limit(self) -> str:
-        if len(self._matches) >= self._limits.matches or self._text_left <= 0:
+        if len(self._matches) >= MAX_MATCHES or self._text_left <= 0:
             return "Only the first matches are listed."
-        if self._counts["searched"] >= self._limits.files or self._bytes_left <= 0:
+        if self._counts["searched"] >= MAX_FILES or self._bytes_left <= 0:
             return f"Only {self._counts['searched']:,} files were searched."
         return ""
 
@@ -163,7 +148,6 @@ class _Search(Walk):
             return
         self._bytes_left -= len(data)
         if b"\0" in data[:8192]:
-            self._counts["binary"] += 1
             return
         self._counts["searched"] += 1
         text = data.decode(errors="replace")

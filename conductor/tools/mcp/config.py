@@ -116,7 +116,8 @@ def _server(path: Path, name: str, values: Any) -> McpServerConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"{location}: {field} is not valid: {_lower(first['msg'])}.") from None
+        problem = first["msg"][:1].lower() + first["msg"][1:].rstrip(".")
+        raise SettingsError(f"{location}: {field} is not valid: {problem}.") from None
     _check_transport(location, config)
     secrets: list[str] = []
     expanded = {
@@ -148,7 +149,3 @@ def _check_transport(location: str, config: McpServerConfig) -> None:
         raise SettingsError(f"{location}: url must begin with {schemes[1]}:// or {schemes[0]}:// and a host.")
     if url.username is not None or url.password is not None:
         raise SettingsError(f"{location}: url must not contain a user name or a password; use headers.")
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".")

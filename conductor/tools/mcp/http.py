@@ -62,12 +62,12 @@ async def http_streams(
         """A body that raises if it is compressed or too long; the package limits events."""
 
         def __init__(self, response: Response) -> None:
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
             self._stream = response.stream
             self._is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
             self._is_event_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            assert isinstance(self._stream, httpx2.AsyncByteStream)
             if not self._is_plain:
                 raise httpx2.StreamError("The answer is compressed, although identity was requested.")
             body = bytearray()
@@ -84,7 +84,6 @@ async def http_streams(
             yield sparse(body)
 
         async def aclose(self) -> None:
-            assert isinstance(self._stream, httpx2.AsyncByteStream)
             await self._stream.aclose()
 
     async with (

@@ -81,7 +81,6 @@ class McpConnection:
         roots: Sequence[Path] = (),
         local_only: bool = False,
         retry_s: float = RETRY_S,
-        relist_pause_s: float = RELIST_PAUSE_S,
         folder: Path | None = None,
         auth: Auth | None = None,
     ) -> None:
@@ -93,7 +92,6 @@ class McpConnection:
         self._roots = roots
         self._local_only = local_only
         self._retry_s = retry_s
-        self._relist_pause_s = relist_pause_s
         self._folder = folder
         self._auth = auth
         self._attempt_ended = asyncio.Event()
@@ -234,7 +232,7 @@ class McpConnection:
                     self._wake.clear()
                     async with asyncio.timeout(LIST_S):
                         await self._list(client)
-                    await asyncio.sleep(self._relist_pause_s)
+                    await asyncio.sleep(RELIST_PAUSE_S)
             finally:
                 listening.cancel()
 
@@ -253,7 +251,7 @@ class McpConnection:
                 return
             except SubscriptionLost:
                 self._wake.set()
-            await asyncio.sleep(self._relist_pause_s)
+            await asyncio.sleep(RELIST_PAUSE_S)
 
     async def _list(self, client: Client) -> None:
         tools: list[Tool] = []
@@ -391,12 +389,12 @@ def tokens_path(folder: Path, server: str) -> Path:
 
 def append_line(path: Path, line: str) -> None:
     """Add a line with its time to a log; a log of `MAX_LOG_BYTES` is emptied first. Errors are ignored."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = "a" if not path.exists() or path.stat().st_size < MAX_LOG_BYTES else "w"
-        with open(path, mode, encoding="utf-8", opener=_private) as file:
+        with open(path, mode, encoding="utf-8", opener=opener) as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}\n")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

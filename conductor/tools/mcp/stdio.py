@@ -50,8 +50,8 @@ async def stdio_streams(
         cwd=config.cwd,
         start_new_session=True,
     )
-    assert process.stderr is not None
-    program = _Program(config.name, process)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    program = _Program(config.name, process, process.stdin, process.stdout)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(program.receive)
         tasks.start_soon(program.send)
@@ -73,12 +73,16 @@ async def stdio_streams(
 class _Program:
     """A running program; ``inbound`` and ``outbound`` are the client's ends of its streams."""
 
-    def __init__(self, name: str, process: Process) -> None:
+    def __init__(
+        self, name: str, process: Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+    ) -> None:
         import anyio
         from mcp.shared.message import SessionMessage
 
         self._name = name
         self._process = process
+        self._stdin = stdin
+        self._stdout = stdout
         self._received, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.outbound, self._to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self._warned_at = float("-inf")
@@ -87,20 +91,18 @@ class _Program:
         """Pass messages to the client until the program closes its output."""
         from anyio import BrokenResourceError, ClosedResourceError
 
-        stdout = self._process.stdout
-        assert stdout is not None
         async with self._received:
             with suppress(BrokenResourceError, ClosedResourceError):  # the client has ended
-                await self._receive(stdout)
+                await self._receive()
         # A program exits only if it can write its output.
-        while await stdout.read(65_536):
+        while await self._stdout.read(65_536):
             pass
 
-    async def _receive(self, stdout: asyncio.StreamReader) -> None:
+    async def _receive(self) -> None:
         from mcp.shared.message import SessionMessage
 
         try:
-            while line := await stdout.readline():
+            while line := await self._stdout.readline():
                 if is_dense(line):
                     log.warning("mcp server ended: a line has more than 50,000 values", server=self._name)
                     return
@@ -124,14 +126,12 @@ class _Program:
 
     async def send(self) -> None:
         """Write the client's messages to the program."""
-        stdin = self._process.stdin
-        assert stdin is not None
         with suppress(OSError):
             async for item in self._to_send:
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                stdin.write(f"{text}\n".encode())
-                await stdin.drain()
-        stdin.close()
+                self._stdin.write(f"{text}\n".encode())
+                await self._stdin.drain()
+        self._stdin.close()
         self._to_send.close()
         self._received.close()
 

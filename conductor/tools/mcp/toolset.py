@@ -58,7 +58,8 @@ class McpToolset:
         self._on_change: Callable[[], None] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._connections: dict[str, McpConnection] = {}
-        self._sessions: dict[_SessionKey, _SessionServer] = {}
+        self._sessions: dict[_SessionKey, McpConnection] = {}
+        self._timers: dict[_SessionKey, asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._configs: dict[str, McpServerConfig] = {}
         self.reload(configs)
@@ -135,31 +136,23 @@ class McpToolset:
     async def _own(self, config: McpServerConfig, context: CallContext) -> McpConnection:
         # The shared connection only lists the tools. Clients choose session ids: two may be the same.
         key = (config.name, context.subject, context.session_id)
-        own = self._sessions.get(key)
-        if own is None:
+        connection = self._sessions.pop(key, None)
+        if connection is None:
             if len(self._sessions) >= MAX_SESSION_SERVERS:
                 self._end_session(next(iter(self._sessions)))
-            own = self._sessions[key] = _SessionServer(self._connect(config))
-        own.idle.cancel()
-        own.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, self._end_session, key)
-        self._sessions[key] = self._sessions.pop(key)  # the least recently used server comes first
-        await own.connection.wait_for_attempt()
-        return own.connection
+            connection = self._connect(config)
+            connection.start()
+        else:
+            self._timers[key].cancel()
+        self._sessions[key] = connection  # the least recently used connection comes first
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(SESSION_IDLE_S, self._end_session, key)
+        await connection.wait_for_attempt()
+        return connection
 
     def _end_session(self, key: _SessionKey) -> None:
-        own = self._sessions.pop(key, None)
-        if own is not None:
-            own.idle.cancel()
-            self._stop(own.connection)
-
-
-class _SessionServer:
-    """The server of one session, and the timer that ends it."""
-
-    def __init__(self, connection: McpConnection) -> None:
-        self.connection = connection
-        self.idle = asyncio.get_running_loop().call_later(SESSION_IDLE_S, lambda: None)
-        connection.start()
+        self._timers.pop(key).cancel()
+        self._stop(self._sessions.pop(key))
 
 
 async def call_tool(
@@ -237,9 +230,15 @@ def _to_failure(error: MCPError, call: McpCall, spec: ToolSpec, connection: McpC
     if connection.config.url:
         # A gateway lost its server, or the answer is not a message, for which the package makes an error.
         lost_codes += [INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR]
-    if error.code in lost_codes:
-        return _lost(spec, server)
-    return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+    if error.code not in lost_codes:
+        return failed("internal_error", f"The MCP server refused the call: {message}", reason="mcp_error")
+    message = f"The connection to the MCP server {server} was lost before the result came."
+    if spec.effect == "read":
+        return failed("io_error", message, reason="connection_lost")
+    message += (
+        " The call may have happened. Do not repeat it, and do not tell the user that it succeeded or failed."
+    )
+    return failed("unknown", message, reason="connection_lost")
 
 
 def _not_connected(name: str) -> ToolOutcome:
@@ -249,16 +248,6 @@ def _not_connected(name: str) -> ToolOutcome:
 
 
 _RAN = "The call was run; do not repeat it if it changes something."
-
-
-def _lost(spec: ToolSpec, server: str) -> ToolOutcome:
-    message = f"The connection to the MCP server {server} was lost before the result came."
-    if spec.effect == "read":
-        return failed("io_error", message, reason="connection_lost")
-    message += (
-        " The call may have happened. Do not repeat it, and do not tell the user that it succeeded or failed."
-    )
-    return failed("unknown", message, reason="connection_lost")
 
 
 def _wrong_output(connection: McpConnection, tool: str, result: CallToolResult) -> str | None:

@@ -16,14 +16,10 @@ from websockets.exceptions import ConnectionClosed
 from conductor.tools.mcp.inbound import is_dense
 
 
-async def _always(size: int) -> bool:
-    return True
-
-
 @asynccontextmanager
 async def socket_streams(
     websocket: Connection,
-    admit: Callable[[int], Awaitable[bool]] = _always,
+    admit: Callable[[int], Awaitable[bool]] | None = None,
     send_timeout: float | None = None,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Make the two streams that a client or a server of the package runs on.
@@ -39,7 +35,9 @@ async def socket_streams(
             with suppress(ConnectionClosed):
                 while True:
                     text = await websocket.recv(decode=False)
-                    if not await admit(len(text)) or is_dense(text):
+                    if admit is not None and not await admit(len(text)):
+                        return
+                    if is_dense(text):
                         return
                     try:
                         message = jsonrpc_message_adapter.validate_json(text, by_name=False)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.builtin import search_files
 from conductor.tools.builtin.sandbox import Files, Roots
-from conductor.tools.builtin.search_files import MAX_FILE_BYTES, MAX_LINE_CHARS, SearchFiles, SearchLimits
+from conductor.tools.builtin.search_files import MAX_FILE_BYTES, MAX_LINE_CHARS, SearchFiles
 from conductor.tools.schema import check_schema, linear_search
 from tests.cpu import least_cpu_s
 
@@ -26,8 +27,8 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-async def search(root: Path, query: str, limits: SearchLimits | None = None, **arguments: Any) -> ToolOutcome:
-    return await SearchFiles(Files(Roots([root])), limits).run({"query": query, **arguments}, CONTEXT)
+async def search(root: Path, query: str, **arguments: Any) -> ToolOutcome:
+    return await SearchFiles(Files(Roots([root]))).run({"query": query, **arguments}, CONTEXT)
 
 
 def found(outcome: ToolOutcome) -> list[tuple[str, int]]:
@@ -131,18 +132,21 @@ async def test_long_lines_are_cut_around_what_was_found(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "note"),
+    ("limit", "value", "note"),
     [
-        (SearchLimits(matches=3), "Only the first matches are listed."),
-        (SearchLimits(text_bytes=120), "Only the first matches are listed."),
-        (SearchLimits(files=1), "Only 1 files were searched."),
-        (SearchLimits(read_bytes=10), "Only 1 files were searched."),
-        (SearchLimits(seconds=0), "The time limit was reached."),
+        ("MAX_MATCHES", 3, "Only the first matches are listed."),
+        ("MAX_TEXT_BYTES", 120, "Only the first matches are listed."),
+        ("MAX_FILES", 1, "Only 1 files were searched."),
+        ("MAX_READ_BYTES", 10, "Only 1 files were searched."),
+        ("BUDGET_S", 0, "The time limit was reached."),
     ],
 )
-async def test_it_says_when_not_everything_was_searched(root: Path, limits: SearchLimits, note: str) -> None:
+async def test_a_limit_that_ends_the_search_is_noted(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, note: str
+) -> None:
+    monkeypatch.setattr(search_files, limit, value)
     (root / "many").write_text("heron\n" * 1000)
-    outcome = await search(root, "heron", limits)
+    outcome = await search(root, "heron")
     assert not outcome.data["complete"]
     assert outcome.metadata.notes == (note,)
 

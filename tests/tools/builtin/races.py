@@ -1,0 +1,41 @@
+"""A file system that changes while a tool works."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def swapping(swap: Callable[[], object], seconds: float = 0.5) -> Iterator[Iterator[int]]:
+    """Repeat ``swap`` in a thread during the block; yields numbers for ``seconds``, one an attempt."""
+    over, swaps = threading.Event(), 0
+
+    def repeat() -> None:
+        nonlocal swaps
+        while not over.is_set():
+            swap()
+            swaps += 1
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    deadline = time.monotonic() + seconds
+    try:
+        yield itertools.takewhile(lambda _: time.monotonic() < deadline, itertools.count())
+    finally:
+        over.set()
+        thread.join()
+    assert swaps > 100
+
+
+def exchange(path: Path, link: Path) -> None:
+    """Put a link in the place of a file or folder, and then the file or folder back."""
+    aside = link.with_name("aside")
+    path.rename(aside)
+    link.rename(path)
+    path.rename(link)
+    aside.rename(path)
