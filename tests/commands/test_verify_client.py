@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import connect as open_websocket
 from websockets.asyncio.server import serve
 
 from conductor.cli import main
 from conductor.client import Approval, ApprovalDecision, Client, Reconnect, allow, connect
 from conductor.client.options import DEFAULT_CAPABILITIES
 from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
+from tests.app import App
 
 FIRST = STEPS[0]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -77,24 +76,20 @@ async def test_steps_of_missing_capabilities_are_skipped() -> None:
     }
 
 
-def frame(number: int, kind: str, payload: dict[str, Any]) -> str:
-    return json.dumps(
-        {"id": f"e{number}", "type": kind, "timestamp": "t", "sessionId": "s-1", "payload": payload}
-    )
+class CarelessApp(App):
+    """Ignores ids, does not reconnect, and sends an invalid event."""
+
+    def receive(self, data: bytes) -> None:
+        self.event_ids.clear()
+        super().receive(data)
 
 
 async def careless(url: str) -> None:
-    """Be an app that ignores ids, does not reconnect, and sends an invalid event."""
-    async with open_websocket(url) as connection:
-        await connection.send(frame(0, "session.start", {"sessionId": "s-1"}))
-        await connection.send("[]")
-        number = 0
-        async for text in connection:
-            event = json.loads(text)
-            if event["type"] == "tool.call":
-                number += 1
-                result = {"callId": event["payload"]["callId"], "result": "ok", "error": None}
-                await connection.send(frame(number, "tool.result", result))
+    phone = CarelessApp(url, answer=lambda call: "ok")
+    await phone.open(start=False)
+    phone.start()
+    phone.socket.write(b"[]")
+    await phone.closed.wait()
 
 
 async def test_the_steps_that_a_careless_app_fails() -> None:
