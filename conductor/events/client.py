@@ -1,4 +1,4 @@
-"""The events of the client, one struct each. A struct has the payload's fields, in snake case.
+"""The events of the client, one struct each with the payload's fields in snake case.
 
 Docstrings and descriptions appear in docs/protocol-reference.md and name fields as they are on the wire.
 """
@@ -33,7 +33,7 @@ _EDITS = [
         "then": {"properties": _NO_ARGUMENTS},
     },
 ]
-"""`_check_edit` as JSON Schema."""
+"""The conditions of `_check_edit` as JSON Schema."""
 _ONE = ("approvalId", "argumentsDigest", "decision")
 _TOOL = {
     "name": "lamp.switch",
@@ -326,7 +326,7 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
     CAPABILITY: ClassVar[str] = "approval"
     CONDITIONS: ClassVar[Mapping[str, Any]] = {
         "allOf": _EDITS,
-        # Null is as good as left out, so `required` alone would say too little and too much.
+        # Null counts as left out, so `required` alone is not enough.
         "oneOf": [
             {
                 "title": "one decision",
@@ -366,11 +366,11 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
     ] = None
 
     def __post_init__(self) -> None:
-        one = (self.approval_id, self.arguments_digest, self.decision)
-        if self.decisions is None and None in one:
-            raise ValueError("it needs approvalId, argumentsDigest and decision, or decisions")
-        if self.decisions is not None and any(value is not None for value in one):
-            raise ValueError("it holds decisions beside one of its own")
+        fields = (self.approval_id, self.arguments_digest, self.decision)
+        if self.decisions is None and None in fields:
+            raise ValueError("send approvalId, argumentsDigest and decision, or decisions")
+        if self.decisions is not None and any(value is not None for value in fields):
+            raise ValueError("decisions excludes approvalId, argumentsDigest and decision")
         _check_edit(self.decision, self.edited_arguments)
 
     def all(self) -> list[Decision]:
@@ -392,7 +392,7 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 def _make_text(event: ResumeDone | ToolResultEvent | ToolCancelled) -> None:
-    # Let a result that is no string be its JSON text: apps send objects.
+    # A result that is no string becomes its JSON text: apps send objects.
     if event.result is not None and not isinstance(event.result, str):
         msgspec.structs.force_setattr(event, "result", _encode(event.result).decode())
 

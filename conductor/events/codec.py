@@ -1,4 +1,4 @@
-"""Bytes to events: size, shape and depth are checked before anything else sees a frame."""
+"""Decodes frames: size, form and depth are checked first."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from conductor.events.envelope import PROTOCOL_VERSION
 MAX_DEPTH = 32
 MAX_NODES = 5_000
 MAX_INTEGER = 2**53 - 1
-"""Larger integers lose digits in JavaScript and in doubles, silently."""
+"""Larger integers lose digits in JavaScript and in doubles."""
 
 BINARY_MARK = b"\x00"
-"""Stands at the head of a frame that came as binary; no JSON text begins so."""
+"""The first byte of a frame that came as binary; no JSON text begins with it."""
 
 _NO_CHOICE = "Invalid enum value"
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-# To its end, or to the frame's: each byte is looked at once.
+# Ends at the string's end or at the frame's, so that each byte is read once.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 _TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(ClientEvent)}
 
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """An accepted frame. ``event`` is None where the type is unknown, which is no error."""
+    """An accepted frame. ``event`` is None for an unknown type."""
 
     id: str
     type: str
@@ -43,71 +43,71 @@ class Inbound:
 
 
 class InvalidFrame(EventError):
-    """A frame that cannot be accepted; ``event_type`` is its type, where that could be read."""
+    """A frame that is refused; ``event_type`` is its type, or None if it cannot be read."""
 
-    def __init__(self, code: ErrorCode, message: str, found: _Found) -> None:
-        super().__init__(code, message, event_id=found.id, session_id=found.session_id)
-        self.event_type = found.type
+    def __init__(self, code: ErrorCode, message: str, head: _Head) -> None:
+        super().__init__(code, message, event_id=head.id, session_id=head.session_id)
+        self.event_type = head.type
 
 
 @dataclass(slots=True)
-class _Found:
-    # What is known of a frame so far, for the error about it.
+class _Head:
+    # The readable fields of a frame, for the error about it.
     id: str | None = None
     type: str | None = None
     session_id: str | None = None
 
 
-class _Head(msgspec.Struct, rename="camel"):
-    # The few fields worth reading of a frame that is too large.
+class _LargeHead(msgspec.Struct, rename="camel"):
+    # The fields that are read of a frame that is too large.
     id: str = ""
     type: str = ""
     session_id: str = ""
 
 
-# msgspec's own way with floats takes 100 times as long for such as 1e308; Python's does not.
+# msgspec's own conversion of floats such as 1e308 takes 100 times as long.
 _decode = msgspec.json.Decoder(float_hook=float).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_head = msgspec.json.Decoder(_LargeHead).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
-    """Read one frame.
+    """Decode one frame.
 
-    ``max_bytes`` is the soft limit of an event; a ``tool.result`` may be larger, up to the transport's
-    own limit. Raises `InvalidFrame` for anything that is not a valid event of protocol version 1.
+    ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit.
+    Raises `InvalidFrame`.
     """
-    found = _Found()
+    head = _Head()
     if frame.startswith(BINARY_MARK):
-        _refuse("binary_frame", found)
+        _refuse("binary_frame", head)
     if len(frame) > max_bytes:
-        return _decode_large(frame, max_bytes, found)
+        return _decode_large(frame, max_bytes, head)
     # Counting commas costs a hundredth of building the values between them.
     if frame.count(b",") > MAX_NODES and _STRING.sub(b"", frame).count(b",") > MAX_NODES:
-        _read_head(frame, found)
-        _refuse("too_many_values", found)
-    value = _parse(frame, found)
-    payload = _check_envelope(value, found)
-    assert found.id is not None and found.type is not None and found.session_id is not None
-    # An unknown type is no error (protocol, "Envelope"): an old server meets a newer app.
-    struct = _TYPES.get(found.type)
-    event = None if struct is None else _convert(payload, struct, found)
-    return Inbound(found.id, found.type, found.session_id, len(frame), event)
+        _read_head(frame, head)
+        _refuse("too_many_values", head)
+    value = _parse(frame, head)
+    payload = _check_envelope(value, head)
+    assert head.id is not None and head.type is not None and head.session_id is not None
+    # An unknown type is no error: the app may be newer than the server.
+    struct = _TYPES.get(head.type)
+    event = None if struct is None else _convert(payload, struct, head)
+    return Inbound(head.id, head.type, head.session_id, len(frame), event)
 
 
-def _refuse(message: str, found: _Found, code: ErrorCode = "invalid_event") -> NoReturn:
-    raise InvalidFrame(code, message, found) from None
+def _refuse(message: str, head: _Head, code: ErrorCode = "invalid_event") -> NoReturn:
+    raise InvalidFrame(code, message, head) from None
 
 
 class _LargeResult(msgspec.Struct, rename="camel"):
-    # The payload of a `_Large`; the result is not built, whatever it holds.
+    # The payload of a `_Large`; the result's values are not built.
     call_id: client.Id
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str | None = None
 
 
 class _Large(msgspec.Struct, rename="camel"):
-    # A large ``tool.result``: other fields are passed over without being built.
+    # A large ``tool.result``: the values of other fields are not built.
     id: str | None = None
     type: str | None = None
     timestamp: str | None = None
@@ -120,22 +120,20 @@ _decode_large_result = msgspec.json.Decoder(_Large).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
-def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
-    # Read a frame above the soft limit: a ``tool.result``, of which only what is needed is looked at.
-    # Building all values of a hostile megabyte would hold the loop for longer than everything else together.
-    _read_head(frame, found)
-    # A result may be large up to the hard limit; no other event has a reason to be (protocol, "Transport").
-    if found.type != client.ToolResultEvent.TYPE:
-        _refuse(f"event_too_large:{len(frame)}", found)
+def _decode_large(frame: bytes, max_bytes: int, head: _Head) -> Inbound:
+    # Building all values of a hostile megabyte would hold the loop for longer than all other work together.
+    _read_head(frame, head)
+    if head.type != client.ToolResultEvent.TYPE:
+        _refuse(f"event_too_large:{len(frame)}", head)
     try:
         large = _decode_large_result(frame)
         event = None if large.payload is None else _result_of(large.payload)
     except UnicodeDecodeError:
-        _refuse("invalid_utf8", found)
+        _refuse("invalid_utf8", head)
     except msgspec.ValidationError as error:
-        _refuse(f"invalid_payload: {error}", found)
+        _refuse(f"invalid_payload: {error}", head)
     except (msgspec.MsgspecError, RecursionError):
-        _refuse("invalid_json", found)
+        _refuse("invalid_json", head)
     envelope: dict[str, Any] = {
         "id": large.id,
         "type": large.type,
@@ -144,12 +142,12 @@ def _decode_large(frame: bytes, max_bytes: int, found: _Found) -> Inbound:
         "protocolVersion": large.protocol_version,
         "payload": None if large.payload is None else {},
     }
-    _check_envelope(envelope, found)
-    # Keys are looked at where the frame is large for its result, not for what surrounds it.
+    _check_envelope(envelope, head)
+    # Keys are checked if the frame is large because of its result.
     if large.payload is not None and len(frame) - len(_encode(large.payload)) <= max_bytes:
-        _check_keys(frame.replace(bytes(large.payload.result), b"null", 1), found)
-    assert found.id is not None and found.session_id is not None
-    return Inbound(found.id, found.type, found.session_id, len(frame), event)
+        _check_keys(frame.replace(bytes(large.payload.result), b"null", 1), head)
+    assert head.id is not None and head.session_id is not None
+    return Inbound(head.id, head.type, head.session_id, len(frame), event)
 
 
 def _result_of(large: _LargeResult) -> client.ToolResultEvent:
@@ -162,56 +160,56 @@ def _result_of(large: _LargeResult) -> client.ToolResultEvent:
     return client.ToolResultEvent(large.call_id, result, large.error)
 
 
-def _read_head(frame: bytes, found: _Found) -> None:
+def _read_head(frame: bytes, head: _Head) -> None:
     try:
-        head = _decode_head(frame)
+        large = _decode_head(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
-    _note(found, head.id, head.type, head.session_id)
+    _note(head, large.id, large.type, large.session_id)
 
 
-def _note(found: _Found, event_id: Any, event_type: Any, session_id: Any) -> None:
+def _note(head: _Head, event_id: Any, event_type: Any, session_id: Any) -> None:
     if isinstance(event_id, str) and 0 < len(event_id) <= 128:
-        found.id = event_id
+        head.id = event_id
     if isinstance(event_type, str):
-        found.type = event_type
+        head.type = event_type
     if isinstance(session_id, str) and _SESSION_ID.fullmatch(session_id):
-        found.session_id = session_id
+        head.session_id = session_id
 
 
-def _parse(frame: bytes, found: _Found) -> dict[str, Any]:
+def _parse(frame: bytes, head: _Head) -> dict[str, Any]:
     # Parse strictly: UTF-8, no NaN, no lone surrogates, no duplicate keys, bounded depth and size.
     try:
         value = _decode(frame)
     except UnicodeDecodeError:
-        _refuse("invalid_utf8", found)
+        _refuse("invalid_utf8", head)
     except RecursionError:
-        _refuse("too_deep", found)
+        _refuse("too_deep", head)
     except msgspec.MsgspecError:
-        _refuse("invalid_json", found)
+        _refuse("invalid_json", head)
     if not isinstance(value, dict):
-        _refuse("not_an_object", found)
-    _note(found, value.get("id"), value.get("type"), value.get("sessionId"))
-    _check_values(value, found)
-    # A frame that encodes to itself holds no duplicate key, and most do: looking for one costs
-    # seven times as much as parsing.
+        _refuse("not_an_object", head)
+    _note(head, value.get("id"), value.get("type"), value.get("sessionId"))
+    _check_values(value, head)
+    # A frame that encodes to itself has no duplicate key. The search for one costs seven times as much as
+    # parsing.
     if _encode(value) != frame:
-        _check_keys(frame, found)
+        _check_keys(frame, head)
     return value
 
 
-def _check_values(value: dict[str, Any], found: _Found) -> None:
+def _check_values(value: dict[str, Any], head: _Head) -> None:
     nodes = 0
-    # Level by level, without recursion: depth is the sender's choice.
+    # Level by level, without recursion: the sender chooses the depth.
     level: list[Any] = [value]
     depth = 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            _refuse("too_deep", found)
+            _refuse("too_deep", head)
         nodes += len(level)
         if nodes > MAX_NODES:
-            _refuse("too_many_values", found)
+            _refuse("too_many_values", head)
         below: list[Any] = []
         for item in level:
             if type(item) is dict:
@@ -219,9 +217,9 @@ def _check_values(value: dict[str, Any], found: _Found) -> None:
             elif type(item) is list:
                 below.extend(item)
             elif type(item) is int and not -MAX_INTEGER <= item <= MAX_INTEGER:
-                _refuse("number_out_of_range", found)
+                _refuse("number_out_of_range", head)
             elif type(item) is float and not isfinite(item):
-                _refuse("invalid_json", found)
+                _refuse("invalid_json", head)
         level = below
 
 
@@ -237,39 +235,39 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 _scan_keys = json.JSONDecoder(object_pairs_hook=_unique).decode
 
 
-def _check_keys(frame: bytes, found: _Found) -> None:
+def _check_keys(frame: bytes, head: _Head) -> None:
     try:
         _scan_keys(frame.decode())
     except _DuplicateKeyError:
-        _refuse("duplicate_key", found)
+        _refuse("duplicate_key", head)
     except (ValueError, RecursionError):
-        _refuse("invalid_json", found)
+        _refuse("invalid_json", head)
 
 
-def _check_envelope(value: dict[str, Any], found: _Found) -> dict[str, Any]:
-    # In the protocol's order: the first fault is the one that the client is told.
+def _check_envelope(value: dict[str, Any], head: _Head) -> dict[str, Any]:
+    # In this order: the client gets the first fault.
     for key, name in _REQUIRED:
-        given = value.get(key)
-        if given is None or (given == "" and key in ("id", "sessionId")):
-            _refuse(f"missing_{name}", found)
-    if found.id is None:
-        _refuse("invalid_id", found)
-    if found.type is None:
-        _refuse("invalid_type", found)
+        field = value.get(key)
+        if field is None or (field == "" and key in ("id", "sessionId")):
+            _refuse(f"missing_{name}", head)
+    if head.id is None:
+        _refuse("invalid_id", head)
+    if head.type is None:
+        _refuse("invalid_type", head)
     if not isinstance(value["timestamp"], str):
-        _refuse("invalid_timestamp", found)
-    if found.session_id is None:
-        _refuse("invalid_session_id", found)
+        _refuse("invalid_timestamp", head)
+    if head.session_id is None:
+        _refuse("invalid_session_id", head)
     payload = value["payload"]
     if not isinstance(payload, dict):
-        _refuse("invalid_payload", found)
+        _refuse("invalid_payload", head)
     version = value.get("protocolVersion")
     version = PROTOCOL_VERSION if version is None else version
     if type(version) is not int or version < 1:
-        _refuse("invalid_protocol_version", found)
+        _refuse("invalid_protocol_version", head)
     if version > PROTOCOL_VERSION:
         message = f"This server speaks protocol version {PROTOCOL_VERSION}."
-        _refuse(message, found, "unsupported_protocol_version")
+        _refuse(message, head, "unsupported_protocol_version")
     return payload
 
 
@@ -282,19 +280,19 @@ _REQUIRED = (
 )
 
 
-def _convert(payload: dict[str, Any], struct: type[ClientEvent], found: _Found) -> ClientEvent:
+def _convert(payload: dict[str, Any], struct: type[ClientEvent], head: _Head) -> ClientEvent:
     try:
         event = msgspec.convert(payload, struct)
     except msgspec.ValidationError as error:
-        _refuse(f"invalid_payload: {_without_value(str(error))}", found)
+        _refuse(f"invalid_payload: {_without_value(str(error))}", head)
     if isinstance(event, client.SessionStart) and event.instructions is not None:
         if len(event.instructions.encode()) > client.MAX_INSTRUCTIONS_BYTES:
-            _refuse(f"instructions_too_large:{client.MAX_INSTRUCTIONS_BYTES}", found)
+            _refuse(f"instructions_too_large:{client.MAX_INSTRUCTIONS_BYTES}", head)
     return event
 
 
 def _without_value(message: str) -> str:
-    # Take the client's own words out of a message: msgspec quotes only what is none of a field's choices.
+    # msgspec quotes a value that is not one of a field's choices; it may be confidential.
     if not message.startswith(_NO_CHOICE):
         return message
     _, at, path = message.rpartition(" - at `")

@@ -100,7 +100,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _kind(schema: Json, *, nullable: bool = True) -> str:
-    choices = [one for one in schema.get("anyOf", [schema]) if nullable or one.get("type") != "null"]
+    kinds = schema.get("anyOf", [schema])
+    choices = [kind for kind in kinds if nullable or kind.get("type") != "null"]
     limits = [limit for choice in choices for limit in _limits(choice)]
     return ", ".join([" or ".join(map(_bare_kind, choices)), *limits])
 

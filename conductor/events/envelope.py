@@ -12,19 +12,19 @@ import msgspec
 PROTOCOL_VERSION = 1
 PATH = "/ws"
 SUBPROTOCOL = "conductor.v1"
-"""What a browser names beside ``bearer.TOKEN``; the token itself is never echoed."""
+"""A browser names it next to ``bearer.TOKEN``. The token is not echoed."""
 SUPERSEDED = 4409
-"""The WebSocket close code of a connection whose session another client took over (protocol, "Base")."""
+"""The WebSocket close code of a connection whose session another connection serves."""
 
 
 class Payload(Protocol):
-    """What stands in an envelope: a struct whose class knows its ``type`` on the wire."""
+    """The content of an envelope: a struct whose class has its ``type`` on the wire."""
 
     TYPE: ClassVar[str]
 
 
 class Envelope(msgspec.Struct, frozen=True, rename="camel"):
-    """One frame. Nothing else ever stands at the top level (protocol, "Envelope")."""
+    """One frame. It has no other fields at the top level."""
 
     id: str
     type: str
@@ -38,12 +38,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_event(event_id: str, session_id: str, payload: Payload) -> bytes:
-    """Write one event as a frame of UTF-8 JSON, stamped with the present time."""
+    """Encode an event as a frame of UTF-8 JSON with the present time."""
     return _encode(Envelope(event_id, payload.TYPE, timestamp(), session_id, PROTOCOL_VERSION, payload))
 
 
 class IdGenerator:
-    """Makes unique ids: a random prefix and a counter, since a uuid costs 25 times as much."""
+    """Makes unique ids from a random prefix and a counter; a UUID costs 25 times as much."""
 
     def __init__(self, kind: str) -> None:
         self._prefix = f"{kind}_{secrets.token_hex(8)}"
@@ -54,25 +54,25 @@ class IdGenerator:
         return f"{self._prefix}_{next(self._count):x}"
 
     def after(self, event_id: str) -> str:
-        """Make the next id, such as ``evt_9f86d081884c7d65_2a.3c``, in the place behind an earlier one.
+        """Make an id that follows an earlier one, such as ``evt_9f86d081884c7d65_2a.3c``.
 
-        Without an earlier id of this generator the place is before all of them.
+        An id that is not of this generator counts as the first.
         """
-        prefix, _, place = event_id.partition(".")[0].rpartition("_")
-        return f"{self._prefix}_{place if prefix == self._prefix else 0}.{next(self._count):x}"
+        prefix, _, number = event_id.partition(".")[0].rpartition("_")
+        return f"{self._prefix}_{number if prefix == self._prefix else 0}.{next(self._count):x}"
 
 
-def precedes(one: str, other: str) -> bool:
-    """Tell whether one id of a generator has its place before another; False if that is not known."""
-    prefix, _, place = one.rpartition("_")
-    other_prefix, _, other_place = other.rpartition("_")
+def precedes(first: str, second: str) -> bool:
+    """Whether the first id of a generator comes before the second; False for ids of two generators."""
+    prefix, _, numbers = first.rpartition("_")
+    second_prefix, _, second_numbers = second.rpartition("_")
     try:
-        return prefix == other_prefix and _place(place) < _place(other_place)
+        return prefix == second_prefix and _numbers(numbers) < _numbers(second_numbers)
     except ValueError:
         return False
 
 
-def _place(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     return [int(number, 16) for number in text.split(".")]
 
 
@@ -81,15 +81,15 @@ _second_text = ""
 
 
 def timestamp() -> str:
-    """Say the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
-    # The text of the second is cached: formatting it costs five times as much.
+    """Give the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
+    # The text of a second is cached; formatting it costs five times as much.
     global _second, _second_text
     milliseconds = time.time_ns() // 1_000_000
-    second, rest = divmod(milliseconds, 1000)
+    second, remainder = divmod(milliseconds, 1000)
     if second != _second:
         _second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         _second = second
-    return f"{_second_text}.{rest:03d}Z"
+    return f"{_second_text}.{remainder:03d}Z"
 
 
 new_call_id = IdGenerator("call")

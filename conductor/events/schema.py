@@ -1,7 +1,7 @@
 """The wire as JSON Schema, Draft 2020-12, and as an AsyncAPI 3.0 document, made from the events' structs.
 
-What a struct cannot say in types stands beside them: ``CAPABILITY`` of an event, ``needs`` of a field's
-``Meta`` for one that a capability adds, and ``CONDITIONS`` as further keywords of the schema.
+Some facts have no type: ``CAPABILITY`` of an event, ``needs`` in the ``Meta`` of a field that a capability
+adds, and ``CONDITIONS``, which are further keywords of the schema.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ ENVELOPE: Mapping[str, tuple[Json, str]] = {
         "The event's fields. A receiver ignores unknown fields.",
     ),
 }
-"""The fields around every event, each with its schema and its meaning; the codec checks those of clients."""
+"""The fields around every event, each with its schema and its meaning."""
 
 _OF_CLIENTS: Mapping[str, Json] = {"timestamp": {"type": "string"}}
-"""What is asked of clients where it is less than what the server keeps."""
+"""Schemas that are less strict for frames of clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; ``direction`` says who sends it, and ``example`` is a whole frame."""
+    """One event; ``direction`` is its sender, ``example`` a whole frame."""
 
     struct: type[msgspec.Struct]
     type: str
@@ -83,9 +83,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class UICall:
-    """A ``tool.call`` that the server itself makes; ``properties`` are the schemas of its arguments.
+    """A UI call; ``properties`` are the schemas of its arguments.
 
-    ``in_segments`` are those that only clients with ``segments`` get.
+    ``in_segments`` are the schemas of the arguments for clients with ``segments``.
     """
 
     name: str
@@ -129,8 +129,8 @@ def asyncapi() -> Json:
             "type": "http",
             "scheme": "bearer",
             "description": (
-                "One of the server's AUTH_TOKENS; nothing where none are set. Browsers send it as the "
-                f"subprotocol bearer.TOKEN beside {SUBPROTOCOL}."
+                "One of the server's AUTH_TOKENS, if it has any. Browsers send it as the "
+                f"subprotocol bearer.TOKEN next to {SUBPROTOCOL}."
             ),
         },
         "query": {
@@ -145,19 +145,14 @@ def asyncapi() -> Json:
         "info": {
             "title": "Conductor",
             "version": __version__,
-            "description": (
-                "What a voice app and the Conductor server say to each other over a WebSocket: "
-                f"protocol version {PROTOCOL_VERSION}."
-            ),
+            "description": (f"The WebSocket protocol of Conductor, version {PROTOCOL_VERSION}."),
         },
         "defaultContentType": "application/json",
         "servers": {
             "local": {
                 "host": f"{host}:{port}",
                 "protocol": "ws",
-                "description": (
-                    "Where a server listens unless it is told otherwise; wss behind a proxy with TLS."
-                ),
+                "description": ("The default address; wss behind a proxy with TLS."),
                 "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in security],
             }
         },
@@ -170,8 +165,8 @@ def asyncapi() -> Json:
             }
         },
         "operations": {
-            "receiveClientEvents": _operation("receive", "What a client sends.", "client"),
-            "sendServerEvents": _operation("send", "What the server sends.", "server"),
+            "receiveClientEvents": _operation("receive", "Events of the client.", "client"),
+            "sendServerEvents": _operation("send", "Events of the server.", "server"),
         },
         "components": {
             "messages": {event.type: _message(event) for event in EVENTS},
@@ -202,8 +197,8 @@ def frame(direction: Direction, event_type: str, payload: Any) -> Json:
 
 
 def _definitions(prefix: str) -> Json:
-    # Give the schemas of all frames, by the event's type, and of all payloads, by the struct's name.
-    # ``prefix`` is where they will stand, as the beginning of a reference to them.
+    # The schemas of all frames by the event's type, and of all payloads by the struct's name.
+    # ``prefix`` is the beginning of a reference to them.
     return {**{event.type: _frame_schema(event, prefix) for event in EVENTS}, **_payloads(prefix)}
 
 
@@ -226,8 +221,8 @@ def _frame_schema(event: Event, prefix: str) -> Json:
 
 def _payloads(prefix: str) -> dict[str, Json]:
     structs = [struct for _, union in _UNIONS.values() for struct in typing.get_args(union)]
-    _, found = msgspec.json.schema_components(structs, ref_template=f"{prefix}{{name}}")
-    schemas: dict[str, Json] = _plain(found)
+    _, components = msgspec.json.schema_components(structs, ref_template=f"{prefix}{{name}}")
+    schemas: dict[str, Json] = _plain(components)
     for name, schema in schemas.items():
         struct = getattr(client, name, None) or getattr(server, name)
         schema.update(getattr(struct, "CONDITIONS", {}))
@@ -251,9 +246,9 @@ def _needing(capability: str) -> str:
 
 
 def _plain(schema: Any) -> Any:
-    # Turn the docstrings in a schema into Markdown: paragraphs on one line each, single backticks.
+    # Makes Markdown of the docstrings in a schema: a line for each paragraph, single backticks.
     if isinstance(schema, list):
-        return [_plain(one) for one in schema]
+        return [_plain(paragraph) for paragraph in schema]
     if not isinstance(schema, dict):
         return schema
     plain = {
@@ -262,15 +257,17 @@ def _plain(schema: Any) -> Any:
     }
     if isinstance(plain.get("description"), str):
         paragraphs = inspect.cleandoc(plain["description"]).split("\n\n")
-        plain["description"] = "\n\n".join(" ".join(one.split()) for one in paragraphs).replace("``", "`")
-    # An optional field may be left out, so saying that its default is null tells nothing.
+        plain["description"] = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).replace(
+            "``", "`"
+        )
+    # The default null of an optional field has no meaning.
     if plain.get("default", ...) is None:
         del plain["default"]
     return plain
 
 
 def _example(schema: Json) -> Any:
-    # Give a field's own example, else the plainest value that fits its schema.
+    # A field's own example, else the simplest value that fits its schema.
     if "examples" in schema:
         return schema["examples"][0]
     if "$ref" in schema:
@@ -280,8 +277,8 @@ def _example(schema: Json) -> Any:
         return schema["enum"][0]
     if "anyOf" in schema:
         return _example(schema["anyOf"][0])
-    plainest: Json = {"string": "text", "integer": 1, "number": 1, "boolean": True, "array": [], "null": None}
-    return plainest.get(schema.get("type", "object"), {})
+    simplest: Json = {"string": "text", "integer": 1, "number": 1, "boolean": True, "array": [], "null": None}
+    return simplest.get(schema.get("type", "object"), {})
 
 
 def _events() -> Iterator[Event]:
@@ -309,7 +306,7 @@ def _operation(action: str, summary: str, direction: Direction) -> Json:
         "action": action,
         "channel": {"$ref": f"#/channels/{_CHANNEL}"},
         "summary": summary,
-        # An operation's messages must be the channel's, not the components', says the specification.
+        # The specification wants the channel's messages here, not the components'.
         "messages": [
             {"$ref": f"#/channels/{_CHANNEL}/messages/{event.type}"} for event in sent_by(direction)
         ],

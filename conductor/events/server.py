@@ -1,4 +1,4 @@
-"""The events of the server, one struct each. A struct has the payload's fields, in snake case.
+"""The events of the server, one struct each with the payload's fields in snake case.
 
 Docstrings and descriptions appear in docs/protocol-reference.md and name fields as they are on the wire.
 """

@@ -33,8 +33,8 @@ CALL: dict[str, Any] = {"callId": "call_1"}
 BOUND: dict[str, Any] = {"approvalId": "appr_1", "argumentsDigest": "0" * 64}
 ALLOW: dict[str, Any] = {**BOUND, "decision": "allow"}
 EDIT: dict[str, Any] = {**BOUND, "decision": "edit", "editedArguments": {"path": "a"}}
-WHOLE = "it needs approvalId, argumentsDigest and decision, or decisions"
-BESIDE = "it holds decisions beside one of its own"
+WHOLE = "send approvalId, argumentsDigest and decision, or decisions"
+BESIDE = "decisions excludes approvalId, argumentsDigest and decision"
 NO_EDIT = "an edit needs editedArguments"
 UNMEANT = "an allow takes no editedArguments; an edit does"
 
