@@ -140,7 +140,7 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
         ([], {"POLICIES_FILE": "none.json"}, "none.json is not there"),
         ([], {"POLICIES_FILE": "x" * 5000}, "File name too long"),
-        ([], {"WORKERS": "2"}, "WORKERS is 2, but sessions that are kept in memory"),
+        ([], {"WORKERS": "2"}, "WORKERS is 2, but a store in memory belongs to one process"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
         ([], {"MODELS_FILE": "none.toml"}, "none.toml cannot be read: no such file"),

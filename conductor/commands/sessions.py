@@ -170,7 +170,7 @@ def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answer
 
     async def carry_out() -> int:
         async with _opened(settings) as admin:
-            return await (admin.delete_subject(options.subject) if options.all else admin.delete(keys[0]))
+            return await admin.delete(keys[0].subject, None if options.all else keys[0].session_id)
 
     count = asyncio.run(carry_out())
     if not count:

@@ -12,14 +12,14 @@ from conductor.errors import StoreUnavailable
 from conductor.stores.base import SessionKey, SessionState
 from conductor.stores.records import Stored
 
-# Sessions found at a time; where a look costs a scan of all names, few are needed.
+# Keys in one page: a page of Redis costs a scan of all names.
 _PAGE = 10_000
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """A session's row in a list. ``updated`` is epoch seconds, ``size`` bytes of stored text.
+    """A session in a list. ``updated`` is epoch seconds, ``size`` bytes of stored text.
 
-    ``owned``: a claim was made and not released; its process may be dead.
+    ``owned``: a claim is not released; its process may have died.
     """
 
     subject: str
@@ -35,31 +35,27 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
 
 class StoredSessions(Protocol):
-    """What a store lets an operator do, without claims: only a deletion fences an owner."""
+    """The operator's operations of a store. They make no claims; only a deletion fences an owner."""
 
     async def keys(
         self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
     ) -> list[SessionKey]:
-        """List sessions by subject and id, all or those that match, starting behind ``after``."""
-        ...
+        """List sessions by subject and id, after ``after``; None matches all."""
 
     async def read(self, key: SessionKey) -> Stored | None:
         """Read a session; None if there is none."""
-        ...
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
-        """Delete a session, or all of a subject's, and fence the owners; return their number."""
-        ...
+        """Delete a session or all sessions of a subject, and fence the owners; return their number."""
 
     async def warnings(self) -> list[str]:
-        """Say what about the open store may lose sessions, a clause each."""
-        ...
+        """List the properties of the open store that may lose sessions."""
 
 
 class SessionAdmin:
-    """Lists, shows, exports and deletes sessions, in any open store that outlives its process.
+    """Lists, shows, exports and deletes sessions of an open store that a server may use at the same time.
 
-    All raise `StoreUnavailable`. A server may use the same store at the same time.
+    All methods raise `StoreUnavailable`.
     """
 
     def __init__(self, store: StoredSessions) -> None:
@@ -68,48 +64,44 @@ class SessionAdmin:
     async def sessions(
         self, subject: str | None = None, *, after: SessionKey | None = None, limit: int = 100
     ) -> list[SessionInfo]:
-        """List sessions by subject and id, all or a subject's, starting behind ``after``."""
-        found: list[SessionInfo] = []
+        """List all sessions or those of a subject, after ``after``."""
+        infos: list[SessionInfo] = []
         async for key, stored in self._all(subject, after, min(limit, _PAGE)):
-            if len(found) == limit:
+            if len(infos) == limit:
                 break
             try:
-                found.append(_info(key, stored, stored.state()))
-            except StoreUnavailable:  # it can still be deleted
-                found.append(_info(key, stored, SessionState()))
-        return found
+                infos.append(_info(key, stored, stored.state()))
+            except StoreUnavailable:  # unreadable, but it can be deleted
+                infos.append(_info(key, stored, SessionState()))
+        return infos
 
     async def subjects(self, session_id: str) -> list[str]:
-        """List the subjects that have a session with this id."""
+        """List the subjects with a session of this id."""
         keys = await self._store.keys(None, session_id, None, sys.maxsize)
         return [key.subject for key in keys if await self._store.read(key) is not None]
 
     async def show(self, key: SessionKey) -> dict[str, Any] | None:
-        """Give all that is stored of a session as JSON values; None if there is none."""
+        """Give a session as JSON values; None if there is none."""
         stored = await self._store.read(key)
         return None if stored is None else dump(key, stored)
 
     async def export(self, subject: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Give all sessions, or a subject's, each consistent in itself, in the form of `show`."""
+        """Give all sessions or those of a subject, in the form of `show`."""
         async for key, stored in self._all(subject, None, _PAGE):
             yield dump(key, stored)
 
-    async def delete(self, key: SessionKey) -> bool:
-        """Delete a session and fence its owner; False if there was none."""
-        return await self._store.delete(key.subject, key.session_id) > 0
-
-    async def delete_subject(self, subject: str) -> int:
-        """Delete all sessions of a subject; return their number."""
-        return await self._store.delete(subject)
+    async def delete(self, subject: str, session_id: str | None = None) -> int:
+        """Delete a session or all sessions of a subject, and fence the owners; return their number."""
+        return await self._store.delete(subject, session_id)
 
     async def _all(
         self, subject: str | None, after: SessionKey | None, page: int
     ) -> AsyncIterator[tuple[SessionKey, Stored]]:
-        # By pages behind the last key: sessions may come and go, and none is given twice.
+        # Pages start after the last key, so that no session comes twice.
         while keys := await self._store.keys(subject, None, after, page):
             for after in keys:
                 stored = await self._store.read(after)
-                if stored is not None:  # else it has expired or been deleted since it was listed
+                if stored is not None:  # else it was deleted after the listing
                     yield after, stored
 
 
@@ -130,9 +122,9 @@ def _info(key: SessionKey, stored: Stored, state: SessionState) -> SessionInfo:
 
 
 def dump(key: SessionKey, stored: Stored) -> dict[str, Any]:
-    """Make JSON values of a session: the fields of its info and state, and the log with positions."""
+    """Give a session as JSON values: its info, its state, and the log with positions."""
     state = stored.state()
-    whole = {
+    document = {
         "info": _info(key, stored, state),
         "log": state.log,
         "call_records": list(state.calls.values()),
@@ -140,7 +132,7 @@ def dump(key: SessionKey, stored: Stored) -> dict[str, Any]:
         "seen": list(state.seen),
         "fields": state.fields,
     }
-    # Through JSON: messages and frames are structs and raw bytes.
-    plain = msgspec.json.decode(msgspec.json.encode(whole))
-    log = [{"position": position, **one} for position, one in enumerate(plain["log"], state.log_start)]
+    # Encoded and decoded: messages are structs, frames raw bytes.
+    plain = msgspec.json.decode(msgspec.json.encode(document))
+    log = [{"position": index, **entry} for index, entry in enumerate(plain["log"], state.log_start)]
     return {**plain.pop("info"), **plain, "log_start": state.log_start, "log": log}

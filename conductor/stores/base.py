@@ -1,13 +1,13 @@
 """The contract of a session store: claim a session, commit operations to it, release it.
 
-Every write carries the claim's unique token, the revision it expects, and a commit id: a stale owner is
-refused, a lost update is detected, and a retry after a lost reply does nothing. An event that a client may
-act upon is committed before it is sent.
+A commit carries the claim's token, the expected revision and a commit id: a stale owner is refused, a lost
+update is detected, and a retry does nothing. Everything a client can act on is committed before it is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -19,18 +19,18 @@ from conductor.rate_limit import ANONYMOUS
 
 # Sessions that a store keeps of one subject by default.
 MAX_SESSIONS = 2_000
-# Ids of inbound events remembered for a session. Only transcripts and notices count: hours of talk.
+# Inbound event ids that a session remembers. Only transcripts and notices count: hours of talk.
 MAX_SEEN = 512
-# Claims remembered as a state's authors: a failover loses seconds, in which few claims are made.
+# Claims that a state remembers as authors. A failover loses seconds, and few claims are made in them.
 _MAX_AUTHORS = 8
-# First character of the server's own ids: no client can use it, and these records never expire.
+# First character of the ids of the server's own records, which never expire. No client can use it.
 NEVER_EXPIRES = "$"
 
 
 class Amendment(msgspec.Struct, frozen=True, tag="amend"):
-    """Replace the text of the assistant's message at log position ``position`` by what was heard of it.
+    """Replace the text of the assistant's message at a log position by the part that was heard.
 
-    Does nothing if the message was trimmed, or is not the assistant's.
+    Does nothing at another message or before the log.
     """
 
     position: int
@@ -44,8 +44,8 @@ class CallRecord(msgspec.Struct, frozen=True):
     """A tool call, from the commit that opens it until its result is in the log.
 
     ``opened_ms`` is epoch milliseconds. ``result`` is None while the call is open. ``notes`` go to the model
-    with the result: changes of the arguments, the person's words. ``untrusted``: third parties write the
-    result. ``consent``: the person was ``asked`` and nothing has run, or consent was ``given``.
+    with the result. ``untrusted``: third parties write the result. ``consent``: the person was ``asked`` and
+    nothing has run, or consent was ``given``.
     """
 
     call_id: str
@@ -61,11 +61,10 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class OutboundRecord(msgspec.Struct, frozen=True):
-    """A durable event, until the client acknowledges it. ``frame`` is what was, or will be, sent.
+    """A durable event, until the client acknowledges it. ``created_ms`` is epoch milliseconds.
 
     ``kind``: a ``call`` of the model; ``final`` and ``message``, the text of one reply and its entry in the
     app's transcript; ``state``; ``speak``; an ``approval`` request, whose ``call_id`` is the approval's id.
-    ``created_ms`` is epoch milliseconds.
     """
 
     event_id: str
@@ -147,11 +146,10 @@ Operation: TypeAlias = (
 
 
 class SessionState(msgspec.Struct):
-    """Everything that is stored of a session; a snapshot is one, encoded.
+    """The state of a session; a snapshot is one, encoded.
 
-    ``log`` holds messages only, with amendments applied; the first one has position ``log_start``. ``seen``
-    holds ids of inbound events. ``authors`` are the tokens of the last claims that committed, each with the
-    revision of its last commit.
+    ``log`` has the amendments applied; its first message has position ``log_start``. ``seen`` holds ids of
+    inbound events. ``authors`` maps the tokens of the last claims to the revision of their last commit.
     """
 
     log: list[Message] = []
@@ -181,13 +179,17 @@ class SessionState(msgspec.Struct):
             case ForgetCall(call_id=call_id):
                 self.calls.pop(call_id, None)
             case RememberInbound(event_id=event_id):
-                self._remember(event_id)
+                self.seen[event_id] = None
+                if len(self.seen) > MAX_SEEN:
+                    del self.seen[next(iter(self.seen))]
             case PutOutbound(event=event):
                 self.outbound[event.event_id] = event
             case AckOutbound(event_id=event_id):
                 self.outbound.pop(event_id, None)
+            case SetField(name=name, value=""):
+                self.fields.pop(name, None)
             case SetField(name=name, value=value):
-                self._set(name, value)
+                self.fields[name] = value
 
     def _append(self, entry: LogEntry) -> None:
         if not isinstance(entry, Amendment):
@@ -198,55 +200,30 @@ class SessionState(msgspec.Struct):
         if isinstance(message, AssistantMessage):
             self.log[index] = msgspec.structs.replace(message, text=entry.text)
 
-    def _remember(self, event_id: str) -> None:
-        self.seen[event_id] = None
-        # The oldest goes first: dictionaries keep the order of insertion.
-        if len(self.seen) > MAX_SEEN:
-            del self.seen[next(iter(self.seen))]
-
-    def _set(self, name: str, value: str) -> None:
-        if value:
-            self.fields[name] = value
-        else:
-            self.fields.pop(name, None)
-
     def advance(self, operations: Sequence[Operation], token: str, revision: int) -> None:
         """Apply the commit that a claim made at ``revision``."""
         for operation in operations:
             self.apply(operation)
-        self.authors[token] = revision  # the last one: a claim that was fenced commits no more
+        self.authors[token] = revision
         if len(self.authors) > _MAX_AUTHORS:
             del self.authors[next(iter(self.authors))]
 
     def continues(self, earlier: SessionState) -> bool:
-        """Tell whether ``earlier`` is a state that this one has been in: its last commit is in this one too.
-
-        A claim commits one after the other, so its token and a revision name a commit.
-        """
-        # Nothing was committed yet: each state goes on from the empty one.
+        """Whether the last commit of ``earlier`` is in this state; token and revision identify a commit."""
         if not earlier.authors:
-            return True
+            return True  # the empty state
         token, revision = list(earlier.authors.items())[-1]
         return self.authors.get(token, 0) >= revision
 
     def copy(self) -> SessionState:
-        """Copy the containers; what they hold is immutable."""
-        return SessionState(
-            self.log.copy(),
-            self.log_start,
-            self.calls.copy(),
-            self.seen.copy(),
-            self.outbound.copy(),
-            self.fields.copy(),
-            self.authors.copy(),
-        )
+        """Copy the containers; their items are immutable."""
+        return SessionState(*map(copy, msgspec.structs.astuple(self)))
 
     def duplicate(self, operations: Sequence[Operation]) -> str | None:
-        """Name what makes a commit a duplicate, or None. Operations see those before them."""
-        seen: set[str] = set()
-        is_open: dict[
-            str, bool | None
-        ] = {}  # calls that this commit opened (True), finished (False) or forgot (None)
+        """Give the id that makes a commit a duplicate, or None."""
+        inbound_ids: set[str] = set()
+        # Calls that this commit opened (True), finished (False) or forgot (None).
+        is_open: dict[str, bool | None] = {}
         for operation in operations:
             match operation:
                 case OpenCall(call=call):
@@ -260,26 +237,26 @@ class SessionState(msgspec.Struct):
                 case ForgetCall(call_id=call_id):
                     is_open[call_id] = None
                 case RememberInbound(event_id=event_id):
-                    if event_id in seen or event_id in self.seen:
+                    if event_id in inbound_ids or event_id in self.seen:
                         return event_id
-                    seen.add(event_id)
+                    inbound_ids.add(event_id)
         return None
 
     def _is_open(self, call_id: str) -> bool | None:
-        known = self.calls.get(call_id)
-        return None if known is None else known.result is None
+        record = self.calls.get(call_id)
+        return None if record is None else record.result is None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """The id of a session within its subject: no other subject can name it."""
+    """The id of a session within its subject."""
 
     subject: str
     session_id: str
 
     @property
     def never_expires(self) -> bool:
-        """Whether it never expires: the server's own records have ids that begin with ``$``."""
+        """Whether it is one of the server's own records."""
         return self.session_id.startswith(NEVER_EXPIRES)
 
     @property
@@ -292,9 +269,8 @@ class SessionKey:
 class Claim:
     """The right to write to a session, until another claim.
 
-    ``epoch`` counts claims: 1 means that the session is new. ``revision`` grows with each commit. ``state``
-    is the session as of that revision; it belongs to the claimant. ``commits`` and ``size`` are the number
-    and bytes of the commits since the last snapshot.
+    ``epoch`` counts claims: 1 means that the session is new. ``revision`` counts commits. ``state`` is the
+    claimant's own. ``commits`` and ``size`` are the number and bytes of the commits since the last snapshot.
     """
 
     key: SessionKey
@@ -308,48 +284,37 @@ class Claim:
 
 def too_many(limit: int) -> TooManySessions:
     """Make the error for a new session beyond the subject's limit."""
-    return TooManySessions(f"{limit} sessions of this token are kept already; delete one, or let one expire.")
+    return TooManySessions(f"{limit} sessions of this token are stored; delete one, or let one expire.")
 
 
 class SessionStore(Protocol):
-    """Stores sessions.
-
-    ``is_async`` is False only for a store whose commits never await: no other task can run between their
-    steps.
-    """
+    """Stores sessions."""
 
     @property
     def is_async(self) -> bool:
-        """Whether a commit may await."""
-        ...
+        """Whether a commit may await; otherwise no other task runs between its steps."""
 
     async def open(self) -> None:
         """Open the file or connect to the server, before any other method.
 
-        Raises `SettingsError` for what cannot be a store, `StoreUnavailable` if it cannot be reached now.
+        Raises `SettingsError` for a wrong file or server, `StoreUnavailable` if it cannot be reached now.
         """
-        ...
 
     async def claim(self, key: SessionKey) -> Claim:
         """Claim a session, creating it if there is none; the former owner is fenced.
 
         Raises `StoreUnavailable`, and `TooManySessions` for a new session beyond the subject's limit.
         """
-        ...
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
         """Check all operations, then apply all or none; advances ``claim.revision`` and ``claim.state``.
 
-        The commits of a claim follow each other. Repeating the session's last commit id records nothing.
-        Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback` or `StoreUnavailable`; after the last one, only
-        repeating the commit tells whether it was recorded.
+        The commits of a claim follow each other. A repeated commit id records nothing. Raises `Fenced`,
+        `Duplicate`, `Conflict`, `Rollback` or `StoreUnavailable`; after the last one repeat the commit.
         """
-        ...
 
     async def release(self, claim: Claim) -> None:
         """Release a session that has no connection."""
-        ...
 
     async def aclose(self) -> None:
         """Close files and connections."""
-        ...

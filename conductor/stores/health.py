@@ -1,4 +1,4 @@
-"""A session store that tracks whether it can be reached, so that readiness can report it."""
+"""A session store that tracks its availability for the readiness check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from conductor.stores.base import Claim, Operation, SessionKey, SessionStore
 
 log = structlog.get_logger(__name__)
 
-
 # The session that a probe claims; no client can name it.
 PROBE = SessionKey("$node", "$probe")
 # Seconds between two probes of a store that failed.
@@ -21,10 +20,10 @@ PROBE_S = 0.5
 
 
 class HealthCheckedStore:
-    """Delegates to another store; ``available`` is False from a failure until the store has recovered.
+    """Delegates to another store; ``available`` is False from a failure until a probe succeeds.
 
-    Until then it is probed every ``probe_s`` seconds with a write: a full disk can still be read.
-    ``committed`` is called with the seconds that each commit took.
+    The probe is a write every ``probe_s`` seconds: a full disk can still be read. ``committed`` gets the
+    seconds of each commit.
     """
 
     def __init__(
@@ -44,42 +43,37 @@ class HealthCheckedStore:
         return self.inner.is_async
 
     async def open(self) -> None:
-        """Open the other store. Raises `SettingsError` and `StoreUnavailable`."""
         await self.inner.open()
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Claim a session. Raises what the other store raises."""
         try:
             return await self.inner.claim(key)
         except StoreUnavailable as error:
-            self._away(error)
+            self._fail(error)
             raise
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Commit operations. Raises what the other store raises."""
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             await self.inner.commit(claim, commit_id, operations)
-            self._committed(time.monotonic() - began)
+            self._committed(time.monotonic() - start)
         except StoreUnavailable as error:
-            self._away(error)
+            self._fail(error)
             raise
 
     async def release(self, claim: Claim) -> None:
-        """Release a session. Raises what the other store raises."""
         await self.inner.release(claim)
 
     async def aclose(self) -> None:
-        """Close the other store."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing])
         await self.inner.aclose()
 
-    def _away(self, error: StoreUnavailable) -> None:
+    def _fail(self, error: StoreUnavailable) -> None:
         if self.available:
             self.available = False
-            log.error("session store away", why=str(error))
+            log.error("session store unavailable", reason=str(error))
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
 
@@ -91,9 +85,9 @@ class HealthCheckedStore:
             except StoreUnavailable:
                 continue
             except Exception:
-                # A fault of ours must not end the probe: the node would stay not ready for good.
-                log.exception("session store not tried")
+                # Without the probe the node would never be ready again.
+                log.exception("probe of session store failed")
                 continue
             self.available = True
-            log.info("session store back")
+            log.info("session store available")
             return

@@ -1,4 +1,4 @@
-"""The session store of a single process: a session lives until its grace is over."""
+"""The session store in memory, of one process: a session ends when its claim is released."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ class _Row:
 
 
 class MemoryStore:
-    """Keeps sessions in a dictionary, at most ``max_sessions`` of a subject.
-
-    Messages are immutable and shared with the claimant, not copied.
-    """
+    """Keeps sessions in a dictionary, at most ``max_sessions`` of a subject."""
 
     is_async = False
 
@@ -36,7 +33,6 @@ class MemoryStore:
         """Do nothing."""
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Claim a session, creating it if there is none."""
         row = self._rows.get(key)
         if row is None:
             if key.counted and self._counts[key.subject] >= self._max_sessions:
@@ -46,17 +42,16 @@ class MemoryStore:
         meta = row.meta
         meta.token = self._tokens()
         meta.epoch += 1
-        # A copy: a commit advances the store's state and the claim's, each by itself.
+        # A copy: a commit advances the store's state and the claim's.
         return Claim(key, meta.token, meta.epoch, meta.revision, row.state.copy())
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all or none."""
-        row = self._rows.get(claim.key) or _Row()  # a session that was released is gone
+        row = self._rows.get(claim.key) or _Row()  # released sessions are deleted
         meta = row.meta
         if check(claim, commit_id, claim.state.duplicate(operations), meta):
             meta.revision += 1
             meta.commit_id = commit_id
-            if claim.commits >= SNAPSHOT_COMMITS:  # only `with_state` leads to that
+            if claim.commits >= SNAPSHOT_COMMITS:  # set by `with_state`
                 row.state, claim.commits = claim.state.copy(), 0
             row.state.advance(operations, meta.token, meta.revision)
         if claim.revision < meta.revision:
@@ -64,9 +59,9 @@ class MemoryStore:
             claim.state.advance(operations, claim.token, claim.revision)
 
     async def release(self, claim: Claim) -> None:
-        """Delete the session: its grace is over, and memory keeps nothing longer."""
+        """Delete the session."""
         row = self._rows.get(claim.key)
-        # A release that comes after another claim must not delete the new owner's session.
+        # A late release must not delete the new owner's session.
         if row is not None and row.meta.token == claim.token:
             del self._rows[claim.key]
             self._counts[claim.key.subject] -= claim.key.counted

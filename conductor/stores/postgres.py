@@ -1,7 +1,7 @@
-"""The session store on PostgreSQL: sessions outlive the process, and any node may take one over.
+"""The session store in PostgreSQL, shared by all nodes.
 
-A commit is one statement, and one that had no answer is repeated under the same id. The server should keep
-what it has acknowledged (``synchronous_commit`` and ``fsync`` on, as they are by default).
+A commit is one statement. A statement without an answer is repeated under the same commit id. The server must
+keep what it acknowledges: ``synchronous_commit`` and ``fsync`` are on by default.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.settings import Settings
+from conductor.stores.addresses import describe_postgres
 from conductor.stores.base import MAX_SESSIONS, Claim, Operation, SessionKey, too_many
-from conductor.stores.postgres_url import describe
-from conductor.stores.records import Draft, Meta, Stored, new_token
+from conductor.stores.records import Draft, Meta, Stored, new_token, sweep_regularly
 
 try:
     import asyncpg
@@ -34,7 +34,7 @@ _CONNECTIONS = 8
 # Seconds between two tries, and between two sweeps.
 _PAUSE_S = 0.05
 _SWEEP_S = 60.0
-# Classes of errors that pass: connections, resources, deadlocks, a server that starts, stops or is a standby.
+# Classes of temporary errors: connection, resources, deadlock, a server that starts, stops or is a standby.
 _PASSING = ("08", "53", "40", "57", "25")
 
 _TABLES = """
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS conductor_session(
     subject text COLLATE "C" NOT NULL,
     session_id text COLLATE "C" NOT NULL,
     token text NOT NULL DEFAULT '',
-    epoch bigint NOT NULL DEFAULT 0,          -- 0: deleted; an owner that is still there is fenced
+    epoch bigint NOT NULL DEFAULT 0,          -- 0: deleted; its owner is fenced
     revision bigint NOT NULL DEFAULT 0,
     commit_id text NOT NULL DEFAULT '',
     updated double precision NOT NULL DEFAULT 0,  -- epoch seconds
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS conductor_session(
 CREATE TABLE IF NOT EXISTS conductor_record(
     session bigint, revision bigint, data bytea NOT NULL, PRIMARY KEY(session, revision)
 );
--- A function, since a node that froze in the middle of a transaction would keep its locks.
+-- A function: a node that freezes in a transaction would keep its locks.
 CREATE OR REPLACE FUNCTION conductor_claim(
     of_subject text, of_session text, new_token text, ttl float8, most integer,
     OUT meta conductor_session, OUT revisions bigint[], OUT records bytea[]
@@ -75,7 +75,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    -- A claim whose answer was lost comes again with its token, and counts once.
+    -- A repeated claim has the same token and counts once.
     INSERT INTO conductor_session AS s(subject, session_id, token, epoch, updated)
         VALUES(of_subject, of_session, new_token, 1, now_s)
         ON CONFLICT (subject, session_id) DO UPDATE
@@ -132,10 +132,9 @@ ORDER BY subject, session_id LIMIT $5
 
 
 class PostgresStore:
-    """Keeps sessions in PostgreSQL, for ``session_ttl`` seconds after their last claim or commit.
+    """Keeps sessions for ``session_ttl`` seconds after their last claim or commit.
 
-    Lasting ones do not expire. A commit is tried for ``retry_for`` seconds, and then is `StoreUnavailable`;
-    it may have been recorded all the same. A subject may keep ``max_sessions`` sessions.
+    A commit that fails for ``retry_for`` seconds is `StoreUnavailable`; it may have been recorded.
     """
 
     is_async = True
@@ -156,7 +155,6 @@ class PostgresStore:
         self._sweeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect, and create the tables if they are missing. Raises `SettingsError`."""
         if self._pool is not None:
             return
         try:
@@ -171,26 +169,20 @@ class PostgresStore:
             if await pool.fetchval("SELECT to_regclass('conductor_record')") is None:
                 await pool.execute(_TABLES)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
-            where = describe(self.url)
+            address = describe_postgres(self.url)
             raise SettingsError(
-                f"SESSION_STORE_URL names {where}, which cannot be used: {_reason(error)}."
+                f"SESSION_STORE_URL names {address}, which cannot be used: {_reason(error)}."
             ) from None
         self._pool = pool
         for warning in await self.warnings():
-            log.warning("sessions may be lost", store=describe(self.url), why=warning)
-        self._sweeping = asyncio.create_task(self._sweep_regularly())
+            log.warning("sessions may be lost", store=describe_postgres(self.url), reason=warning)
+        self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, _SWEEP_S))
 
     async def warnings(self) -> list[str]:
-        """Say what about the server may lose sessions, a clause each. Raises `StoreUnavailable`."""
-        told = {name: (await self._fetch(f"SHOW {name}"))[0][0] for name in ("fsync", "synchronous_commit")}
-        return [
-            f"{name} is off: a crash loses what was acknowledged"
-            for name, value in told.items()
-            if value == "off"
-        ]
+        sql = "SELECT name FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit') AND setting='off'"
+        return [f"{name} is off: a crash loses acknowledged commits" for (name,) in await self._fetch(sql)]
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Take a session over, making it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         token = new_token()
         ttl = math.inf if key.never_expires else self._session_ttl
         most = self._max_sessions if key.counted else None
@@ -200,11 +192,9 @@ class PostgresStore:
         return _stored(row).claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all of them, or none; see `SessionStore`."""
         draft = Draft(claim, commit_id, operations)
         names = (claim.key.subject, claim.key.session_id)
         values = (*names, claim.token, commit_id, claim.revision, draft.data, draft.snapshot)
-
         if draft.data and await self._fetch(_APPEND, *values):
             draft.accept()
         else:
@@ -212,12 +202,10 @@ class PostgresStore:
             draft.settle(Meta(*rows[0]) if rows else None)
 
     async def release(self, claim: Claim) -> None:
-        """End the claim; the session stays for the next one. Raises `StoreUnavailable`."""
         sql = f"UPDATE conductor_session SET token='' WHERE {_KEY} AND token=$3"
         await self._fetch(sql, claim.key.subject, claim.key.session_id, claim.token)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
@@ -225,72 +213,59 @@ class PostgresStore:
             self._pool.terminate()
 
     async def sweep(self) -> int:
-        """Delete all expired sessions now, and return their number; this also happens regularly."""
+        """Delete all expired sessions and return their number; it also runs regularly."""
         return int((await self._fetch(_EXPIRE, self._session_ttl))[0][0])
 
-    async def _sweep_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            try:
-                await self.sweep()
-            except StoreUnavailable:
-                log.warning("session store not swept now")
-
-    # -- for an operator
+    # -- the operator's operations
 
     async def keys(
         self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
     ) -> list[SessionKey]:
-        """List sessions by subject and id. Raises `StoreUnavailable`."""
         behind = (None, None) if after is None else (after.subject, after.session_id)
         return [SessionKey(*row) for row in await self._fetch(_LIST, subject, session_id, *behind, limit)]
 
     async def read(self, key: SessionKey) -> Stored | None:
-        """Read a session without claiming it; None if there is none. Raises `StoreUnavailable`."""
         rows = await self._fetch(_READ, key.subject, key.session_id)
         return _stored(rows[0]) if rows else None
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
-        """Delete a session, or all of a subject's, and fence the owners; return their number."""
         return int((await self._fetch(_DELETE, subject, session_id))[0][0])
 
     # -- connections
 
     async def _fetch(self, sql: str, *values: object) -> list[Any]:
-        # Repeated until it is answered: a connection that is lost takes the answer with it.
-        why = "it did not answer in time"
+        # Repeated until there is an answer: it may be lost with its connection.
+        reason = "it did not answer in time"
         try:
             async with asyncio.timeout(self._retry_for):
                 while True:
                     try:
                         return await self._try(sql, values)
                     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                        why = _reason(error)
+                        reason = _reason(error)
                         if not _passes(error):
-                            raise StoreUnavailable(f"The session store refuses: {why}.") from None
+                            raise StoreUnavailable(f"The session store refuses: {reason}.") from None
                     await asyncio.sleep(_PAUSE_S)
         except TimeoutError:
-            raise StoreUnavailable(f"The session store cannot be reached: {why}.") from None
+            raise StoreUnavailable(f"The session store cannot be reached: {reason}.") from None
 
     async def _try(self, sql: str, values: Sequence[object]) -> list[Any]:
         if self._pool is None:
             raise StoreUnavailable("The session store is not open.")
         # One try may take half of the time, so that a dead connection leaves time for another one.
         async with asyncio.timeout(self._retry_for / 2):
-            connection = await self._pool.acquire()
-            try:
-                rows: list[Any] = await connection.fetch(sql, *values)
-                return rows
-            except asyncio.CancelledError:
-                with suppress(asyncpg.InterfaceError):  # it is closed already
-                    connection.terminate()  # what it was asked has no answer yet
-                raise
-            finally:
-                await self._pool.release(connection)
+            async with self._pool.acquire() as connection:
+                try:
+                    rows: list[Any] = await connection.fetch(sql, *values)
+                    return rows
+                except asyncio.CancelledError:
+                    with suppress(asyncpg.InterfaceError):  # it is closed already
+                        connection.terminate()  # its answer is still outstanding
+                    raise
 
 
 async def _keep(connection: Any) -> None:
-    """Give a connection back as it is: nothing that is done on it leaves a trace."""
+    """Do not reset a connection: the statements leave no state on it."""
 
 
 def _stored(row: Any) -> Stored:
@@ -305,7 +280,7 @@ def _passes(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    # What the server wrote is not quoted: it may name the user.
+    # The server's message is not quoted: it may name the user.
     match error:
         case asyncpg.PostgresError():
             return f"the server says {error.sqlstate} ({type(error).__name__.removesuffix('Error')})"
@@ -321,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def from_settings(settings: Settings) -> PostgresStore:
-    """Make the store in the database that SESSION_STORE_URL names."""
+    """Make the store at SESSION_STORE_URL."""
     return PostgresStore(
         settings.store_url,
         session_ttl=settings.session_ttl_s,

@@ -1,12 +1,11 @@
-"""Sends commands to one Redis server: all that one pass of the event loop asks for leaves in one write."""
+"""Sends commands to one Redis server, those of one pass of the event loop in one write."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import hiredis
 from redis import exceptions
@@ -19,32 +18,30 @@ Answer: TypeAlias = "Reply | exceptions.ResponseError"
 _PASSING = frozenset(
     ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF", "OOM", "NOREPLICAS")
 )
-"""Errors of a server that starts, fails over or is full: they pass."""
-# What a primary answers that a failover made a replica.
+"""Temporary errors: the server starts, fails over or is full."""
+# Errors of a former primary.
 _DEMOTED = (exceptions.ReadOnlyError, exceptions.MasterDownError)
 
 
 class ConnectionLost(Exception):
-    """There is no connection or no answer, or a later try may succeed; the command may have run."""
+    """No answer, or a temporary error. The command may have run; a later try may succeed."""
 
 
 class Refused(Exception):
-    """The server does not let us in, or will not do this: a wrong password, a database that is not there."""
+    """The server refuses: a wrong password, a missing database."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """How many replicas must have what is written before it counts, and how long one try waits for them."""
+class Copies(NamedTuple):
+    """The replicas that must have a write, and the time that one try waits for them."""
 
     replicas: int
     wait_ms: int
 
 
 class Batcher:
-    """Commands on one connection: a batch leaves when the one before it is answered.
+    """Sends commands on one connection; a batch leaves when the previous one is answered.
 
-    A batch that is not answered within ``timeout`` seconds, a new connection included, fails as a whole.
-    Nothing is sent twice here.
+    A batch fails as a whole after ``timeout`` seconds, which include a new connection.
     """
 
     def __init__(self, connection: AbstractConnection, timeout: float, copies: Copies) -> None:
@@ -52,40 +49,38 @@ class Batcher:
         self._timeout = timeout
         self._copies = copies
         self._wait = pack("WAIT", str(copies.replicas), str(copies.wait_ms))
-        self._next: list[_Asked] = []
+        self._next: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
 
     def ask(self, command: bytes, *, writes: bool = False) -> asyncio.Future[Answer]:
         """Send a packed command with the next batch.
 
-        The future gives the answer, be it an error; it raises `ConnectionLost` or `Refused` without one.
+        The future gives the answer or the server's error, or raises `ConnectionLost` or `Refused`.
         """
-        asked = _Asked(command, writes, asyncio.get_running_loop().create_future())
-        self._next.append(asked)
-        # The task runs in the next pass of the loop: what all sessions ask for until then leaves in one
-        # write.
+        request = _Request(command, writes, asyncio.get_running_loop().create_future())
+        self._next.append(request)
+        # The task runs in the next pass of the loop and sends the commands of all sessions.
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
-        return asked.answer
+        return request.answer
 
     async def aclose(self) -> None:
-        """Close the connection; what waits for an answer fails."""
+        """Close the connection; outstanding commands fail."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
         await self._connection.disconnect()
 
     async def _send(self) -> None:
-        batch: list[_Asked] = []
+        batch: list[_Request] = []
         try:
             while self._next:
-                # Those who gave up waiting are left out: what was not sent is not done.
-                batch, self._next = [each for each in self._next if not each.answer.done()], []
+                # Cancelled commands are not sent.
+                batch, self._next = [request for request in self._next if not request.answer.done()], []
                 try:
                     await self._exchange(batch)
-                # TimeoutError is an OSError, so a silent server ends here as well; uvloop raises RuntimeError
-                # for a closed connection. The library disconnects on any error, so no late answer is taken
-                # for another command's.
+                # OSError includes TimeoutError; uvloop raises RuntimeError for a closed connection. The
+                # library disconnects on any error, so a late answer cannot reach another command.
                 except (ConnectionLost, Refused, exceptions.RedisError, OSError, RuntimeError) as error:
                     _fail(batch, failure(error))
         finally:
@@ -93,10 +88,10 @@ class Batcher:
             batch, self._next = [*batch, *self._next], []
             _fail(batch, ConnectionLost("the connection was closed"))
 
-    async def _exchange(self, batch: Sequence[_Asked]) -> None:
-        commands = [each.command for each in batch]
-        waits = self._copies.replicas > 0 and any(each.writes for each in batch)
-        # WAIT counts what its own connection wrote, so one at the end stands for the whole batch.
+    async def _exchange(self, batch: Sequence[_Request]) -> None:
+        commands = [request.command for request in batch]
+        waits = self._copies.replicas > 0 and any(request.writes for request in batch)
+        # WAIT covers all earlier writes of its connection.
         if waits:
             commands.append(self._wait)
         connection = self._connection
@@ -104,49 +99,46 @@ class Batcher:
             if not connection.is_connected:
                 await connection.connect()
             await connection.send_packed_command(commands)
-            # One error must not shift the others: each command has an answer of its own.
             answers = [await _answer(connection) for _ in commands]
             copies = answers.pop() if waits else self._copies.replicas
             few = not (isinstance(copies, int) and copies >= self._copies.replicas)
-            # Its name may lead to another server by now, which has its replicas.
-            if few or any(isinstance(each, _DEMOTED) for each in answers):
+            # The name may resolve to another server by now.
+            if few or any(isinstance(answer, _DEMOTED) for answer in answers):
                 await connection.disconnect()
-        for each, answer in zip(batch, answers, strict=True):
-            if few and each.writes and not isinstance(answer, exceptions.ResponseError):
-                _fail([each], ConnectionLost(f"fewer than {self._copies.replicas} replicas have it"))
-            elif not each.answer.done():
-                each.answer.set_result(answer)
+        for request, answer in zip(batch, answers, strict=True):
+            if few and request.writes and not isinstance(answer, exceptions.ResponseError):
+                _fail([request], ConnectionLost(f"fewer than {self._copies.replicas} replicas have it"))
+            elif not request.answer.done():
+                request.answer.set_result(answer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request(NamedTuple):
     command: bytes
     writes: bool
     answer: asyncio.Future[Answer]
 
 
 def pack(*arguments: str | bytes) -> bytes:
-    """Write a command as the server reads it. Characters that no UTF-8 text holds are replaced by ``?``."""
-    coded = tuple(each.encode("utf-8", "replace") if isinstance(each, str) else each for each in arguments)
-    # By hiredis, since the library's own packing takes six times as long.
-    packed: bytes = hiredis.pack_command(coded)
+    """Encode a command. Lone surrogates become ``?``."""
+    coded = [part.encode("utf-8", "replace") if isinstance(part, str) else part for part in arguments]
+    packed: bytes = hiredis.pack_command(tuple(coded))  # the library's own packing takes six times as long
     return packed
 
 
 def checked(answer: Answer) -> Reply:
-    """Give an answer that is no error. Raises `ConnectionLost` for one that passes, else `Refused`."""
+    """Give an answer that is no error. Raises `ConnectionLost` for a temporary error, else `Refused`."""
     if isinstance(answer, exceptions.ResponseError):
         raise failure(answer)
     return answer
 
 
 def failure(error: Exception) -> ConnectionLost | Refused:
-    """Say in a clause why there is no answer. What the server wrote is not quoted: it may name the user."""
+    """Describe an error in a clause. The server's message is not quoted: it may name the user."""
     match error:
         case ConnectionLost() | Refused():
             return error
         case exceptions.InvalidResponse():
-            return ConnectionLost("what answers there is no Redis server")
+            return ConnectionLost("the server there is no Redis server")
         case TimeoutError() | exceptions.TimeoutError():
             return ConnectionLost("it did not answer in time")
         case exceptions.MovedError():
@@ -158,7 +150,7 @@ def failure(error: Exception) -> ConnectionLost | Refused:
             return Refused(f"it answered {code}")
         case exceptions.BusyLoadingError():
             return ConnectionLost("the server says LOADING")
-        # The library hides why signing in failed behind a ConnectionError.
+        # The library hides a refused login behind a ConnectionError.
         case exceptions.ConnectionError() if isinstance(error.__context__, exceptions.RedisError):
             return failure(error.__context__)
         case exceptions.ConnectionError():
@@ -169,8 +161,7 @@ def failure(error: Exception) -> ConnectionLost | Refused:
 def _reason(error: BaseException | None) -> str:
     match error:
         case ssl.SSLError():
-            why = getattr(error, "verify_message", "") or error.reason or "no reason given"
-            return f"TLS failed: {why}"
+            return f"TLS failed: {getattr(error, 'verify_message', '') or error.reason or 'no reason given'}"
         case ConnectionRefusedError():
             return "nothing listens there"
         case ConnectionResetError() | BrokenPipeError():
@@ -188,8 +179,8 @@ async def _answer(connection: AbstractConnection) -> Answer:
     return reply
 
 
-def _fail(batch: Iterable[_Asked], error: ConnectionLost | Refused) -> None:
-    for each in batch:
-        if not each.answer.done():
-            # An exception for each: raising one object in several tasks would mix their tracebacks.
-            each.answer.set_exception(type(error)(*error.args))
+def _fail(batch: Iterable[_Request], error: ConnectionLost | Refused) -> None:
+    for request in batch:
+        if not request.answer.done():
+            # One exception for each task, or their tracebacks would mix.
+            request.answer.set_exception(type(error)(*error.args))

@@ -1,7 +1,6 @@
-"""Asks Redis to run scripts, again and again until it answers or the time is up.
+"""Runs scripts in Redis, and retries them until it answers or the time is up.
 
-The library connects, signs in and finds the primary. Its own retries are off: what may have been carried out
-is asked for again here, under the same commit id.
+The library connects, signs in and finds the primary. Its own retries are off.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import structlog
 from redis import exceptions
 
 from conductor.errors import SettingsError, StoreUnavailable
+from conductor.stores.addresses import RedisAddress
 from conductor.stores.redis_batch import Answer, Batcher, ConnectionLost, Copies, Refused, checked, pack
 from conductor.stores.redis_cluster import Cluster
 from conductor.stores.redis_nodes import Primary
 from conductor.stores.redis_scripts import STRANGE, Reply, Script, text
-from conductor.stores.redis_url import RedisAddress
 
 log = structlog.get_logger(__name__)
 
@@ -27,37 +26,32 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _MAX_PAUSE_S = 0.25
-"""Between tries: soon at first, since a server that restarts is back within a blink."""
+"""The first and the longest pause between two tries."""
 _SCANNED = "1000"
-"""Keys that the server looks at in one go: less than a millisecond."""
+"""Keys in one step of a scan: less than a millisecond of the server."""
 
 
 class Client:
-    """Runs scripts at ``address``; each may come there more than once, and has to bear that.
+    """Runs scripts at ``address``. A script may run more than once.
 
-    ``retry_for`` is in seconds. With ``replicas``, a write counts when so many replicas have it, for which
-    one try waits ``wait_ms``.
+    ``retry_for`` is in seconds. With ``replicas`` a write succeeds when that many replicas have it; one try
+    waits ``wait_ms``.
     """
 
     def __init__(self, address: RedisAddress, *, retry_for: float, replicas: int, wait_ms: int) -> None:
         self._address = address
-        # One try may take half of the time, so that a dead connection leaves time for another one.
+        # Half of the time, so that a dead connection leaves time for another one.
         timeout = max(retry_for / 2, wait_ms / 1000 * 1.5 if replicas else 0.0)
         servers = Cluster if address.kind == "cluster" else Primary
         self._servers: Cluster | Primary = servers(address, timeout, Copies(replicas, wait_ms))
         self._retry_for = retry_for
 
-    async def open(self) -> None:
-        """Connect now, so that a mistake is said at the start. Raises `SettingsError`."""
-        for warning in await self.warnings():
-            log.warning("sessions may be lost", store=str(self._address), why=warning)
-
     async def warnings(self) -> list[str]:
-        """Connect, and say what about the server may lose sessions, a clause each. Raises `SettingsError`."""
+        """Connect, and list the settings that may lose sessions. Raises `SettingsError`."""
         found: list[str] = []
         try:
             for batcher in await self._servers.batchers():
-                found += [each for each in await _warnings(batcher) if each not in found]
+                found += [warning for warning in await _warnings(batcher) if warning not in found]
         except (ConnectionLost, Refused) as error:
             raise SettingsError(
                 f"SESSION_STORE_URL names {self._address}, which cannot be used: {error}."
@@ -69,23 +63,23 @@ class Client:
         await self._servers.aclose()
 
     async def write(self, script: Script, key: str, arguments: Sequence[str | bytes] = ()) -> Reply:
-        """Run a script that changes something. Raises `StoreUnavailable`."""
+        """Run a script. Raises `StoreUnavailable`."""
         return await self._retrying(partial(self._run, script, key, arguments, writes=True))
 
     async def best_effort_write(self, script: Script, key: str, arguments: Sequence[str | bytes]) -> None:
-        """Run a script if the server is there."""
+        """Run a script once; a failure is ignored."""
         try:
             await self._run(script, key, arguments, writes=False)
         except (ConnectionLost, Refused) as error:
-            log.debug("not written", why=str(error))
+            log.debug("script failed", reason=str(error))
 
     async def query(self, key: str, *command: str) -> Reply:
-        """Send a plain command about ``key``; it may be carried out twice. Raises `StoreUnavailable`."""
+        """Send a command about ``key``; it may run twice. Raises `StoreUnavailable`."""
         packed = pack(*command)
         return await self._retrying(partial(_checked, self._servers.ask, packed, key))
 
     async def scan(self, pattern: str) -> AsyncIterator[list[Reply]]:
-        """Give the names of all keys that match, some of them more than once. Raises `StoreUnavailable`."""
+        """Give the names of all matching keys, with repetitions. Raises `StoreUnavailable`."""
         for batcher in await self._retrying(self._servers.batchers):
             cursor: Reply = b"0"
             while isinstance(cursor, bytes):
@@ -101,9 +95,9 @@ class Client:
         self, script: Script, key: str, arguments: Sequence[str | bytes], *, writes: bool
     ) -> Reply:
         answer: Answer = None
-        # EVALSHA first: 40 bytes in place of the script. A server that restarted has forgotten it.
-        for way in (("EVALSHA", script.digest), ("EVAL", script.text)):
-            command = pack(*way, "1", key, *arguments)
+        # A server that restarted does not know the digest.
+        for form in (("EVALSHA", script.digest), ("EVAL", script.text)):
+            command = pack(*form, "1", key, *arguments)
             answer = await self._servers.ask(command, key, writes=writes)
             if not isinstance(answer, exceptions.NoScriptError):
                 break
@@ -111,23 +105,23 @@ class Client:
 
     async def _retrying(self, send: Callable[[], Awaitable[_T]]) -> _T:
         deadline = asyncio.get_running_loop().time() + self._retry_for
-        why: ConnectionLost
+        lost: ConnectionLost
         try:
             try:
-                return await send()  # without a timer, which would cost half as much again
+                return await send()  # without a timer, which costs half as much as the command
             except ConnectionLost as error:
-                why = error
+                lost = error
             pause = _PAUSE_S
             async with asyncio.timeout_at(deadline):
                 while True:
                     try:
                         return await send()
                     except ConnectionLost as error:
-                        why = error
+                        lost = error
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE_S)
         except TimeoutError:
-            raise StoreUnavailable(f"The session store cannot be reached: {why}.") from None
+            raise StoreUnavailable(f"The session store cannot be reached: {lost}.") from None
         except Refused as error:
             raise StoreUnavailable(f"The session store refuses: {error}.") from None
 
@@ -137,16 +131,16 @@ async def _checked(ask: Callable[..., Awaitable[Answer]], *arguments: Any) -> Re
 
 
 async def _warnings(batcher: Batcher) -> list[str]:
-    told: dict[str, str] = {}
+    info: dict[str, str] = {}
     for section in ("memory", "persistence"):
         answer = await batcher.ask(pack("INFO", section))
         if isinstance(answer, exceptions.ResponseError):
             return []
         lines = (line.partition(":") for line in text(answer).splitlines())
-        told |= {name: value for name, _, value in lines}
-    found = []
-    if told.get("aof_enabled") == "0":
-        found.append("appendonly is off: a restart loses what was not saved")
-    if told.get("maxmemory", "0") != "0" and told.get("maxmemory_policy") != "noeviction":
-        found.append(f"maxmemory-policy is {told.get('maxmemory_policy')}: sessions may be evicted")
-    return found
+        info |= {name: value for name, _, value in lines}
+    warnings = []
+    if info.get("aof_enabled") == "0":
+        warnings.append("appendonly is off: a restart loses unsaved commits")
+    if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
+        warnings.append(f"maxmemory-policy is {info.get('maxmemory_policy')}: sessions may be evicted")
+    return warnings

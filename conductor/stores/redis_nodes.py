@@ -1,4 +1,4 @@
-"""Where all sessions are on one server: by its address, or wherever Sentinels say."""
+"""A single Redis server, by its address or by its Sentinels."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
 
+from conductor.stores.addresses import RedisAddress
 from conductor.stores.redis_batch import Answer, Batcher, ConnectionLost, Copies, Refused, failure
-from conductor.stores.redis_url import RedisAddress
 
 
 class Primary:
-    """The one server that holds all sessions."""
+    """The server that holds all sessions."""
 
     def __init__(self, address: RedisAddress, timeout: float, copies: Copies) -> None:
         self._sentinels: _Sentinels | None = None
         options = connection_options(address, timeout)
         if address.kind == "sentinel":
             self._sentinels = _Sentinels(address, timeout)
-            # Its connection looks the primary up, and holds the pool weakly.
+            # The connection finds the primary, and refers to the pool weakly.
             self._pool = SentinelConnectionPool(address.service, self._sentinels, ssl=address.tls, **options)
             connection = self._pool.make_connection()
         elif address.path:
@@ -44,7 +44,7 @@ class Primary:
         return await self._batcher.ask(command, writes=writes)
 
     async def batchers(self) -> list[Batcher]:
-        """Give one for each server that holds keys."""
+        """Give the batcher of the server."""
         return [self._batcher]
 
     async def aclose(self) -> None:
@@ -55,9 +55,9 @@ class Primary:
 
 
 class _Sentinels(Sentinel):  # type: ignore[misc]  # of a library that has no types
-    # Sentinels that say why they name no primary, of which the library makes one error.
+    # Tells unreachable Sentinels from those without a primary; the library has one error for both.
     def __init__(self, address: RedisAddress, timeout: float) -> None:
-        # Each has its share of the time, so that one which hangs leaves some for the next.
+        # A share of the time for each, so that one that hangs leaves time for the next.
         share = timeout / (len(address.hosts) + 1)
         options = connection_options(address, share) | {"db": 0, "socket_timeout": share, "ssl": address.tls}
         options |= {"username": address.sentinel_user or None, "password": address.sentinel_password or None}
@@ -69,21 +69,20 @@ class _Sentinels(Sentinel):  # type: ignore[misc]  # of a library that has no ty
             return await super().discover_master(service_name)
         except MasterNotFoundError:
             answers = await asyncio.gather(*map(Redis.ping, self.sentinels), return_exceptions=True)
-            failures = [failure(each) for each in answers if isinstance(each, Exception)]
+            failures = [failure(answer) for answer in answers if isinstance(answer, Exception)]
             if len(failures) == len(answers):
                 raise next((each for each in failures if isinstance(each, Refused)), failures[0]) from None
-            # In the seconds of a failover: they will name one.
             raise ConnectionLost(f"its Sentinels name no primary {service_name} that is up") from None
 
 
 def connection_to(host: str, port: int, address: RedisAddress, timeout: float) -> AbstractConnection:
-    """Make a connection as the address says, which is not open yet."""
+    """Make a connection; it is not open yet."""
     kind = SSLConnection if address.tls else Connection
     return kind(host=host, port=port, **connection_options(address, timeout))
 
 
 def connection_options(address: RedisAddress, timeout: float) -> dict[str, Any]:
-    """Say how to sign in; ``timeout`` bounds the making of a connection."""
+    """Give the options of a connection; ``timeout`` bounds the connect."""
     return {
         "username": address.user or None,
         "password": address.password or None,

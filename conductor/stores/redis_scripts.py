@@ -1,13 +1,12 @@
-"""The scripts that run in Redis, one for each step of a session, and the names of its keys.
+"""The scripts that run in Redis, and the names of its keys.
 
-A session is one hash: what `Meta` holds, and its records under their revisions.
+A session is one hash: the fields of `Meta`, and its records under their revisions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import sha1
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 from conductor.errors import StoreUnavailable
@@ -19,9 +18,8 @@ Reply: TypeAlias = "bytes | int | list[Reply] | None"
 STRANGE = "The session store gave an answer that this version cannot read."
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script and its digest, by which the server knows it once it has run."""
+class Script(NamedTuple):
+    """A script and its digest, which the server knows after the first run."""
 
     text: str
     digest: str
@@ -42,7 +40,7 @@ end
 """
 
 CLAIM = _script("""
--- ARGV: token, milliseconds to live. A claim whose reply was lost comes again with its token: it counts once.
+-- ARGV: token, milliseconds to live. A repeated claim has the same token and counts once.
 if redis.call('HGET', key, 'token') ~= ARGV[1] then redis.call('HINCRBY', key, 'epoch', 1) end
 redis.call('HSET', key, 'token', ARGV[1])
 touch(ARGV[2])
@@ -50,8 +48,8 @@ return redis.call('HGETALL', key)
 """)
 
 COMMIT = _script("""
--- ARGV: token, milliseconds to live, revision, commit id, record ('': only look), 1 if it is a snapshot.
--- Returns 1 if the record was appended, else what the session is.
+-- ARGV: token, milliseconds to live, revision, commit id, record ('': none), 1 for a snapshot.
+-- Returns 1 if the record was appended, else the fields of the session.
 local found = redis.call('HMGET', key, 'token', 'epoch', 'revision', 'commit')
 local revision = found[3] or '0'
 local owned = found[1] == ARGV[1] and ARGV[1] ~= ''
@@ -76,8 +74,8 @@ return 1
 """)
 
 DELETE = _script("""
--- ARGV: milliseconds to live. What stays for so long is a token that no claim has: an owner that is still
--- there is fenced, and does not take the loss for a failover which it should repair.
+-- ARGV: milliseconds to live. A token that no claim has stays: it fences the owner, which would otherwise
+-- repair the loss as after a failover.
 local was = redis.call('HEXISTS', key, 'epoch')
 redis.call('DEL', key)
 redis.call('HSET', key, 'token', '')
@@ -85,10 +83,10 @@ redis.call('PEXPIRE', key, ARGV[1])
 return was
 """)
 
-# By a sorted set and not a counter: sessions expire by themselves, and a counter would not hear of it.
+# A sorted set: a counter would not notice that a session expires.
 COUNT = """
 -- KEYS: the index of a subject's sessions by their last claim. ARGV: session id, milliseconds to live, most.
--- Counts a session that is about to be claimed; returns 0, and counts none, if there are as many already.
+-- Counts a session before its claim; returns 0 and does not count it at the limit.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
@@ -102,23 +100,23 @@ return 1
 
 
 def session_name(prefix: str, key: SessionKey) -> str:
-    """Name a session's key. No name can hold a brace, so what stands in them alone decides the hash slot."""
+    """Name a session's key. The text in braces decides the hash slot; names have no braces."""
     return f"{prefix}:{{{_escaped(key.subject)}/{_escaped(key.session_id)}}}"
 
 
 def index_name(prefix: str, subject: str) -> str:
-    """Name the key under which a subject's sessions are counted."""
+    """Name the key that counts a subject's sessions."""
     return f"{prefix}:{{{_escaped(subject)}}}:kept"
 
 
 def session_pattern(prefix: str, subject: str | None = None, session_id: str | None = None) -> str:
-    """Write what SCAN matches to find sessions: all, a subject's, or those with an id."""
-    who, which = ("*" if part is None else _escaped(part) for part in (subject, session_id))
-    return f"{prefix}:{{{who}/{which}}}"
+    """Make the SCAN pattern of all sessions, those of a subject, or those with an id."""
+    subject_glob, session_glob = ("*" if part is None else _escaped(part) for part in (subject, session_id))
+    return f"{prefix}:{{{subject_glob}/{session_glob}}}"
 
 
 def session_of(name: str) -> SessionKey | None:
-    """Tell whose session a key belongs to; None for a key of another kind."""
+    """Parse a key's name; None for another kind of key."""
     subject, slash, session_id = name.partition("{")[2].partition("}")[0].partition("/")
     if not slash:
         return None
@@ -130,10 +128,7 @@ def _escaped(name: str) -> str:
 
 
 def read_session(reply: Reply) -> Stored | None:
-    """Read what HGETALL gives; None for no session, or what is left of a deleted one.
-
-    Raises `StoreUnavailable` for what this version cannot read.
-    """
+    """Read the reply of HGETALL; None for no session or a deleted one. Raises `StoreUnavailable`."""
     flat = iter(reply if isinstance(reply, list) else ())
     fields = {text(name): value for name, value in zip(flat, flat, strict=True) if isinstance(value, bytes)}
     if "epoch" not in fields:
@@ -144,13 +139,13 @@ def read_session(reply: Reply) -> Stored | None:
 
 
 def read_meta(reply: Reply) -> Meta | None:
-    """Read token, epoch, revision and commit id; None for no session."""
+    """Read token, epoch, revision and commit id; None for no session. Raises `StoreUnavailable`."""
     match reply:
         case [None, *_]:
             return None
         case [bytes() as token, epoch, revision, commit_id, *updated]:
             try:
-                numbers = [int(text(each) or 0) for each in (epoch, revision, *updated)]
+                numbers = [int(text(number) or 0) for number in (epoch, revision, *updated)]
             except ValueError as error:
                 raise StoreUnavailable(STRANGE) from error
             return Meta(text(token), numbers[0], numbers[1], text(commit_id), *map(float, numbers[2:]))
@@ -158,5 +153,5 @@ def read_meta(reply: Reply) -> Meta | None:
 
 
 def text(value: Reply) -> str:
-    """Read a name or a value; what is no UTF-8 was not written here, and is made readable."""
+    """Decode a name or a value."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""

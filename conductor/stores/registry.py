@@ -1,4 +1,4 @@
-"""The session stores by name; each module is imported only when chosen."""
+"""The session stores by name; a module is imported only if the settings choose it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import structlog
 
 from conductor.errors import SettingsError, StoreLocked, StoreUnavailable
 from conductor.settings import Settings
-from conductor.stores import postgres_url
+from conductor.stores.addresses import RedisAddress, describe_postgres, postgres_passwords
 from conductor.stores.admin import SessionAdmin, StoredSessions
 from conductor.stores.base import SessionStore
-from conductor.stores.redis_url import RedisAddress
 
 # Seconds that a start waits for the lock of the store's file.
 OPEN_S = 30.0
@@ -35,8 +34,8 @@ def check_shared(settings: Settings) -> None:
     """Raise `SettingsError` if several processes cannot share the store."""
     if settings.workers > 1 and settings.store_kind == "memory":
         raise SettingsError(
-            f"WORKERS is {settings.workers}, but sessions that are kept in memory belong to one process: "
-            "set DATA_DIR or SESSION_STORE_URL."
+            f"WORKERS is {settings.workers}, but a store in memory belongs to one process: set DATA_DIR or "
+            "SESSION_STORE_URL."
         )
 
 
@@ -47,50 +46,44 @@ def make_store(settings: Settings) -> SessionStore:
 
 
 async def open_store(store: SessionStore, seconds: float = OPEN_S) -> None:
-    """Open the store; wait ``seconds`` at most while another process locks it, and say so once.
-
-    Raises `SettingsError`.
-    """
+    """Open the store; wait up to ``seconds`` while another process locks it. Raises `SettingsError`."""
     deadline = time.monotonic() + seconds
-    waits = False
+    is_waiting = False
     while True:
         try:
             return await store.open()
         except StoreUnavailable as error:
             if not isinstance(error, StoreLocked) or time.monotonic() >= deadline:
                 raise SettingsError(f"SESSION_STORE_URL: {error}") from None
-            if not waits:
+            if not is_waiting:
                 log.warning("session store locked by another process; waiting", seconds=seconds)
-            waits = True
+            is_waiting = True
         await asyncio.sleep(_PAUSE_S)
 
 
 def make_session_admin(settings: Settings, store: SessionStore) -> SessionAdmin:
-    """Make the operator's view of an open store.
-
-    Raises `SettingsError` for a store that only its own process can see.
-    """
+    """Make the operator's view of an open store. Raises `SettingsError` for a store in memory."""
     if settings.store_kind == "memory":
         raise SettingsError(
-            "Sessions are kept in memory, where only their own server sees them; "
-            "DATA_DIR or SESSION_STORE_URL names a store that outlives it."
+            "Sessions are in memory, and only their server can read them; DATA_DIR or SESSION_STORE_URL "
+            "chooses a store that outlives the server."
         )
     return SessionAdmin(cast(StoredSessions, store))
 
 
 def describe_store(settings: Settings) -> str:
-    """Name the store for people, without its password. Raises `SettingsError` for an invalid URL."""
+    """Name the store without its password. Raises `SettingsError` for an invalid URL."""
     if settings.store_kind == "memory":
         return "in memory: they end with the server"
     if settings.store_kind == "sqlite":
         return str(settings.store_path)
     if settings.store_kind == "postgres":
-        return postgres_url.describe(settings.store_url)
+        return describe_postgres(settings.store_url)
     return str(RedisAddress.parse(settings.store_url))
 
 
 def store_secrets(settings: Settings) -> list[str]:
     """List the passwords in the store's address. Raises `SettingsError` for an invalid URL."""
     if settings.store_kind == "postgres":
-        return postgres_url.passwords(settings.store_url)
+        return postgres_passwords(settings.store_url)
     return RedisAddress.parse(settings.store_url).secrets if settings.store_kind == "redis" else []

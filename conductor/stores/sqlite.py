@@ -1,4 +1,4 @@
-"""The session store in a SQLite file: sessions outlive the process, and one host's processes share them."""
+"""The session store in a SQLite file, shared by the processes of one host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import structlog
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.settings import Settings
 from conductor.stores.base import MAX_SESSIONS, NEVER_EXPIRES, Claim, Operation, SessionKey, too_many
-from conductor.stores.records import Draft, Meta, Stored
+from conductor.stores.records import Draft, Meta, Stored, sweep_regularly
 from conductor.stores.sqlite_writer import Writer
 
 log = structlog.get_logger(__name__)
@@ -26,11 +26,11 @@ _T = TypeVar("_T")
 
 # Seconds that closing waits for queued work.
 _CLOSE_S = 5.0
-# Seconds between sweeps at most, also when sessions are kept for years.
+# The longest time between two sweeps in seconds.
 _SWEEP_MOST_S = 86_400.0
 # Seconds that a reader waits for another process's lock.
 _LOCK_S = 2.0
-# One step of a deletion or a sweep is bounded, because commits wait for it: sessions scanned, sessions
+# The bounds of one step of a deletion or a sweep, since commits wait for it: sessions scanned, sessions
 # deleted, seconds.
 _SCANNED = 1000
 _DELETED = 64
@@ -42,16 +42,20 @@ _ADVANCE = (
     " WHERE id=?3 AND token=?4 AND revision=?5 AND commit_id<>?1"
 )
 _APPEND = "INSERT INTO record VALUES(?, ?, ?)"
+_LIST = """
+SELECT subject, session_id FROM session
+WHERE (?1 IS NULL OR subject=?1) AND (?2 IS NULL OR session_id=?2)
+    AND (?3 IS NULL OR (subject, session_id) > (?3, ?4))
+ORDER BY subject, session_id LIMIT ?5
+"""
 _WHICH = "session WHERE subject=?1 AND (?2 IS NULL OR session_id=?2)"
 
 
 class SqliteStore:
-    """Stores sessions in a file (durability, "Operations"); `open` it first.
+    """Keeps sessions for ``session_ttl`` seconds after their last claim or commit.
 
-    ``session_ttl`` is how many seconds a session without writes is kept, unless it never expires;
-    ``busy_timeout`` how many seconds a commit waits for other processes; ``look_every`` how many seconds lie
-    between checks that the file is still there; ``now`` gives epoch seconds; ``max_sessions`` is the limit of
-    sessions of a subject. Use it in one event loop.
+    A commit waits ``busy_timeout`` seconds for other processes. ``look_every`` seconds lie between checks
+    that the file exists. ``now`` gives epoch seconds. Use it in one event loop.
     """
 
     is_async = True
@@ -77,50 +81,38 @@ class SqliteStore:
         self._writer: Writer | None = None
         self._sweeping: asyncio.Task[None] | None = None
 
-    @property
-    def groups(self) -> int:
-        """The number of transactions so far; each is one fsync for any number of commits."""
-        return 0 if self._writer is None else self._writer.groups
-
     async def open(self) -> None:
         """Open the file; create it and its folder if they are missing.
 
-        Raises `SettingsError` for what cannot be a store: a folder, a file of another program or of a newer
-        version, a damaged file, a read-only one. Raises `StoreLocked` for a locked one.
+        Raises `SettingsError` for a folder, a file of another program or format, a damaged or a read-only
+        file, and `StoreLocked` for a locked one.
         """
         if self._writer is not None:
             return
         writer = Writer(self.path, self._busy_timeout, self._look_every)
         await writer.open()
         self._writer = writer
-        self._sweeping = asyncio.create_task(self._sweep_regularly())
+        self._sweeping = asyncio.create_task(sweep_regularly(self.sweep, self._sweep_every))
 
     async def claim(self, key: SessionKey) -> Claim:
-        """Claim a session, creating it if there is none. Raises `StoreUnavailable`, `TooManySessions`."""
         now = self._now()
         stored = await self._run(partial(_claim, key, now, now - self._session_ttl, self._max_sessions))
         assert isinstance(stored, Stored)
         return stored.claim(key)
 
     async def commit(self, claim: Claim, commit_id: str, operations: Sequence[Operation]) -> None:
-        """Check all operations, then apply all or none; returns when they are on the disk.
-
-        Cancelling the caller does not cancel the commit. Raises `Fenced`, `Duplicate`, `Conflict`, `Rollback`
-        or `StoreUnavailable`.
-        """
+        """Check all operations, then apply all or none; see `SessionStore`. A commit cannot be cancelled."""
         draft = Draft(claim, commit_id, operations)
-        found = await self._run(partial(_append, draft, self._now()))
-        if found is None:
+        meta = await self._run(partial(_append, draft, self._now()))
+        if meta is None:
             draft.accept()
         else:
-            draft.settle(found)
+            draft.settle(meta)
 
     async def release(self, claim: Claim) -> None:
-        """End the claim; the session stays for the next one. Raises `StoreUnavailable`."""
         await self._run(partial(_release, claim.token))
 
     async def aclose(self) -> None:
-        """Finish queued work, and close the file."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
@@ -130,7 +122,7 @@ class SqliteStore:
     # -- deletion and expiry
 
     async def sweep(self) -> int:
-        """Delete all expired sessions now, and return their number; this also happens regularly."""
+        """Delete all expired sessions and return their number; it also runs regularly."""
         before, deleted, after = self._now() - self._session_ttl, 0, 0
         while True:
             after, count, more = await self._run(partial(_sweep, after, before))
@@ -142,49 +134,33 @@ class SqliteStore:
         return deleted
 
     async def delete(self, subject: str, session_id: str | None = None) -> int:
-        """Delete a session, or all of a subject's, and fence the owners; return their number."""
-        # Counted once: sessions created after the request are not meant.
-        left = await self._run(partial(_count, subject, session_id))
+        # Sessions that are created during the deletion do not count.
+        total = await self._run(partial(_count, subject, session_id))
         deleted = 0
-        while deleted < left and (count := await self._run(partial(_delete, subject, session_id))):
+        while deleted < total and (count := await self._run(partial(_delete, subject, session_id))):
             deleted += count
         if self._writer is not None:
             await self._writer.submit(_checkpoint, alone=True)
         return deleted
 
-    async def _sweep_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._sweep_every)
-            try:
-                await self.sweep()
-            except StoreUnavailable:
-                log.warning("session store not swept now")
-
-    # -- for an operator
+    # -- the operator's operations
 
     async def warnings(self) -> list[str]:
-        """Give none: what is on the disk is kept."""
+        """Give an empty list: the disk keeps all commits."""
         return []
 
     async def keys(
         self, subject: str | None, session_id: str | None, after: SessionKey | None, limit: int
     ) -> list[SessionKey]:
-        """List sessions by subject and id. Raises `StoreUnavailable`."""
-        where = {"subject=?": subject, "session_id=?": session_id}
-        values = [value for value in where.values() if value is not None]
-        sql = " AND ".join(["1", *(part for part, value in where.items() if value is not None)])
-        if after is not None:
-            sql += " AND (subject, session_id) > (?, ?)"
-            values += [after.subject, after.session_id]
-        sql = f"SELECT subject, session_id FROM session WHERE {sql} ORDER BY subject, session_id LIMIT ?"
-        rows = await self._read(lambda connection: connection.execute(sql, (*values, limit)).fetchall())
+        first = (None, None) if after is None else (after.subject, after.session_id)
+        values = (subject, session_id, *first, limit)
+        rows = await self._read(lambda connection: connection.execute(_LIST, values).fetchall())
         return [SessionKey(*row) for row in rows]
 
     async def read(self, key: SessionKey) -> Stored | None:
-        """Read a session without claiming it; None if there is none. Raises `StoreUnavailable`."""
 
         def read(connection: sqlite3.Connection) -> Stored | None:
-            connection.execute("BEGIN")  # so that all rows are of one moment
+            connection.execute("BEGIN")  # one snapshot for all rows
             sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
             row = connection.execute(sql, (key.subject, key.session_id)).fetchone()
             return None if row is None else Stored(Meta(*row[1:]), _records(connection, row[0]))
@@ -192,9 +168,9 @@ class SqliteStore:
         return await self._read(read)
 
     async def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
-        # On a connection of its own, so that no commit waits for it.
+        # On its own connection, so that no commit waits for it.
         def work() -> _T:
-            # Read-only: a reader never makes a file that is missing.
+            # Read-only: a reader does not create a missing file.
             uri = f"{self.path.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=_LOCK_S, isolation_level=None)
             with closing(connection):
@@ -212,7 +188,7 @@ class SqliteStore:
 
 
 def from_settings(settings: Settings) -> SqliteStore:
-    """Make the store in the file that SESSION_STORE_URL or DATA_DIR names."""
+    """Make the store at SESSION_STORE_URL or in DATA_DIR."""
     return SqliteStore(
         settings.store_path,
         session_ttl=settings.session_ttl_s,
@@ -220,27 +196,27 @@ def from_settings(settings: Settings) -> SqliteStore:
     )
 
 
-# -- work for the writer's thread; what may be done twice after a failure
+# -- work for the writer's thread; a failure may repeat it
 
 
 def _claim(
     key: SessionKey, now: float, expired: float, max_sessions: int, connection: sqlite3.Connection
 ) -> Stored | TooManySessions:
     sql = f"SELECT id, {_META} FROM session WHERE subject=? AND session_id=?"
-    found = connection.execute(sql, (key.subject, key.session_id)).fetchone()
-    # Expired, and not swept yet: what a client finds must not depend on when the sweep runs.
-    if found is not None and found[-1] < expired and not key.never_expires:
-        _delete_rows(connection, [found[0]])
-        found = None
-    if found is not None:
-        row, meta = found[0], Meta(*found[1:])
+    columns = connection.execute(sql, (key.subject, key.session_id)).fetchone()
+    # Expired, and not swept yet.
+    if columns is not None and columns[-1] < expired and not key.never_expires:
+        _delete_rows(connection, [columns[0]])
+        columns = None
+    if columns is not None:
+        row, meta = columns[0], Meta(*columns[1:])
     elif key.counted and _count_up_to(connection, key.subject, max_sessions) >= max_sessions:
         return too_many(max_sessions)
     else:
         meta = Meta("", 0, 0, "", now)
         sql = f"INSERT INTO session(subject, session_id, {_META}) VALUES(?, ?, '', 0, 0, '', ?)"
         row = connection.execute(sql, (key.subject, key.session_id, now)).lastrowid
-    # The row number in the token finds the session without an index; the rest cannot be guessed.
+    # The row number in the token finds the session without an index.
     meta.token = f"{row}.{secrets.token_hex(16)}"
     meta.epoch += 1
     connection.execute(
@@ -263,10 +239,10 @@ def _count_up_to(connection: sqlite3.Connection, subject: str, most: int) -> int
 
 
 def _append(draft: Draft, now: float, connection: sqlite3.Connection) -> Meta | None:
-    # None if the record was appended, else what the session is.
+    # None if the record was appended, else the session's fields.
     claim = draft.claim
-    number, _, rest = claim.token.partition(".")
-    row = int(number) if rest and number.isdecimal() else -1  # a made-up token
+    number, _, secret = claim.token.partition(".")
+    row = int(number) if secret and number.isdecimal() else -1  # a made-up token
     if draft.data:
         values = (draft.commit_id, now, row, claim.token, claim.revision)
         if connection.execute(_ADVANCE, values).rowcount:
@@ -274,8 +250,8 @@ def _append(draft: Draft, now: float, connection: sqlite3.Connection) -> Meta | 
                 connection.execute("DELETE FROM record WHERE session=?", (row,))
             connection.execute(_APPEND, (row, claim.revision + 1, draft.data))
             return None
-    found = connection.execute(f"SELECT {_META} FROM session WHERE id=?", (row,)).fetchone()
-    return Meta("", 0, 0, "") if found is None else Meta(*found)
+    columns = connection.execute(f"SELECT {_META} FROM session WHERE id=?", (row,)).fetchone()
+    return Meta("", 0, 0, "") if columns is None else Meta(*columns)
 
 
 def _release(token: str, connection: sqlite3.Connection) -> None:
@@ -294,7 +270,7 @@ def _delete(subject: str, session_id: str | None, connection: sqlite3.Connection
 
 
 def _sweep(after: int, before: float, connection: sqlite3.Connection) -> tuple[int, int, bool]:
-    # Where to go on, how many were deleted, and whether to go on.
+    # The last row, the number of deletions, and whether there are more rows.
     sql = "SELECT id, updated<? AND substr(session_id, 1, 1)<>? FROM session WHERE id>? ORDER BY id LIMIT ?"
     rows = connection.execute(sql, (before, NEVER_EXPIRES, after, _SCANNED)).fetchall()
     expired = [row for row, is_expired in rows if is_expired][:_DELETED]
@@ -305,7 +281,7 @@ def _sweep(after: int, before: float, connection: sqlite3.Connection) -> tuple[i
 
 
 def _delete_rows(connection: sqlite3.Connection, rows: Sequence[int]) -> int:
-    # At least one, so that a slow disk makes progress, too.
+    # At least one, so that a slow disk makes progress.
     until = time.monotonic() + _STEP_S
     for count, row in enumerate(rows, 1):
         connection.execute("DELETE FROM record WHERE session=?", (row,))
@@ -316,8 +292,8 @@ def _delete_rows(connection: sqlite3.Connection, rows: Sequence[int]) -> int:
 
 
 def _checkpoint(connection: sqlite3.Connection) -> None:
-    # Only a checkpoint makes the file itself smaller, and the write-ahead log still holds what was deleted.
+    # A checkpoint shrinks the file and removes deleted text from the write-ahead log.
     try:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except sqlite3.Error as error:
-        log.warning("session store not made smaller now", error=str(error))
+        log.warning("checkpoint failed; will retry", error=str(error))

@@ -1,4 +1,4 @@
-"""The SQLite file of the session store: its tables, how it is opened, and what its errors mean."""
+"""The SQLite file of the session store: its tables, its settings, and its errors."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def failure(error: sqlite3.Error) -> Failure:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the store's file; create it, its tables and its folder if they are missing.
+    """Open the file; create it, its tables and its folder if they are missing.
 
-    The connection belongs to the calling thread and does not wait for locks. Raises `SettingsError` for what
-    cannot be a store, and `sqlite3.Error` for what may pass, such as a lock.
+    The connection belongs to the calling thread and does not wait for locks. Raises `SettingsError` for a
+    wrong file, and `sqlite3.Error` for a temporary failure such as a lock.
     """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise SettingsError(f"The session store needs SQLite 3.35; this one is {sqlite3.sqlite_version}.")
@@ -69,7 +69,7 @@ def connect(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        # These pass; the others are mistakes of the configuration, said at the start.
+        # These are temporary; the others are mistakes of the configuration.
         if failure(error) in ("locked", "full"):
             raise
         raise SettingsError(_explain(path, error)) from error
@@ -80,10 +80,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _make_file(path: Path) -> None:
-    # Made before SQLite would make it, so that only the owner may read what people said.
+    # Not by SQLite: only the owner may read the file.
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Exclusively: opening and closing a file that is in use would drop its POSIX locks.
+        # Exclusive: opening and closing a file in use would drop its POSIX locks.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         if path.is_dir():
@@ -95,14 +95,14 @@ def _make_file(path: Path) -> None:
 
 
 def why_not_made(path: Path, error: OSError) -> str:
-    """Explain in a sentence why the store's file cannot be created."""
+    """Explain in a sentence why the file cannot be created."""
     reason = (error.strerror or str(error)).lower()
     return f"The session store's file {path} cannot be made in {existing_folder(path)}: {reason}."
 
 
 def existing_folder(path: Path) -> Path:
-    """Find the deepest existing folder on the way to a file."""
-    return next((each for each in path.absolute().parents if os.path.exists(each)), Path("/"))
+    """Find the deepest existing folder above a file."""
+    return next((folder for folder in path.absolute().parents if os.path.exists(folder)), Path("/"))
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -112,14 +112,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise SettingsError(f"The session store's file {path} must be on a local disk that can share memory.")
-    # An fsync a commit: with WAL and NORMAL a power failure loses acknowledged turns (durability, "Choice").
+    # An fsync for each group: with WAL and NORMAL a power failure loses acknowledged commits.
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")  # deleted text is overwritten, in free pages too
     connection.execute("PRAGMA wal_autocheckpoint=4000")  # in pages; the same few are written often
-    connection.execute(
-        "PRAGMA cache_size=-16000"
-    )  # in KiB; a smaller cache spills a large group before its commit
-    # Otherwise the write-ahead log stays as large as its largest burst.
+    # In KiB; a smaller cache spills a large group before its commit.
+    connection.execute("PRAGMA cache_size=-16000")
+    # The write-ahead log shrinks after a burst.
     connection.execute(f"PRAGMA journal_size_limit={64 << 20}")
     if is_new:
         connection.execute("BEGIN IMMEDIATE")

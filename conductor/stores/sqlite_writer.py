@@ -1,6 +1,6 @@
-"""The one thread that writes to a SQLite store's file, with one fsync for all queued work.
+"""The thread that writes to the SQLite file, with one fsync for all queued work.
 
-It also waits for other processes' locks, and reopens the file after a failure.
+It waits for locks of other processes, and reopens the file after a failure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -28,30 +28,29 @@ log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-# Jobs in one transaction, and the seconds after which no more are begun: their commits wait for the fsync.
+# Jobs in one transaction, and the seconds after which no more are started.
 _GROUP = 256
 _GROUP_S = 0.02
 
-# Seconds between attempts to get the lock. SQLite's own waits grow to 100 ms, in which a busy neighbour
-# commits a dozen times.
+# Seconds between attempts to get the lock. SQLite's own waits grow to 100 ms, and a busy process commits a
+# dozen times in that.
 _POLLS_S = (0.0005, 0.004)
 
-# Seconds left for work whose deadline passed while this process was suspended.
+# Seconds for work whose deadline passed while this process was suspended.
 _PATIENCE_S = 0.2
 
 _REASONS: dict[Failure, str] = {
     "locked": "Another process keeps the session store locked.",
     "full": "The session store's disk is full.",
     "away": "The session store cannot be read or written now.",
-    "refused": "The session store could not take this.",
+    "refused": "The session store refuses the commit.",
 }
 
-# A value that cannot be stored fails its own session only, not the rest of the group.
+# A value that cannot be stored fails its own job only.
 _MISTAKES = (sqlite3.Error, StoreUnavailable, SettingsError, ValueError, TypeError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     # ``work`` None ends the thread; ``deadline`` is in monotonic seconds; ``alone``: outside a transaction.
     work: Callable[[sqlite3.Connection], Any] | None
     future: asyncio.Future[Any]
@@ -60,10 +59,10 @@ class _Job:
 
 
 class Writer:
-    """Takes work from the event loop that it was made in, and answers there, once for each group.
+    """Takes work from the event loop, and answers there once for each group of jobs.
 
-    Work for ``busy_timeout`` seconds waits for other processes. ``look_every`` seconds lie between checks
-    that the file is still there.
+    Work waits ``busy_timeout`` seconds for other processes. ``look_every`` seconds lie between checks that
+    the file exists.
     """
 
     def __init__(self, path: Path, busy_timeout: float, look_every: float) -> None:
@@ -94,11 +93,10 @@ class Writer:
             raise
 
     def submit(self, work: Callable[[sqlite3.Connection], _T], *, alone: bool = False) -> asyncio.Future[_T]:
-        """Queue work for the thread, in a transaction unless it is ``alone``; it may be done twice.
+        """Queue work for the thread, in a transaction unless it is ``alone``; a retry may repeat it.
 
         The future gets its result, or `StoreUnavailable`. Cancelling it does not undo the work.
         """
-        # A future in a queue that nothing reads would never be done.
         if self._closed:
             raise StoreUnavailable("The session store is closed.")
         future: asyncio.Future[_T] = self._loop.create_future()
@@ -106,11 +104,11 @@ class Writer:
         return future
 
     async def close(self, seconds: float) -> None:
-        """Finish queued work, and close the file; give up after some seconds."""
+        """Finish queued work and close the file; give up after ``seconds``."""
         if not self._closed:
             self._end()
-        done, _ = await asyncio.wait([self._ended], timeout=seconds)
-        if not done:
+        finished, _ = await asyncio.wait([self._ended], timeout=seconds)
+        if not finished:
             log.error("session store not closed in time", seconds=seconds)
 
     def _end(self) -> None:
@@ -129,7 +127,7 @@ class Writer:
             self._drop()
             self._drain()
             self._refuse([job for job in self._waiting if job.work is not None], _REASONS["away"])
-            # Last: who waits for the end finds all other futures settled.
+            # Last, after all other futures.
             self._answer([(self._ended, None)])
 
     def _opens(self, opened: asyncio.Future[None]) -> bool:
@@ -155,13 +153,11 @@ class Writer:
         return group
 
     def _drain(self) -> None:
-        try:
+        with suppress(queue.Empty):
             while True:
                 self._waiting.append(self._queue.get_nowait())
-        except queue.Empty:
-            pass
 
-    def _serve(self, group: list[_Job], *, again: bool = False) -> None:
+    def _serve(self, group: list[_Job], *, is_retry: bool = False) -> None:
         kind: Failure
         try:
             outcomes = self._write(group)
@@ -171,7 +167,7 @@ class Writer:
             self._waiting.extendleft(reversed(group[len(outcomes) :]))
             if self._failing:
                 self._failing = False
-                log.info("session store is back")
+                log.info("session store available")
             self._answer([(job.future, outcome) for job, outcome in zip(group, outcomes, strict=False)])
             return
         if isinstance(mistake, sqlite3.Error):
@@ -180,10 +176,10 @@ class Writer:
             kind = "away" if isinstance(mistake, SettingsError) else "refused"
         if kind == "away":
             self._drop()
-        if kind == "away" and not again:
+        if kind == "away" and not is_retry:
             # The commit may have succeeded; its id makes the retry safe.
-            self._serve(group, again=True)
-        # One by one, so that only the faulty job fails.
+            self._serve(group, is_retry=True)
+        # One by one: only the faulty job fails.
         elif kind == "refused" and len(group) > 1:
             for job in group:
                 self._serve([job])
@@ -204,7 +200,7 @@ class Writer:
                     break
             if connection.in_transaction:
                 connection.execute("COMMIT")
-        # An open transaction would keep the file locked for all other processes.
+        # An open transaction would lock the file.
         except BaseException:
             self._roll_back(connection)
             raise
@@ -223,18 +219,16 @@ class Writer:
                 connection.execute("BEGIN IMMEDIATE")
                 return connection
             except sqlite3.Error as error:
-                # Only a lock passes by waiting.
                 if failure(error) != "locked" or time.monotonic() >= deadline:
                     raise
             self._pause.wait(random.uniform(*_POLLS_S))
 
     def _ready(self) -> sqlite3.Connection:
-        # The file may have been removed or replaced while the store was open.
         if self._connection is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self._look_every
-            # Commits to an unlinked file would succeed, and be gone with the process.
+            # Commits to a removed file would succeed and be lost.
             if self._identity() != self._inode:
-                log.error("session store taken away")
+                log.error("session store's file was removed or replaced")
                 self._drop()
         if self._connection is None:
             self._connection = connect(self._path)
@@ -243,10 +237,10 @@ class Writer:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
@@ -265,12 +259,12 @@ class Writer:
         self._connection = None
 
     def _fail(self, group: Sequence[_Job], kind: Failure, mistake: BaseException) -> None:
-        if kind == "locked":  # what came later may wait longer
+        if kind == "locked":  # later jobs may wait longer
             now = time.monotonic()
             self._waiting.extendleft(job for job in reversed(group) if job.deadline > now)
             group = [job for job in group if job.deadline <= now]
         if kind == "refused":
-            log.error("session store refused", error=type(mistake).__name__)
+            log.error("session store refused a commit", error=type(mistake).__name__)
         elif not self._failing:
             self._failing = True
             log.error("session store unavailable", reason=kind, error=str(mistake))
@@ -280,11 +274,9 @@ class Writer:
         self._answer([(job.future, StoreUnavailable(reason)) for job in jobs])
 
     def _answer(self, answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             # One wake-up of the loop for the whole group.
             self._loop.call_soon_threadsafe(_settle, answers)
-        except RuntimeError:
-            pass  # the loop is closed: no caller waits
 
 
 def _settle(answers: Sequence[tuple[asyncio.Future[Any], object]]) -> None:

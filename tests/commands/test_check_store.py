@@ -40,7 +40,7 @@ async def test_sessions_in_memory_are_good_for_one_process() -> None:
 
 async def test_several_processes_cannot_share_memory(tmp_path: Path) -> None:
     (line,) = await found(workers=2)
-    assert line.startswith("fail  sessions: WORKERS is 2, but sessions that are kept in memory")
+    assert line.startswith("fail  sessions: WORKERS is 2, but a store in memory belongs to one process")
     (line,) = await found(workers=2, data_dir=tmp_path)
     assert line.startswith("ok ")
 
@@ -130,7 +130,7 @@ async def test_a_server_is_written_to_and_what_may_lose_sessions_is_warned_of(se
 
     good, warned = await found(session_store_url=url)
     assert good.startswith(f"ok    sessions: redis://127.0.0.1:{server.port}/0; a write took ")
-    assert warned == "warn  sessions: appendonly is off: a restart loses what was not saved."
+    assert warned == "warn  sessions: appendonly is off: a restart loses unsaved commits."
     ask("CONFIG", "SET", "appendonly", "yes")
     assert len(await found(session_store_url=url)) == 1
     # What was written is gone after a second; each question takes a few milliseconds.

@@ -365,7 +365,7 @@ async def test_a_file_that_is_not_there_is_said_and_not_made(
 
 @pytest.mark.parametrize("given", COMMANDS)
 async def test_sessions_in_memory_cannot_be_seen(given: list[str]) -> None:
-    assert (await mistake(*given)).startswith("Sessions are kept in memory, where only their own server")
+    assert (await mistake(*given)).startswith("Sessions are in memory, and only their server can read them")
 
 
 @pytest.mark.parametrize("given", COMMANDS)

@@ -61,7 +61,7 @@ async def test_those_who_have_a_session_of_an_id_are_named(store: RedisStore, ad
     assert await admin.subjects("s-1") == ["a", "a/b", "b*", "bc"]
     assert await admin.subjects("$grants") == ["a"]
     assert await admin.subjects("s-*") == ["c"]
-    await admin.delete(SessionKey("a/b", "s-1"))
+    await admin.delete("a/b", "s-1")
     assert await admin.subjects("s-1") == ["a", "b*", "bc"]
 
 
@@ -80,7 +80,7 @@ async def test_pages_follow_each_other(store: RedisStore, admin: SessionAdmin, l
 async def test_a_page_is_full_although_sessions_were_deleted(store: RedisStore, admin: SessionAdmin) -> None:
     await fill(store, KEYS)
     for key in KEYS[:12]:
-        assert await admin.delete(key)
+        assert await admin.delete(key.subject, key.session_id)
     assert len(await admin.sessions(limit=5)) == 5
     assert [info.subject for info in await admin.sessions(limit=3)] == ["b*"] * 3
 
@@ -119,8 +119,8 @@ async def test_a_deleted_session_is_gone_and_its_owner_is_fenced(
     server: RedisServer, store: RedisStore, admin: SessionAdmin
 ) -> None:
     claim = await filled(store)
-    assert await admin.delete(KEY) is True
-    assert await admin.delete(KEY) is False
+    assert await admin.delete(KEY.subject, KEY.session_id) == 1
+    assert await admin.delete(KEY.subject, KEY.session_id) == 0
     assert await admin.show(KEY) is None and await admin.sessions() == []
     with pytest.raises(Fenced):
         await store.commit(claim, "commit-1", [SetField("a", "c")])
@@ -135,8 +135,8 @@ async def test_a_deleted_session_is_gone_and_its_owner_is_fenced(
 
 async def test_all_of_a_subject_is_deleted_and_nobody_elses(store: RedisStore, admin: SessionAdmin) -> None:
     await fill(store, KEYS)
-    assert await admin.delete_subject("b*") == 5
-    assert await admin.delete_subject("b*") == 0
+    assert await admin.delete("b*") == 5
+    assert await admin.delete("b*") == 0
     assert {info.subject for info in await admin.sessions()} == {"a", "a/b", "bc"}
 
 

@@ -64,7 +64,7 @@ async def test_those_who_have_a_session_of_an_id_are_named(store: SqliteStore, a
         await store.claim(SessionKey(subject, session_id))
     assert await admin.subjects("s-1") == ["a", "b"]
     assert await admin.subjects("s-%") == []
-    await admin.delete(SessionKey("b", "s-1"))
+    await admin.delete("b", "s-1")
     assert await admin.subjects("s-1") == ["a"]
 
 
@@ -101,13 +101,13 @@ async def test_a_deleted_session_is_gone_from_the_disk_and_its_owner_fenced(
 ) -> None:
     claim = await _made(store, "subject", "s-1")
     other = await _made(store, "other", "s-1")
-    assert await admin.delete(claim.key) and not await admin.delete(claim.key)
+    assert [await admin.delete("subject", "s-1") for _ in range(2)] == [1, 0]
     with pytest.raises(Fenced):
         await store.commit(claim, "commit-2", [])
     assert (await store.claim(claim.key)).epoch == 1
     await store.commit(other, "commit-2", [])
-    assert await admin.delete_subject("subject") == 1
-    assert await admin.delete_subject("other") == 1
+    assert await admin.delete("subject") == 1
+    assert await admin.delete("other") == 1
     files = store.path.parent.glob(f"{_pattern(store.path.name)}*")
     assert not any(b"SECRET-" in each.read_bytes() for each in files)
 
@@ -121,7 +121,7 @@ async def test_all_sessions_of_a_subject_are_deleted(store: SqliteStore, admin: 
     for number in range(3):
         await _made(store, "subject", str(number))
     await _made(store, "subject-2", "0")
-    assert await admin.delete_subject("subject") == 3
+    assert await admin.delete("subject") == 3
     assert [info.subject for info in await admin.sessions()] == ["subject-2"]
 
 

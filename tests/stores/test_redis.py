@@ -11,7 +11,6 @@ from hypothesis import settings
 
 from conductor.errors import Rollback, StoreUnavailable
 from conductor.messages import AssistantMessage, UserMessage
-from conductor.stores.admin import SessionAdmin
 from conductor.stores.base import (
     Amendment,
     AppendLog,
@@ -240,7 +239,7 @@ class TestRedisSessionLimit(SessionLimitContract):
     async def test_a_session_that_was_deleted_makes_room(self, few: RedisStore) -> None:
         for number in range(2):
             await few.claim(SessionKey("subject", f"s-{number}"))
-        await SessionAdmin(few).delete(SessionKey("subject", "s-0"))
+        await few.delete("subject", "s-0")
         assert (await few.claim(SessionKey("subject", "s-2"))).epoch == 1
 
     async def test_a_session_that_was_not_counted_when_it_was_made_may_be_claimed(

@@ -137,7 +137,7 @@ async def test_something_else_that_answers_is_said_in_one_sentence(connect: Conn
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with listener:
         store = connect(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-        with pytest.raises(SettingsError, match="cannot be used: what answers there is no Redis server.$"):
+        with pytest.raises(SettingsError, match="cannot be used: the server there is no Redis server.$"):
             await store.open()
 
 

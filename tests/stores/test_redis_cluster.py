@@ -89,7 +89,7 @@ async def test_sessions_of_all_nodes_are_listed_and_deleted(
     assert found == keys
     assert await admin.subjects("s-07") == ["a", "b"]
     assert [one["session_id"] async for one in admin.export("b")] == [key.session_id for key in keys[20:]]
-    assert await admin.delete_subject("a") == 20
+    assert await admin.delete("a") == 20
     with pytest.raises(Fenced):
         await store.commit(claims[0], "commit-1", [SetField("a", "b")])
     assert len(await admin.sessions()) == 20

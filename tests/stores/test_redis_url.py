@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.stores.redis_url import RedisAddress
+from conductor.stores.addresses import RedisAddress
 
 PASSWORD = "s3cret/p@ss:{word},x"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D%2Cx"

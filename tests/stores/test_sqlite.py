@@ -177,12 +177,13 @@ TestSqliteMachine.settings = settings(max_examples=50, stateful_step_count=30, d
 
 async def test_what_waits_is_written_in_one_transaction(path: Path, store: SqliteStore) -> None:
     mine = await claims(store, 100)
-    before = store.groups
+    assert store._writer is not None
+    before = store._writer.groups
     with locked(path):  # so that all of them have to wait
         commits = [asyncio.ensure_future(store.commit(claim, "commit-1", [])) for claim in mine]
         await asyncio.sleep(0)
     await asyncio.gather(*commits)
-    assert store.groups - before <= 2 and all(claim.revision == 1 for claim in mine)
+    assert store._writer.groups - before <= 2 and all(claim.revision == 1 for claim in mine)
 
 
 async def test_work_whose_time_is_over_since_the_process_stood_still_is_tried_a_few_times(

@@ -1,11 +1,11 @@
-"""Addresses of Redis and Valkey: a server, a primary that Sentinels know, or a cluster."""
+"""Addresses of stores: PostgreSQL; a Redis or Valkey server, a primary behind Sentinels, or a cluster."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from conductor.errors import SettingsError
 
@@ -17,17 +17,17 @@ _SCHEME = re.compile(r"(?:redis|valkey)(s?)(?:\+(sentinel|cluster))?|unix")
 _WRONG_URL = (
     "SESSION_STORE_URL is no Redis address: write redis://HOST:PORT/DATABASE, "
     "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DATABASE, redis+cluster://HOST:PORT,HOST:PORT or "
-    "unix:///PATH, with rediss in place of redis for TLS, with USER:PASSWORD@ before the first host "
-    "if the server wants it, and % codes for odd characters in them."
+    "unix:///PATH; use rediss for TLS, put USER:PASSWORD@ before the first host, and percent-encode "
+    "special characters."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where the sessions are and how to sign in; prints itself without the passwords.
+    """The servers and the credentials; its text has no passwords.
 
-    ``hosts`` are a server, Sentinels, or some nodes of a cluster; ``service`` is the Sentinels' name for
-    the primary, ``path`` a Unix socket.
+    ``hosts`` are a server, Sentinels, or some nodes of a cluster; ``service`` is the Sentinels' name of the
+    primary, ``path`` a Unix socket.
     """
 
     scheme: str
@@ -43,7 +43,7 @@ class RedisAddress:
     sentinel_password: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Name the address for people."""
+        """Give the address without its passwords."""
         if self.path:
             return f"unix://{self.path}" + (f"?db={self.database}" if self.database else "")
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
@@ -53,8 +53,8 @@ class RedisAddress:
 
     @property
     def secrets(self) -> list[str]:
-        """The passwords in it."""
-        return [each for each in (self.password, self.sentinel_password) if each]
+        """The passwords."""
+        return [password for password in (self.password, self.sentinel_password) if password]
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
@@ -69,10 +69,10 @@ class RedisAddress:
         parts = urlsplit(url)
         scheme = _SCHEME.fullmatch(parts.scheme)
         if scheme is None or parts.fragment:
-            raise ValueError("a scheme or a part that no address has")
+            raise ValueError("wrong scheme, or a fragment")
         kind = cast(Kind, scheme[2] or "server")
         sign_in, _, netloc = parts.netloc.rpartition("@")
-        user, _, password = (unquote(each) for each in sign_in.partition(":"))
+        user, _, password = (unquote(part) for part in sign_in.partition(":"))
         query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
         sentinel_user, sentinel_password = "", ""
         path, service, database = "", "", "0"
@@ -85,8 +85,8 @@ class RedisAddress:
         else:
             database = parts.path.strip("/")
         port = 26379 if kind == "sentinel" else 6379
-        hosts = tuple(_host(each, port) for each in netloc.split(",")) if netloc or not path else ()
-        wrong = (
+        hosts = tuple(_host(part, port) for part in netloc.split(",")) if netloc or not path else ()
+        is_wrong = (
             query
             or (path and netloc)
             or (kind == "server" and len(hosts) > 1)
@@ -95,8 +95,8 @@ class RedisAddress:
             or (sentinel_user and not sentinel_password)
         )
         number = int(database or 0)
-        if wrong or number < 0 or (kind == "cluster" and number):
-            raise ValueError("too much, too little, or a database that cannot be")
+        if is_wrong or number < 0 or (kind == "cluster" and number):
+            raise ValueError("wrong parts, or a wrong database")
         return cls(
             parts.scheme,
             kind,
@@ -116,5 +116,19 @@ def _host(text: str, port: int) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname or "@" in text:
         raise ValueError("no host")
-    parts.hostname.encode("idna")  # as the look-up will, where it would be no network error
+    parts.hostname.encode("idna")  # a wrong name is refused now, not at the look-up
     return parts.hostname, parts.port or port
+
+
+def describe_postgres(url: str) -> str:
+    """Name a PostgreSQL address without user, password and parameters."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def postgres_passwords(url: str) -> list[str]:
+    """List the passwords of a PostgreSQL address."""
+    parts = urlsplit(url)
+    before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])
+    passwords = (before_host, *parse_qs(parts.query).get("password", ()))
+    return [password for password in passwords if password]
