@@ -37,7 +37,7 @@ from conductor.server.listener import Listener
 from conductor.server.metrics import make_admin
 from conductor.server.page import Page
 from conductor.server.workers import Worker
-from conductor.settings import Settings, is_loopback
+from conductor.settings import Settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.registry import make_store, open_store, store_secrets
 from conductor.tools.audit import AuditLog
@@ -60,10 +60,10 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# The name of the knowledge base's index in DATA_DIR.
+# The knowledge base's index in DATA_DIR.
 KNOWLEDGE_FILE = "knowledge.db"
-# Thresholds of the three gc generations, in new objects and in collections of the generation below. A turn's
-# objects are mostly freed by reference counts, so the collector may run seldom.
+# Thresholds of the three gc generations, in new objects and in collections of the generation below. Reference
+# counts free most of a turn's objects, so the collector may run rarely.
 GC_THRESHOLDS = (10_000, 20, 50)
 
 
@@ -120,24 +120,24 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
 
 
 def mcp_folder(settings: Settings) -> Path | None:
-    """Return the folder of what MCP servers say on standard error, and of tokens; None without DATA_DIR."""
+    """Return the folder for tokens and standard error of MCP servers; None without DATA_DIR."""
     return None if settings.data_dir is None else settings.data_dir / "mcp"
 
 
 def _own_names(settings: Settings) -> list[str]:
-    specs = (*builtin_specs(), *(one.spec for one in python_tools(settings.tools_path)))
+    specs = (*builtin_specs(), *(function.spec for function in python_tools(settings.tools_path)))
     return [spec.name for spec in specs]
 
 
 def mcp_servers(settings: Settings, catalog: Sequence[ToolSpec]) -> tuple[McpServerConfig, ...]:
-    """Read the MCP servers. Raises `SettingsError`, also for names that the device's tools begin with."""
+    """Read the MCP servers. Raises `SettingsError`, also if tools of the device have a server's name."""
     servers = load_mcp_servers(settings)
     for server in servers:
-        taken = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
-        if taken is not None:
+        tool = next((spec.name for spec in catalog if spec.name.startswith(f"{server.name}.")), None)
+        if tool is not None:
             raise SettingsError(
-                f'{mcp_config_path(settings)}, server "{server.name}": the device has tools of this name '
-                f"({taken}); choose another one."
+                f'{mcp_config_path(settings)}, server "{server.name}": the device has a tool of this name '
+                f"({tool}); choose another name."
             )
     return servers
 
@@ -145,8 +145,8 @@ def mcp_servers(settings: Settings, catalog: Sequence[ToolSpec]) -> tuple[McpSer
 def file_roots(settings: Settings) -> list[Path]:
     """Return the directories that file tools may use.
 
-    Raises `SettingsError` for a path that is no directory, and for one that holds the server's own files: a
-    file tool could read the tokens there, or write the rules.
+    Raises `SettingsError` for a path that is not a directory, and for one that contains the server's own
+    files: a file tool could read tokens or write rules.
     """
     return [_tools_folder("FILE_ROOTS", Path(name), settings) for name in settings.file_roots]
 
@@ -168,9 +168,9 @@ def knowledge_index(settings: Settings) -> KnowledgeIndex | None:
         return None
     folder = Path(os.path.expanduser(settings.knowledge_dir))
     if not os.path.isdir(folder):
-        raise SettingsError(f"KNOWLEDGE_DIR names {folder}, which is no folder.")
+        raise SettingsError(f"KNOWLEDGE_DIR: {folder} is not a folder.")
     if settings.data_dir is None:
-        raise SettingsError("KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index is kept.")
+        raise SettingsError("KNOWLEDGE_DIR needs DATA_DIR, the folder of its index.")
     return KnowledgeIndex(folder, Path(os.path.expanduser(settings.data_dir)) / KNOWLEDGE_FILE)
 
 
@@ -179,17 +179,15 @@ def notes_dir(settings: Settings) -> Path | None:
     return None if settings.notes_dir is None else _tools_folder("NOTES_DIR", settings.notes_dir, settings)
 
 
-def _tools_folder(setting: str, named: Path, settings: Settings) -> Path:
-    folder = Path(os.path.expanduser(named))
+def _tools_folder(setting: str, name: Path, settings: Settings) -> Path:
+    folder = Path(os.path.expanduser(name))
     if not os.path.isdir(folder):
-        raise SettingsError(f"{setting} names {folder}, which is no folder.")
+        raise SettingsError(f"{setting}: {folder} is not a folder.")
     if Path(os.path.realpath(folder)).parts[1:2] in (("proc",), ("sys",)):
-        raise SettingsError(f"{setting} names {folder}, which holds the machine's state, not files.")
-    for what, path in _own_files(settings):
-        if path is not None and _holds(folder, path):
-            raise SettingsError(
-                f"{setting} names {folder}, which holds {what} ({path}): name a folder that does not."
-            )
+        raise SettingsError(f"{setting}: {folder} contains the state of the system, not files.")
+    for content, path in _own_files(settings):
+        if path is not None and _contains(folder, path):
+            raise SettingsError(f"{setting}: {folder} contains {content} ({path}); use another folder.")
     return folder
 
 
@@ -204,14 +202,14 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path | None]]:
     yield "the MCP servers", mcp_config_path(settings)
     yield "the HTTP tools", http_tools_path(settings)
     yield "the audit log", settings.audit_log
-    # Files that are written there would run with the server's rights at the next start.
+    # A file tool could write code that runs at the next start.
     yield "the server's code", Path(__file__).parent
     yield "installed packages", Path(sysconfig.get_path("purelib"))
 
 
-def _holds(root: Path, path: Path) -> bool:
-    # Compares inodes of the parents, so that another case, spelling or link makes no difference. The
-    # place of a link and its target both count. It does not see a directory that is mounted twice.
+def _contains(root: Path, path: Path) -> bool:
+    # Compares inodes of the parents, so that case, spelling and links make no difference. A link's location
+    # and its target count. A directory that is mounted twice is not recognized.
     for spelling in {os.path.abspath(path), os.path.realpath(path)}:
         for folder in (Path(spelling), *Path(spelling).parents):
             with suppress(OSError):  # it does not exist yet, or may not be read
@@ -223,11 +221,10 @@ def _holds(root: Path, path: Path) -> bool:
 def secrets(settings: Settings) -> list[str]:
     """List the secrets in the settings, for redaction of tool results."""
     keys = [profile.api_key for profile in load_profiles(settings).by_name.values()]
-    known = [settings.anthropic_api_key, *keys, settings.admin_token]
-    given = [secret.get_secret_value() for secret in known if secret is not None]
-    taken = [secret for server in load_mcp_servers(settings) for secret in server.secrets]
-    taken += load_http_tools(settings).secrets
-    return [*settings.auth_tokens, *given, *store_secrets(settings), *taken]
+    keys += [settings.anthropic_api_key, settings.admin_token]
+    values = [key.get_secret_value() for key in keys if key is not None]
+    values += [secret for server in load_mcp_servers(settings) for secret in server.secrets]
+    return [*settings.auth_tokens, *values, *store_secrets(settings), *load_http_tools(settings).secrets]
 
 
 @asynccontextmanager
@@ -253,7 +250,7 @@ async def running(
         lambda: not isinstance(store, HealthCheckedStore) or store.available,
         Page(token_needed=bool(settings.auth_tokens)) if settings.serves_page else None,
     )
-    # Before listening: a client must not be told to speak to a server that cannot save.
+    # Before listening: clients must not connect to a server that cannot save.
     await open_store(store)
     try:
         await listener.start(settings.host, settings.port)
@@ -264,12 +261,12 @@ async def running(
             builtin.start()
         try:
             async with _mcp_server(settings, listener):
-                # Once the endpoint has been imported: two threads that import mcp at once may see half of it.
+                # After the endpoint's import: two threads must not import mcp at the same time.
                 if mcp is not None:
                     mcp.start(lambda: listener.reload(listener.services))
                 yield listener
         finally:
-            # The order of the start backwards: turns end while the model and the store are still there.
+            # In reverse order of the start: turns end before the model and the store close.
             await listener.stop()
             if services.tracer is not None:
                 await asyncio.to_thread(services.tracer.close)
@@ -291,7 +288,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
         return
     check_installed()
     if settings.mcp_port is not None and settings.workers > 1:
-        raise SettingsError("MCP_PORT needs one process: unset WORKERS, or leave MCP_PORT out.")
+        raise SettingsError("MCP_PORT needs a single process; set WORKERS=1 or unset MCP_PORT.")
     # In a thread: the import takes a second.
     module = await asyncio.to_thread(import_module, "conductor.server.mcp_endpoint")
     endpoint = module.McpEndpoint(listener)
@@ -301,7 +298,7 @@ async def _mcp_server(settings: Settings, listener: Listener) -> AsyncIterator[N
             yield
         else:
             async with endpoint.serving_http(settings.host, settings.mcp_port) as port:
-                log.info("MCP over HTTP", port=port)
+                log.info("MCP server listening", port=port)
                 yield
     finally:
         listener.mcp = None
@@ -316,35 +313,25 @@ async def _warm_up(provider: ModelProvider, when_warm: Callable[[], None]) -> No
     try:
         await provider.start()
     except Exception:
-        # The first request tries again, and reports the error to the client.
-        log.exception("model provider not ready", provider=provider.name)
+        # The first request tries again and reports the error to the client.
+        log.exception("model provider did not start", provider=provider.name)
     when_warm()
 
 
 def settle_memory() -> None:
     """Exempt all imported objects from garbage collection, and collect less often.
 
-    A full collection blocked the event loop for a tenth of a second.
+    A full collection blocks the event loop for a tenth of a second.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def check_exposure(settings: Settings, *, insecure: bool) -> None:
-    """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
-    if settings.auth_tokens or insecure or is_loopback(settings.host):
-        return
-    raise SettingsError(
-        f"Listening on {settings.host} lets everyone on the network in: set AUTH_TOKENS, "
-        "or give --insecure-no-auth if that is meant."
-    )
-
-
 def reload(settings: Settings, services: Services, listener: Listener) -> None:
     """Reload the prompt, the catalog, the rules, the models, the HTTP tools and the MCP servers.
 
-    On a mistake log it and change nothing.
+    A mistake is logged and changes nothing.
     """
     try:
         services = replace(
@@ -363,8 +350,8 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
             check_local(profiles, settings)
             services.provider.reload(profiles)
         http = HttpToolset(load_http_tools(settings, _own_names(settings)).tools)
-        toolsets = [http if isinstance(one, HttpToolset) else one for one in services.toolsets]
-        redactor = Redactor(secrets(settings), paths=settings.redact_paths)  # there may be other keys
+        toolsets = [http if isinstance(toolset, HttpToolset) else toolset for toolset in services.toolsets]
+        redactor = Redactor(secrets(settings), paths=settings.redact_paths)
         mcp = _toolset(services, McpToolset)
         if mcp is not None:
             mcp.reload(servers)
@@ -372,7 +359,7 @@ def reload(settings: Settings, services: Services, listener: Listener) -> None:
         if services.tracer is not None:
             services.tracer.prompt = identify(settings.system_prompt_file, services.system_prompt)
     except SettingsError as error:
-        log.error("not reloaded", why=str(error))
+        log.error("reload failed", reason=str(error))
         return
     log.info("reloaded", sessions=len(listener.registry))
 
@@ -384,17 +371,16 @@ async def watch_policies(settings: Settings, listener: Listener, every: float = 
     """
     policies, checked = listener.services.policies, None
     while policies is not None:
-        # In a thread: a folder on a network may hang.
+        # In a thread: a network folder may hang.
         await asyncio.to_thread(policies.refresh)
         rules = policies.rules
         if rules is not listener.services.rules:
             listener.reload(replace(listener.services, rules=rules))
             log.info("policies reloaded", rules=len(rules))
-        # Findings are logged once for each version of the rules.
         if rules is not checked:
             checked = rules
             for finding in await asyncio.to_thread(_lint, settings, rules):
-                log.warning("policies", note=finding)
+                log.warning("policy finding", finding=finding)
         await asyncio.sleep(every)
 
 
@@ -415,8 +401,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running turns end. Raises `SettingsError`.
 
-    ``on_stop`` gets the number of running turns; a second signal kills the process. A ``worker`` leaves that
-    to its parent, and also ends when the parent has ended.
+    ``on_stop`` gets the number of running turns. A second signal kills the process, except a ``worker``:
+    its supervisor kills it. A worker also ends when its supervisor has ended.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The command line: serve (the default), talk, and the commands of `conductor.commands`."""
+"""The command line: ``serve`` (the default), ``talk``, ``rehearse`` and `conductor.commands`."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 _Run: TypeAlias = Callable[[argparse.Namespace], int]
 
-# Only the given command's module, of `conductor.commands`, is imported.
+# Only the module of the given command is imported.
 _COMMANDS = {
     "serve": "run the server (the default)",
     "talk": "talk to a running server from the terminal",
-    "models": "list the models, try out what one can do, and measure it",
-    "tools": "list the tools, disable and enable them, and call one",
-    "mcp": "list, add and remove MCP servers, and try one out",
+    "models": "list models, test their capabilities, and measure them",
+    "tools": "list, disable, enable and call tools",
+    "mcp": "list, add, remove and test MCP servers",
     "knowledge": "index the documents of the knowledge base",
-    "check": "try the settings and all that is needed, and end",
+    "check": "check the settings and every service that they name",
     "policy": "list, change and explain the operator's rules",
-    "sessions": "list, show, export and delete what the session store keeps",
-    "protocol": "print what goes over the wire",
-    "rehearse": "play conversations from files, and compare what came of them",
-    "verify-client": "play a server against an app, and say what the app did right",
+    "sessions": "list, show, export and delete stored sessions",
+    "protocol": "print the events of the protocol and their schemas",
+    "rehearse": "play conversations from files, and compare the results",
+    "verify-client": "test an app against a scripted server",
 }
 
 _STOPPING = "Stopping: waiting up to 30 s for {}. Ctrl-C again stops at once."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code. A user's mistake is one sentence and 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] not in (*_COMMANDS, "-h", "--help", "--version"):
-        given.insert(0, "serve")
-    options, run = _parse(given)
+    """Run a command; returns the exit code, which is 2 for a user's mistake."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in (*_COMMANDS, "-h", "--help", "--version"):
+        words.insert(0, "serve")
+    options, run = _parse(words)
     try:
         code = run(options)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader has closed the pipe, as in ``check | head``
-        # The flush at exit must not fail a second time.
+        # The flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # the exit code of a process that SIGPIPE ends
     except SettingsError as error:
-        print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- this is what a command line says
+        print(f"conductor: {error}", file=sys.stderr)  # noqa: T201 -- output of the command line
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -62,51 +62,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     # Exits with one sentence instead of the usage text.
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"conductor: {message}; --help says more.\n")
+        self.exit(2, f"conductor: {message}; see --help.\n")
 
 
-def _parse(given: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
+def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, _Run]:
     parser = _Parser(
         prog="conductor",
         description="A WebSocket server between a voice app and a language model.",
-        epilog="Without a command it serves. Settings come from the environment and .env; see .env.example.",
+        epilog="The default command is serve. Settings come from the environment and .env; see .env.example.",
     )
     parser.add_argument("--version", action="version", version=f"conductor {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     parsers = {name: commands.add_parser(name, help=summary) for name, summary in _COMMANDS.items()}
     run: _Run = _serve
-    if given[0] == "serve":
+    if words[0] == "serve":
         _add_serve_arguments(parsers["serve"])
-    elif given[0] == "talk":
+    elif words[0] == "talk":
         from conductor.talk import terminal
 
         terminal.add_arguments(parsers["talk"])
         run = _talk
-    elif given[0] == "rehearse":
+    elif words[0] == "rehearse":
         from conductor.rehearse import command
 
         command.add_arguments(parsers["rehearse"])
         run = command.run
-    elif given[0] in parsers:
-        module = import_module(f"conductor.commands.{given[0].replace('-', '_')}")
-        module.add_arguments(parsers[given[0]])
+    elif words[0] in parsers:
+        module = import_module(f"conductor.commands.{words[0].replace('-', '_')}")
+        module.add_arguments(parsers[words[0]])
         run = module.run
-    return parser.parse_args(given), run
+    return parser.parse_args(words), run
 
 
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--host", help="address to listen on (HOST)")
     serve.add_argument("--port", help="port to listen on (PORT)")
     serve.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    serve.add_argument("--model", help="which model (ANTHROPIC_MODEL, OPENAI_MODEL)")
+    serve.add_argument("--model", help="name of the model (ANTHROPIC_MODEL, OPENAI_MODEL)")
     serve.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (LOG_LEVEL)")
     serve.add_argument(
-        "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
+        "--insecure-no-auth", action="store_true", help="accept other machines without AUTH_TOKENS"
     )
     serve.add_argument(
         "--lan",
         action="store_true",
-        help="listen to the local network, with a token of its own; prints the address and a QR code",
+        help="listen on the local network with a new token; prints the address and a QR code",
     )
     serve.add_argument("--workers", help="processes that share the port (WORKERS)")
     serve.add_argument("--worker", type=int, help=argparse.SUPPRESS)  # how `--workers` starts each of them
@@ -124,7 +124,7 @@ def _talk(options: argparse.Namespace) -> int:
         options.url = f"ws://{server_address(settings)}/ws"
         options.token = options.token or next(iter(settings.auth_tokens), None)
     elif options.host or options.port is not None:
-        raise SettingsError("--url says all: leave --host and --port out.")
+        raise SettingsError("--url cannot be combined with --host or --port.")
     return terminal.run(options)
 
 
@@ -148,7 +148,8 @@ def _serve(options: argparse.Namespace) -> int:
                 lambda: _say(_STOPPING.format("running turns")),
             )
         )
-    from conductor.app import check_exposure, serve
+    from conductor.app import serve
+    from conductor.server.access import check_exposure
 
     def ready(listener: Listener) -> None:
         if worker is None:
@@ -189,14 +190,14 @@ def _settings(options: argparse.Namespace) -> tuple[Settings, str | None]:
 
 
 def _within_descriptors(settings: Settings, *, quiet: bool) -> Settings:
-    from conductor.server import descriptors
+    from conductor.server.access import connections_within, raise_descriptor_limit
 
-    limit = descriptors.raise_limit()
-    most = descriptors.connections_within(limit)
+    limit = raise_descriptor_limit()
+    most = connections_within(limit)
     if settings.max_connections <= most:
         return settings
     if not quiet:
-        _say(f"MAX_CONNECTIONS is {most} instead of {settings.max_connections}: ulimit -Hn is {limit}.")
+        _say(f"MAX_CONNECTIONS is {most} instead of {settings.max_connections}; ulimit -Hn is {limit}.")
     return settings.model_copy(update={"max_connections": most})
 
 
@@ -221,4 +222,4 @@ def _announce(settings: Settings, port: int, lan_token: str | None) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- this is what a command line says
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- output of the command line

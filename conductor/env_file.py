@@ -1,4 +1,4 @@
-"""The file ``.env``, read strictly: an unreadable line may be a security setting, so it is a mistake."""
+"""The file ``.env``, in which an unreadable line is a mistake: it may be a security setting."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from conductor.errors import SettingsError
 ENV_FILE = Path(".env")
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-# Anything else may be a secret in the place of a name, and is not shown.
+# Any other name may be a secret and is not printed.
 _SHOWABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFile:
-    """A parsed file: ``values`` by the settings' names, and ``unknown`` names, which are no settings.
+    """A parsed file: ``values`` by the settings' names, and ``unknown`` names.
 
     ``mistakes`` are sentences without any value.
     """
@@ -30,12 +30,12 @@ class EnvFile:
     mistakes: tuple[str, ...] = ()
 
 
-def read_env_file(path: Path, known: Collection[str], environment: Mapping[str, str]) -> EnvFile | None:
-    """Read a file of settings; None if there is none. ``known`` are the settings' names, in lower case.
+def read_env_file(path: Path, names: Collection[str], environment: Mapping[str, str]) -> EnvFile | None:
+    """Read a file of settings; None without a file. ``names`` are the settings' names, in lower case.
 
-    The format is python-dotenv's: ``export``, quotes, comments and ``${NAME}`` are supported. What it ignores
-    silently is a mistake here: a line that is not NAME=value, a quote that is not closed on its line, a
-    variable that is not set, a second value for the same setting.
+    The format is python-dotenv's, with ``export``, quotes, comments and ``${NAME}``. Its silent cases are
+    mistakes: a line that is not NAME=value, a quote that is not closed on its line, a variable that is not
+    set, a second value for a setting.
 
     Raises `SettingsError` for a file that cannot be read.
     """
@@ -55,25 +55,30 @@ def read_env_file(path: Path, known: Collection[str], environment: Mapping[str, 
     unknown: list[str] = []
     mistakes: list[str] = []
     variables: dict[str, str | None] = {**environment}
-    for one in bindings:
-        text = one.original.string
-        line = one.original.line + text[: len(text) - len(text.lstrip())].count("\n")
-        if one.key is None and not one.error:  # a comment
+    for binding in bindings:
+        text = binding.original.string
+        line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
+        if binding.key is None and not binding.error:  # a comment
             continue
-        if one.key is None or one.value is None or not _NAME.fullmatch(one.key) or "\n" in text.strip():
+        if (
+            binding.key is None
+            or binding.value is None
+            or not _NAME.fullmatch(binding.key)
+            or "\n" in text.strip()
+        ):
             why = "cannot be read: it must be NAME=value, with a quote closed on the same line"
             mistakes.append(f"Line {line} of {path.name} {why}.")
             continue
-        name, value = one.key.lower(), _resolved(one.value, variables)
-        variables[one.key] = value
-        if name not in known:
-            unknown.append(one.key if _SHOWABLE.fullmatch(one.key) else f"line {line}")
+        name, value = binding.key.lower(), _resolved(binding.value, variables)
+        variables[binding.key] = value
+        if name not in names:
+            unknown.append(binding.key if _SHOWABLE.fullmatch(binding.key) else f"line {line}")
         elif name in values:
             mistakes.append(f"Line {line} of {path.name} sets {name.upper()} a second time.")
         elif value is None:
-            mistakes.append(f"Line {line} of {path.name} needs a variable that is not set.")
+            mistakes.append(f"Line {line} of {path.name} refers to a variable that is not set.")
         values.setdefault(name, value or "")
-    return EnvFile({name: values[name] for name in values if name in known}, tuple(unknown), tuple(mistakes))
+    return EnvFile({name: values[name] for name in values if name in names}, tuple(unknown), tuple(mistakes))
 
 
 def _resolved(value: str, variables: Mapping[str, str | None]) -> str | None:

@@ -1,29 +1,7 @@
 """The errors that Conductor raises, each with the code that a client gets.
 
-::
-
-    ConductorError
-    ├── SettingsError            a user's mistake in a setting, an option or a file; exit code 2
-    ├── EventError               an inbound event that cannot be accepted
-    │   └── codes: invalid_event, unsupported_protocol_version, invalid_transcript,
-    │              session_mismatch, rate_limited, unauthorized
-    ├── ModelError               the model service failed; has a ``reason``
-    │   └── code: model_provider_failed
-    ├── TurnTimeout              a turn used up its machine time
-    │   └── code: turn_timeout
-    ├── BudgetSpent              a subject used up its tokens of the day
-    │   └── code: rate_limited
-    └── StoreError               the session store did not take a commit
-        ├── StoreUnavailable     it could not be reached; code: store_unavailable
-        │   └── StoreLocked      another process holds its file's lock
-        ├── Fenced               another claim owns the session now
-        ├── Duplicate            an inbound id, or a call's result, was recorded before
-        ├── Conflict             the revision moved under this claim
-        ├── Rollback             the store lost commits that it had acknowledged
-        └── TooManySessions      a subject, or the server, has as many as it may; code: rate_limited
-
-A *message* is for people and may be shown to them: it holds no secret, path, stack trace or
-body of a service's answer. A *code* is stable (protocol, "Error codes").
+A *message* is for people: it contains no secret, path, stack trace or body of a service's answer. A *code* is
+stable.
 """
 
 from __future__ import annotations
@@ -84,7 +62,7 @@ class ConductorError(Exception):
 
 
 class SettingsError(ConductorError):
-    """A user's mistake, explained in one sentence; the command line exits with ``exit_code``."""
+    """A user's mistake in a setting, an option or a file, as one sentence; the exit code is ``exit_code``."""
 
     exit_code = 2
 
@@ -105,9 +83,9 @@ class EventError(ConductorError):
 
 
 class ModelError(ConductorError):
-    """The model service failed; ``reason`` tells how, ``retry_after`` is in seconds.
+    """The model service failed for a ``reason``; ``retry_after`` is in seconds.
 
-    The router adds which ``profile`` failed.
+    The router adds the ``profile`` that failed.
     """
 
     code: ErrorCode = "model_provider_failed"
@@ -146,7 +124,7 @@ class StoreLocked(StoreUnavailable):
 
 
 class Fenced(StoreError):
-    """Another claim owns the session now; this one must send nothing more.
+    """Another claim owns the session; this one must send nothing more.
 
     ``gone``: no claim owns it, because the session was deleted or has expired.
     """
@@ -169,9 +147,9 @@ class Rollback(StoreError):
 
 
 class TooManySessions(StoreError):
-    """A new session cannot be opened now, or no more of its subject be stored; existing ones continue.
+    """The server or the subject has too many sessions for a new one; existing ones continue.
 
-    ``RETRY_S`` is sent as ``retryAfterMs``; it is a guess, since no time is known.
+    ``RETRY_S`` is sent as ``retryAfterMs``, an estimate.
     """
 
     code: ErrorCode = "rate_limited"

@@ -1,4 +1,4 @@
-"""Log configuration: one line an event, with ids and figures; content only with LOG_CONTENT."""
+"""Log configuration: one line per event, with ids and figures; content only with LOG_CONTENT."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from structlog.typing import ExcInfo, Processor
 def configure_logs(level: str, log_format: str, *, content: bool = False, cache: bool = True) -> None:
     """Write structured lines to standard error, from ``level`` upwards, as ``json`` or ``console``.
 
-    A traceback shows places and classes; the messages of exceptions, which may quote a person or an argument,
-    only with ``content``. ``cache`` binds each logger once to this configuration, which is faster.
+    A traceback contains locations and classes. Messages of exceptions may quote a person or an argument, so
+    they need ``content``. ``cache`` binds each logger once to this configuration, which is faster.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
-    # The library's own formatter would show all local variables if `rich` is installed.
-    write = structlog.dev.plain_traceback if content else write_places
+    # The library's own formatter would print all local variables if `rich` is installed.
+    write = structlog.dev.plain_traceback if content else write_locations
     render: list[Processor]
     if log_format == "json":
         format_exception = structlog.processors.ExceptionRenderer(lambda info: _text(write, info))
@@ -38,23 +38,23 @@ def configure_logs(level: str, log_format: str, *, content: bool = False, cache:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=cache,
     )
-    # Lines of the libraries, such as failed handshakes, are caused by clients: errors only.
+    # Clients cause the libraries' warnings, such as failed handshakes: errors only.
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
 
 
-def write_places(stream: TextIO, exc_info: ExcInfo) -> None:
-    """Write a traceback and those of its causes, without the exceptions' messages."""
+def write_locations(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback and the tracebacks of its causes, without messages of exceptions."""
     error: BaseException | None = exc_info[1]
-    shown: set[int] = set()
-    while error is not None and id(error) not in shown:
-        shown.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         stream.write("Traceback (most recent call last):\n")
         stream.write("".join(traceback.format_tb(error.__traceback__)))
         stream.write(f"{type(error).__qualname__}\n")
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if error is not None:
-            stream.write("\nwhich came of:\n")
+            stream.write("\ncaused by:\n")
 
 
 def _text(write: Callable[[TextIO, ExcInfo], None], exc_info: ExcInfo) -> str:

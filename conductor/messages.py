@@ -19,9 +19,9 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):
-    """A message of the server to the model: a late result, or an agent that has ended.
+    """A message of the server to the model: a late result, or the end of an agent.
 
-    ``untrusted``: part of it comes from third parties, and may contain injected instructions.
+    ``untrusted``: part of it comes from third parties and may contain injected instructions.
     """
 
     text: str
@@ -32,8 +32,8 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model's request to run a tool.
 
     ``call_id`` identifies it on the wire and in the history; ``name`` is the tool's dotted name;
-    ``arguments`` is the model's JSON text, which may be incomplete. ``repaired``: mistakes
-    in that text were mended, so it may not be what the model meant.
+    ``arguments`` is the model's JSON text, which may be incomplete. ``repaired``: errors in that text were
+    corrected, so its meaning may differ from the model's.
     """
 
     call_id: str
@@ -58,7 +58,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 class ToolResult(msgspec.Struct, frozen=True, tag="result"):
     """The result of one call. ``content`` is the text for the model, usually JSON.
 
-    ``untrusted``: it comes from third parties, and may contain injected instructions.
+    ``untrusted``: it comes from third parties and may contain injected instructions.
     """
 
     call_id: str

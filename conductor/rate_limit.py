@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-# Seconds of lateness of a timer that show that the process was suspended, not only busy.
+# A timer that is later than this many seconds shows that the process was suspended.
 STILL_S = 0.5
 
-# The subject of all clients without tokens. It stands for many people, so no limit by subject applies to it.
+# The subject of all clients without tokens. Limits by subject do not apply to it.
 ANONYMOUS = "anonymous"
 DAY_S = 86_400
 
@@ -32,7 +32,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, tokens: float = 1.0) -> float:
-        """Take tokens; returns 0.0, or takes none and returns the seconds until there are enough."""
+        """Take tokens and return 0.0, or take no token and return the seconds until there are enough."""
         wait = self.wait(now, tokens)
         if not wait:
             self._tokens -= min(tokens, self._burst)
@@ -54,12 +54,12 @@ class TokenBucket:
         Reservations are served in order. The debt is a burst at most.
         """
         wait = self.wait(now, tokens)
-        # Bounded, so that who sends too much is served again soon after stopping.
+        # Bounded, so that a flooding client is served again soon after it stops.
         self._tokens = max(self._tokens - min(tokens, self._burst), -self._burst)
         return wait
 
-    def used(self, now: float) -> float:
-        """Return how many tokens are missing from the burst."""
+    def deficit(self, now: float) -> float:
+        """Return the number of tokens that are missing from the burst."""
         return max(0.0, self._burst - self._tokens - (now - self._at) * self._per_second)
 
     def give_back(self, tokens: float = 1.0) -> None:
@@ -68,7 +68,7 @@ class TokenBucket:
 
 
 class SharedRate:
-    """Several token buckets: takes from all of them, or from none if one has too few."""
+    """Several token buckets: takes a token from all of them, or from none."""
 
     __slots__ = ("_buckets",)
 
@@ -76,7 +76,7 @@ class SharedRate:
         self._buckets = buckets
 
     def take(self, now: float) -> float:
-        """Take a token from each; returns 0.0, or takes none and returns the seconds to wait."""
+        """Take a token from each and return 0.0, or take no token and return the seconds to wait."""
         wait = self.wait(now)
         if not wait:
             for bucket in self._buckets:
@@ -84,7 +84,7 @@ class SharedRate:
         return wait
 
     def wait(self, now: float) -> float:
-        """Return the seconds until each has a token; 0.0 if each has one now."""
+        """Return the seconds until each bucket has a token; 0.0 if each has one now."""
         return max(bucket.wait(now) for bucket in self._buckets)
 
     def give_back(self) -> None:
@@ -96,7 +96,7 @@ class SharedRate:
 class Admission:
     """Admits expensive work in order of arrival, ``pieces`` in two passes of the event loop.
 
-    All other tasks run in between. Nothing waits for time to pass, so the core is never idle meanwhile.
+    All other tasks run in between, and the core is never idle while work waits.
     """
 
     def __init__(self, pieces: int = 2) -> None:
@@ -111,7 +111,7 @@ class Admission:
 class DailyBudget:
     """A daily budget of model tokens for each subject; the day starts at midnight UTC.
 
-    ``now`` returns epoch seconds. Usage is known only after a reply, so the last replies may exceed it.
+    ``now`` returns epoch seconds. Tokens count after a reply, so the last replies may exceed the budget.
     """
 
     def __init__(self, tokens: int, now: Callable[[], float] = time.time) -> None:
@@ -130,7 +130,7 @@ class DailyBudget:
 
     def _today(self) -> Counter[str]:
         today = int(self._now() // DAY_S)
-        # Never backwards: a clock that is set back must not give the budget a second time.
+        # A clock that is set back must not reset the budget.
         if today > self._day:
             self._day = today
             self._spent.clear()
@@ -138,29 +138,29 @@ class DailyBudget:
 
 
 def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
-    """Return the address of a client; None if it cannot be known.
+    """Return the address of a client; None if it is not known.
 
     ``peer`` is the socket's remote address, ``forwarded`` the values of X-Forwarded-For in order. Each proxy
     appends the address that it sees, so they are read from the end, as far as the ``trusted`` proxies reach;
-    what a client forges stands before that. Without trusted proxies the result is None: the peer may be a
+    forged values come before that. Without trusted proxies the result is None, because the peer may be a
     proxy that many people share.
     """
     if not trusted:
         return None
     hops = [hop.strip() for value in forwarded for hop in value.split(",")]
-    found: str | None = None
+    client: str | None = None
     for hop in (peer, *reversed(hops)):
         try:
             address = ipaddress.ip_address(hop)
         except ValueError:
-            return found
+            return client
         # On a socket for both families an IPv4 peer is written as IPv6.
         mapped = getattr(address, "ipv4_mapped", None)
         address = mapped or address
-        found = str(address)
+        client = str(address)
         if not any(address in network for network in trusted):
-            return found
-    return found
+            return client
+    return client
 
 
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Splits a reply into segments, to be spoken while the rest is still being written."""
+"""Splits a reply into segments that are spoken while the model still writes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from sentencex import segment
 
-# Fewer characters sound chopped. A wide (Chinese, Japanese, Korean) one says as much as three.
+# Fewer characters sound chopped. A wide (Chinese, Japanese, Korean) character counts as three.
 _LEAST = 24
-# Marks that are still open after so many characters are none: "2**3 is 8".
+# A mark that is open for more characters is text, as in "2**3 is 8".
 _MARKS_CLOSE_WITHIN = 400
-# After a stretch without any boundary, such as a long block of code, the rest is one segment.
+# A longer text without a boundary, such as a block of code, is one segment.
 _MOST_SEARCHED = 4_000
 
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7a3\uff00-\uff60]")
@@ -34,42 +34,42 @@ _ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr"
 class SegmentSplitter:
     """Splits a growing text at ends of sentences and lines.
 
-    ``language`` is a BCP 47 tag, which decides what is an abbreviation. A sentence is taken once the next one
-    has begun: before that, "3." may become "3.5". Of the first segment a clause is enough. The segments and
-    the ``rest`` together are the whole text.
+    ``language`` is a BCP 47 tag, which selects the abbreviations. A sentence is complete when the next one
+    begins: before that, "3." may become "3.5". The first segment may be a clause. The segments and the
+    ``tail`` together are the whole text.
     """
 
     def __init__(self, language: str | None = None) -> None:
         self._language = (language or "en").partition("-")[0].lower()
         self._started = False
         self._refused: set[int] = set()
-        self.rest = ""
+        self.tail = ""
 
     def feed(self, text: str) -> list[str]:
         """Append ``text``; returns the segments that it completes."""
-        self.rest += text
+        self.tail += text
         segments = []
-        while len(self.rest) <= _MOST_SEARCHED and (end := self._end()):
-            segments.append(self.rest[:end])
-            self.rest = self.rest[end:]
+        while len(self.tail) <= _MOST_SEARCHED and (end := self._end()):
+            segments.append(self.tail[:end])
+            self.tail = self.tail[end:]
             self._started = True
             self._refused.clear()
         return segments
 
     def _end(self) -> int:
-        if self.rest.startswith("```") and self.rest.count("```") % 2:
+        if self.tail.startswith("```") and self.tail.count("```") % 2:
             return 0
-        letter = _LETTER.search(self.rest)
+        letter = _LETTER.search(self.tail)
         if letter is None:
             return 0
-        first, last = letter.end(), len(self.rest.rstrip())
-        ends = {found.end() for found in _BLOCK.finditer(self.rest)}
+        first, last = letter.end(), len(self.tail.rstrip())
+        ends = {match.end() for match in _BLOCK.finditer(self.tail)}
         ends |= {end for end in self._sentence_ends() if not self._is_abbreviated(end)}
-        clauses = [] if self._started else [found.end() for found in _CLAUSE.finditer(self.rest)]
+        clauses = [] if self._started else [match.end() for match in _CLAUSE.finditer(self.tail)]
         for end in sorted({*ends, *clauses}):
             if end in self._refused or not first <= end < last:
                 continue
-            candidate = self.rest[:end]
+            candidate = self.tail[:end]
             is_code = candidate.endswith("```\n")
             short = _is_short(candidate.strip()) and (self._started or end not in ends) and not is_code
             if short:
@@ -80,25 +80,25 @@ class SegmentSplitter:
         return 0
 
     def _sentence_ends(self) -> Iterator[int]:
-        yield from (found.end() for found in _EMPHASISED.finditer(self.rest))
+        yield from (match.end() for match in _EMPHASISED.finditer(self.tail))
         end = 0
-        for sentence in segment(self._language, self.rest):
+        for sentence in segment(self._language, self.tail):
             yield end
             end += len(sentence)
 
     def _is_abbreviated(self, end: int) -> bool:
-        before = self.rest[max(0, end - 8) : end]
-        if self.rest[end : end + 1].islower() or _INITIAL.search(before):
+        before = self.tail[max(0, end - 8) : end]
+        if self.tail[end : end + 1].islower() or _INITIAL.search(before):
             return True
         return self._language in _ORDINAL_LANGUAGES and _ORDINAL.search(before) is not None
 
     def _is_whole(self, end: int) -> bool:
-        """Tell whether no mark, block of code or table goes on beyond ``end``."""
-        candidate = self.rest[:end]
+        """Tell whether no mark, block of code or table continues beyond ``end``."""
+        candidate = self.tail[:end]
         line = candidate.rstrip("\n").rpartition("\n")[2]
         if candidate.count("```") % 2:
             return False
-        if line.lstrip().startswith("|") and (line == candidate.rpartition("\n")[2] or self.rest[end] == "|"):
+        if line.lstrip().startswith("|") and (line == candidate.rpartition("\n")[2] or self.tail[end] == "|"):
             return False
         if len(candidate) > _MARKS_CLOSE_WITHIN:
             return True

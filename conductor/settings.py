@@ -1,4 +1,4 @@
-"""The settings, read once from the environment and ``.env``, and passed on as values."""
+"""The settings, read once from the environment and ``.env``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conductor.errors import SettingsError
 Milliseconds: TypeAlias = Annotated[int, Field(gt=0, le=86_400_000)]
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode]
 
-# Names, such as API keys, that are no settings and that configuration files refer to.
+# Names that are not settings, such as API keys, and that configuration files refer to.
 referenced_names: set[str] = set()
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
@@ -34,65 +34,65 @@ _REDIS = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?|unix")
 class Limits:
     """The limits of sessions, turns and connections; times are in seconds, sizes in bytes.
 
-    Those that a user may set come from `Settings`; the others have their reason beside them.
+    The settings of a user come from `Settings`; the other values have their reason in a comment.
     """
 
     max_event_bytes: int = 65_536
     max_turns: int = 20
     max_tool_rounds: int = 8
     max_calls_per_round: int = 15
-    max_calls_per_turn: int = 40  # of 16 KiB each: what a turn can add stays within the model's window
+    max_calls_per_turn: int = 40  # of 16 KiB each, so that a turn stays within the model's window
     tool_timeout: float = 30.0
-    interactive_timeout: float = 600.0  # a person answers on the screen, which takes minutes
-    ui_timeout: float = 5.0  # a UI call only draws; a client that takes longer does not answer
-    speech_timeout: float = 5.0  # a speech may take this long ...
-    speech_seconds_per_char: float = 0.1  # ... and as long as a slow voice needs to read it
-    bridge_after: float = 1.5  # experience, "Speech sooner": a turn that waits this long for tools says so
+    interactive_timeout: float = 600.0  # a person's answer on the screen may take minutes
+    ui_timeout: float = 5.0  # a UI call only draws
+    speech_timeout: float = 5.0  # a speech may take this long,
+    speech_seconds_per_char: float = 0.1  # and as long as a slow voice needs to read it
+    bridge_after: float = 1.5  # a turn that waits this long for tools says so
     model_silence: float = 30.0
-    model_retry: float = 0.5  # models, "The seam": longest pause before the retry of a reply that broke off
+    model_retry: float = 0.5  # longest pause before the retry of an interrupted reply
     turn_timeout: float = 120.0
-    close_timeout: float = 5.0  # a turn's end: one commit
+    close_timeout: float = 5.0  # for the last commit of a turn
     partial_interval: float = 0.05
     session_grace: float = 120.0
     max_arguments_bytes: int = 65_536
     max_observation_bytes: int = 16_384
-    floor_timeout: float = 5.0  # after a partial transcript the person has the floor for this long
-    open_microphone: float = 4.0  # protocol: the same for a client that has never sent a partial
-    heard_window: float = 0.15  # protocol: an interruption this soon after the acknowledgement still counts
-    stale_speech: float = 10.0  # protocol: an older unacknowledged tts.speak is not replayed
+    floor_timeout: float = 5.0  # a person has the floor for this long after a partial transcript,
+    open_microphone: float = 4.0  # and in a client that has never sent a partial
+    heard_window: float = 0.15  # an interruption this soon after the acknowledgement still counts
+    stale_speech: float = 10.0  # an older unacknowledged tts.speak is not replayed
     max_unacknowledged: int = 256  # interface events kept for replay; calls are never dropped
-    max_send_queue: int = 1_024  # frames queued for one socket; more means that the client does not read
-    send_timeout: float = 10.0  # a client that reads nothing for this long is cut
+    max_send_queue: int = 1_024  # frames queued for one socket whose client does not read
+    send_timeout: float = 10.0  # a client that does not read for this long is cut
     turns_per_minute: float = 30.0
-    subject_turns_per_minute: float = 120.0  # durability, "Who may connect": with tokens
-    frames_per_second: float = 50.0  # durability, "Who may connect": the shipped app stays below 20
-    frames_burst: float = 200.0  # a phone that reconnects sends all its queued events: 128 at most, ours
-    frames_in_a_row: float = 20.0  # more of a burst at once take turns with those of other connections
+    subject_turns_per_minute: float = 120.0  # of a token
+    frames_per_second: float = 50.0  # the shipped app stays below 20
+    frames_burst: float = 200.0  # a phone that reconnects sends up to 128 queued events
+    frames_in_a_row: float = 20.0  # further events of a burst alternate with other connections
     flood_timeout: float = 10.0  # a client that exceeds the rate for this long is closed
-    flood_cost: float = 5.0  # until then it gets a fifth of the rate
-    flood_pause: float = 1.0  # a flood is over when no event has had to wait for this long
-    wire_frames_per_second: float = 500.0  # frames of any kind, with fragments and pings
-    wire_frames_burst: float = 2_000.0  # the same; 1 MiB in fragments of 1 KiB is 1,000
-    max_unsent_bytes: int = 1_048_576  # pongs and events that wait for a client that does not read
-    alive_timeout: float = 3.0  # a late event takes no session from elsewhere unless a ping is answered
-    handshake_timeout: float = 5.0  # durability, the same
-    first_event_timeout: float = 30.0  # durability, the same
+    flood_cost: float = 5.0  # until then it has a fifth of the rate
+    flood_pause: float = 1.0  # a flood ends when no event has waited for this long
+    wire_frames_per_second: float = 500.0  # frames of any kind, including fragments and pings
+    wire_frames_burst: float = 2_000.0  # 1 MiB in fragments of 1 KiB is 1,000
+    max_unsent_bytes: int = 1_048_576  # pongs and events for a client that does not read
+    alive_timeout: float = 3.0  # a late event claims a session only if the client answers a ping in time
+    handshake_timeout: float = 5.0
+    first_event_timeout: float = 30.0
     message_timeout: float = 30.0  # time limit of a fragmented message
     max_connections: int = 10_000
-    max_handshakes: int = 1_000  # incomplete ones; over this the oldest is cut
+    max_handshakes: int = 1_000  # incomplete; over this the oldest is cut
     max_connections_per_subject: int = 200  # the shipped app has a socket for every saved chat
-    max_connections_per_address: int = 200  # counted only with TRUSTED_PROXIES, which make addresses reliable
-    max_sessions: int = 20_000  # twice the connections; over this, sessions without a connection end early
-    max_sessions_per_subject: int = 200  # durability, the same; those without a connection end early
-    ping_interval: float = 20.0  # protocol, "Transport": every 15-20 s
-    store_retry: float = 0.5  # pause between two tries to bind, or to record an apology, without the store
-    failed_turn_retry: float = 5.0  # after a turn that failed in the store or in the server, notices wait
-    free_takeovers: int = 6  # claims in the window before the next one is delayed; a moving phone makes fewer
-    takeover_backoff: float = 0.5  # the first delay; it doubles with each further claim
-    verify_timeout: float = 3.0  # after a suspend nothing is sent for this long while ownership is unknown
-    approval_timeout: float = 600.0  # tools, "Approvals": ten minutes for a person to answer
-    calls_per_minute: float = 60.0  # of one tool in one session: more shows a model in a loop
-    hard_event_bytes: int = 1_048_576  # protocol, "Transport": the library's max_size
+    max_connections_per_address: int = 200  # counted only with TRUSTED_PROXIES
+    max_sessions: int = 20_000  # over this, sessions without a connection end early
+    max_sessions_per_subject: int = 200  # as for max_sessions
+    ping_interval: float = 20.0  # clients rely on one every 15-20 s
+    store_retry: float = 0.5  # between two attempts to bind, or to record an apology, without the store
+    failed_turn_retry: float = 5.0  # notices wait after a turn that failed in the store or in the server
+    free_takeovers: int = 6  # claims in the window before the next one is delayed
+    takeover_backoff: float = 0.5  # the first delay, which doubles with each further claim
+    verify_timeout: float = 3.0  # after a suspend, the longest pause while ownership is unknown
+    approval_timeout: float = 600.0  # a person's time to answer
+    calls_per_minute: float = 60.0  # of one tool in one session; more shows a model in a loop
+    hard_event_bytes: int = 1_048_576  # the WebSocket library's max_size
 
 
 class Settings(BaseSettings):
@@ -192,14 +192,16 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         parts = tuple(part.strip() for part in value.split(",") if part.strip())
-        if not parts:  # as "not set" it would permit what was meant to be forbidden
-            raise ValueError("it has nothing between its commas")
+        if not parts:  # "not set" would lift the restriction
+            raise ValueError("it is a list without an entry")
         return parts
 
     @field_validator("bridge_phrases", mode="before")
     @classmethod
     def _split_phrases(cls, value: Any) -> Any:
-        return [one.strip() for one in value.split("|") if one.strip()] if isinstance(value, str) else value
+        return (
+            [part.strip() for part in value.split("|") if part.strip()] if isinstance(value, str) else value
+        )
 
     @field_validator(
         "log_level",
@@ -219,14 +221,14 @@ class Settings(BaseSettings):
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("*", mode="before")  # the last validator runs first
+    @field_validator("*", mode="before")  # runs first, as the last validator
     @classmethod
     def _empty_is_unset(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, str):
             return value
         value = value.strip()
         if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
-            raise ValueError("it holds control characters, or bytes that are not UTF-8")
+            raise ValueError("it contains control characters or bytes that are not UTF-8")
         return value or cls.model_fields[info.field_name].get_default()
 
     @field_validator("trusted_proxies")
@@ -236,17 +238,17 @@ class Settings(BaseSettings):
             try:
                 ipaddress.ip_network(network)
             except ValueError:
-                raise ValueError("each must be an address, or a network such as 10.0.0.0/8") from None
+                raise ValueError("each must be an address or a network such as 10.0.0.0/8") from None
         return value
 
     @field_validator("allowed_origins")
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in value:  # exactly as a browser sends it, or it never matches
+        for origin in value:  # as a browser sends it
             if origin != "null" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    "each must be an origin such as https://app.example.com: scheme and host in small "
-                    "letters, a port where it is not the usual one, and nothing after that"
+                    "each must be an origin such as https://app.example.com: scheme and host in lower "
+                    "case, a port if it is not the default one, and no path"
                 )
         return value
 
@@ -269,12 +271,12 @@ class Settings(BaseSettings):
     def _known_store(cls, value: str | None) -> str | None:
         if value is None or value == "memory://":
             return value
-        scheme, separator, rest = value.partition("://")
-        if scheme == "sqlite" and separator and len(rest) > 1 and rest.startswith("/"):
+        scheme, separator, path = value.partition("://")
+        if scheme == "sqlite" and separator and len(path) > 1 and path.startswith("/"):
             return value
         if separator and (_REDIS.fullmatch(scheme) or scheme in _POSTGRES):
             return value
-        # The URL is not quoted: it may hold a password.
+        # The message does not quote the URL, which may contain a password.
         raise ValueError(
             "use memory://, sqlite:///FILE (four slashes for an absolute path), postgres://HOST/DATABASE, "
             "redis://HOST:PORT/0, redis+sentinel://HOST:PORT/SERVICE/0 or redis+cluster://HOST:PORT"
@@ -282,7 +284,7 @@ class Settings(BaseSettings):
 
     @property
     def store_url(self) -> str:
-        """The session store's URL: as set, else a file in DATA_DIR, else memory."""
+        """The session store's URL: SESSION_STORE_URL, else a file in DATA_DIR, else memory."""
         if self.session_store_url is not None:
             return self.session_store_url
         return "memory://" if self.data_dir is None else f"sqlite:///{self.data_dir / STORE_FILE}"
@@ -305,7 +307,7 @@ class Settings(BaseSettings):
 
     @property
     def serves_page(self) -> bool:
-        """Whether the page at ``/`` is served: beyond this machine only where a token is needed."""
+        """Whether the page at ``/`` is served: beyond this machine only with tokens."""
         return self.web == "on" and (is_loopback(self.host) or bool(self.auth_tokens))
 
     @property
@@ -325,13 +327,11 @@ class Settings(BaseSettings):
             turns_per_minute=self.session_rate_limit_per_min,
             subject_turns_per_minute=self.subject_turns_per_min,
             max_sessions_per_subject=self.max_sessions_per_subject,
-            # It grows with the turns, or a busy session's tools would be refused before its turns are.
             calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
             max_handshakes=min(Limits().max_handshakes, max(self.max_connections // 5, 16)),
             max_connections_per_subject=self.max_connections_per_subject,
             max_connections_per_address=self.max_connections_per_address,
-            # Twice: a session outlives its connection by its grace.
             max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
@@ -339,16 +339,16 @@ class Settings(BaseSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The settings, with defaults in place of the ``invalid`` ones (name -> what is wrong)."""
+class Reading:
+    """The settings, with defaults for the ``invalid`` ones (name -> problem)."""
 
     settings: Settings
     invalid: Mapping[str, str]
     file: EnvFile | None
 
 
-def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
-    """Read the settings, and collect all mistakes; ``overrides`` win over environment and file.
+def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Reading:
+    """Read the settings and collect all mistakes; ``overrides`` win over environment and file.
 
     Raises `SettingsError` for a file that cannot be read.
     """
@@ -356,57 +356,58 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Found:
     # An empty variable means "not set": the file's value applies.
     outside = {name for name, value in EnvSettingsSource(Settings).env_vars.items() if (value or "").strip()}
     values = {name: value for name, value in file.values.items() if name not in outside} if file else {}
-    given = {**values, **overrides}
+    inputs = {**values, **overrides}
     try:
-        return Found(Settings(**given), {}, file)
+        return Reading(Settings(**inputs), {}, file)
     except ValidationError as error:
-        # All mistakes at once: `conductor check` reports each, and the checks that do not depend on them go
-        # on.
-        invalid = {str(one["loc"][0]): _reason(one["msg"]) for one in error.errors(include_url=False)}
+        # `conductor check` reports all mistakes at once.
+        invalid = {
+            str(detail["loc"][0]): _reason(detail["msg"]) for detail in error.errors(include_url=False)
+        }
     defaults = {name: Settings.model_fields[name].get_default() for name in invalid}
-    return Found(Settings(**{**given, **defaults}), invalid, file)
+    return Reading(Settings(**{**inputs, **defaults}), invalid, file)
 
 
 def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
-    """Read a name that is no setting, from the environment or else from the file; None if it is not set."""
+    """Return the value of a name that is not a setting, from the environment, else the file, else None."""
     referenced_names.add(name)
     file = read_env_file(env_file, {name.lower()}, os.environ)
-    given = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
-    return (given or "").strip() or None
+    value = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
+    return (value or "").strip() or None
 
 
-def with_environment(where: str, text: str, secrets: list[str]) -> str:
-    """Replace each ``${NAME}`` by its value from the environment or the file, and add that to ``secrets``.
+def with_environment(location: str, text: str, secrets: list[str]) -> str:
+    """Replace each ``${NAME}`` by its value from the environment or the file; add the values to ``secrets``.
 
     Raises `SettingsError`, which begins with ``where``, for a name that is not set.
     """
 
-    def value(found: re.Match[str]) -> str:
-        taken = environment_value(found[1])
-        if taken is None:
-            raise SettingsError(f"{where}: the variable {found[1]} is not set.")
-        secrets.append(taken)
-        return taken
+    def value(match: re.Match[str]) -> str:
+        secret = environment_value(match[1])
+        if secret is None:
+            raise SettingsError(f"{location}: the variable {match[1]} is not set.")
+        secrets.append(secret)
+        return secret
 
     return _VARIABLE.sub(value, text)
 
 
 def environment_names() -> list[str]:
-    """List all names of the environment, in upper case."""
+    """Return the names of the environment in upper case, sorted."""
     return sorted(name.upper() for name in EnvSettingsSource(Settings).env_vars)
 
 
 def load_settings(env_file: Path | None = ENV_FILE, **overrides: Any) -> Settings:
     """Read the settings; ``overrides`` (command-line options) win over environment and file.
 
-    Raises `SettingsError`, one sentence that names the setting and what it takes.
+    Raises `SettingsError`, a sentence that names the setting and its problem.
     """
-    found = read_settings(env_file, {name: value for name, value in overrides.items() if value is not None})
-    if found.file and found.file.mistakes:
-        raise SettingsError(found.file.mistakes[0])
-    for name, reason in found.invalid.items():
+    reading = read_settings(env_file, {name: value for name, value in overrides.items() if value is not None})
+    if reading.file and reading.file.mistakes:
+        raise SettingsError(reading.file.mistakes[0])
+    for name, reason in reading.invalid.items():
         raise SettingsError(f"{name.upper()} {reason}")
-    return found.settings
+    return reading.settings
 
 
 def _reason(message: str) -> str:

@@ -1,8 +1,8 @@
-"""Text made for the ear: what a model wrote, without the marks that only an eye can use.
+"""Turns a model's Markdown into text for a voice.
 
-``markdown-it-py`` reads the Markdown. Where CommonMark and prose disagree (2*3*4, a<b and c>d, a lone "3."),
-prose wins: a mark is rather left in than a word lost. A reply may hold anything, so parsing is bounded;
-beyond that, text is said with the commonest marks taken out.
+``markdown-it-py`` parses the Markdown. Where CommonMark and prose disagree (2*3*4, a<b and c>d, a lone "3."),
+prose wins: a mark may stay, a word is never lost. Parsing is bounded; beyond the bound, only the commonest
+marks are removed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CODE_PHRASE = "The code is on the screen."
 TABLE_PHRASE = "The table is on the screen."
 
 _CHARS = 64 * 1024
-"""An hour's speech. What follows is on the screen only."""
+"""An hour's speech; further text is on the screen only."""
 _LINES = 250
-"""Lines, and cells of tables, that are told apart. What follows counts as one line."""
+"""Lines and cells of tables that are parsed separately; further text counts as one line."""
 _EFFORT = 30_000
-"""What inline parsing may cost, in the measure of `_cost`. A reply of 300 words needs 3,000."""
+"""The limit of inline parsing, in units of `_cost`. A reply of 300 words needs 3,000."""
 
 _NEWLINES = re.compile(r"\r\n?|[\u0085\u2028\u2029\v\f]")
 _UNSPEAKABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u200b\ufeff\ue000-\uf8ff\ud800-\udfff]")
@@ -42,7 +42,7 @@ _PIECE = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
 _MARK = re.compile(rf"[!#$%&*+\-:<=>@\[\\\]^_`{{}}~\n{_PICTOGRAPH}]")
 _COMMONEST = re.compile(rf"[*`~{_PICTOGRAPH}]++")
 
-# What CommonMark takes for marks and prose does not, and the other way round.
+# Marks of CommonMark that are text in prose, and the reverse.
 _PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)")
 _STRAY = re.compile(r"(?<!\d)\*{2,}+(?=\S)|(?<=\S)\*{2,}+(?!\d)")
 _FOOTNOTE = re.compile(r"\[\^[^\[\]\s]++\]")
@@ -67,22 +67,21 @@ _CLOSERS = "\"')]}\u201d\u2019\u00bb\u300d\u300f\uff09"
 
 
 def for_the_ear(text: str) -> str:
-    """Return ``text`` as a voice should say it: one line of plain prose, perhaps empty.
+    """Return ``text`` as one line of plain prose for a voice, perhaps empty.
 
-    Headings, emphasis, list and quote marks, HTML tags, rules, emoji and link targets are taken out; a bare
-    address becomes its host; a block of code or a table becomes one short sentence that says where it is.
-    Of a reply that would take over an hour only the first hour is said. Paragraphs, headings and list items
-    that end without punctuation get a full stop when more follows, so that the voice pauses. Prose that holds
-    none of this comes back with its white space made single.
+    Headings, emphasis, list and quote marks, HTML tags, rules, emoji and link targets are removed. A bare
+    address becomes its host, and a block of code or a table a short sentence. Only the first hour of a reply
+    is spoken. A paragraph, heading or list item without punctuation at its end gets a full stop if more
+    follows, so that the voice pauses. White space becomes single spaces.
     """
-    # Cut first: everything after it is linear or worse in the length.
+    # Cut first, because the further steps are linear or worse in the length.
     text = _bounded(_UNSPEAKABLE.sub("", _NEWLINES.sub("\n", text[:_CHARS])))
     text = _LINE_START.sub(_flat, _FOOTNOTE_TEXT.sub("", text))
     references: dict[str, Any] = {}
     # GFM takes the line after a table for one of its rows.
     tokens = _READER.parse(_AFTER_TABLE.sub(r"\1\n", text), references)
     effort = _EFFORT
-    spoken: list[str] = []
+    sentences: list[str] = []
     for block in _blocks(tokens):
         pieces: list[str] = []
         for piece in _PIECE.findall(block):
@@ -94,9 +93,9 @@ def for_the_ear(text: str) -> str:
             words = _words(_READER.inline.parse(piece, _READER, references, []))
             words = _URL.sub(_host, words) if ":" in words or "www." in words else words
             pieces.append(_without_emoji(" ".join(words.split())))
-        if said := " ".join(" ".join(pieces).split()):
-            spoken.append(said)
-    return " ".join(_with_pauses(spoken))
+        if sentence := " ".join(" ".join(pieces).split()):
+            sentences.append(sentence)
+    return " ".join(_with_pauses(sentences))
 
 
 def _with_pauses(blocks: Sequence[str]) -> Iterator[str]:
@@ -109,14 +108,14 @@ def _with_pauses(blocks: Sequence[str]) -> Iterator[str]:
 
 
 def _bounded(text: str) -> str:
-    for number, found in enumerate(_LINE_OR_CELL.finditer(text)):
+    for number, match in enumerate(_LINE_OR_CELL.finditer(text)):
         if number == _LINES:
-            return text[: found.start()] + text[found.start() :].translate({10: " ", 124: " "})
+            return text[: match.start()] + text[match.start() :].translate({10: " ", 124: " "})
     return text
 
 
 def _flat(start: re.Match[str]) -> str:
-    # Take out quotes, indentation and lists in lists: they mean nothing to the ear.
+    # Remove quotes, indentation and nested lists.
     markers = _MARKER.findall(start[1][:100])
     numbers = [marker for marker in markers if marker[0].isdigit()]
     if numbers == markers and len(markers) == 1:
@@ -126,8 +125,8 @@ def _flat(start: re.Match[str]) -> str:
 
 
 def _blocks(tokens: Sequence[Token]) -> Iterator[str]:
-    # Yield the source of each block, code and tables as their phrase the first time.
-    # One lone "3. …" is more likely a sentence that begins with a number than a list.
+    # Yield the source of each block; code and tables become their phrase the first time.
+    # A lone "3. …" is more likely a sentence that begins with a number than a list.
     listed = sum(1 for token in tokens if token.type == "list_item_open" and token.info) > 1
     phrases = {"fence": CODE_PHRASE, "table_open": TABLE_PHRASE}
     number = ""
@@ -159,10 +158,10 @@ def _cost(piece: str) -> int:
 
 
 def _words(tokens: Sequence[Token]) -> str:
-    return "".join(_said(token) for token in tokens)
+    return "".join(_spoken(token) for token in tokens)
 
 
-def _said(token: Token) -> str:
+def _spoken(token: Token) -> str:
     match token.type:
         case "text":
             return _FOOTNOTE.sub(
@@ -178,31 +177,31 @@ def _said(token: Token) -> str:
 
 
 def _prose(state: StateInline, silent: bool) -> bool:
-    if found := _PROSE.match(state.src, state.pos):
-        state.pos = found.end()
+    if match := _PROSE.match(state.src, state.pos):
+        state.pos = match.end()
         if not silent:
-            state.pending += found[0]
-    return found is not None
+            state.pending += match[0]
+    return match is not None
 
 
 def _host(match: re.Match[str]) -> str:
     # Return the host of an address, and the punctuation that ended the sentence after it.
     address = match[1].rstrip(_URL_END)
-    rest = match[1][len(address) :]
-    if rest.startswith(")") and address.count("(") > address.count(")"):
-        rest = rest[1:]
+    punctuation = match[1][len(address) :]
+    if punctuation.startswith(")") and address.count("(") > address.count(")"):
+        punctuation = punctuation[1:]
     if "mailto:" in match[0][:8].lower():
-        return address.partition("?")[0] + rest
+        return address.partition("?")[0] + punctuation
     host = re.split(r"[/?#\\]", address, maxsplit=1)[0].rpartition("@")[2].partition(":")[0]
-    return host.removeprefix("www.") + rest
+    return host.removeprefix("www.") + punctuation
 
 
 def _tag(text: str) -> str:
-    # Take out comments and HTML's own tags; `a<b and c>d` and `List<int>` are words.
+    # Remove comments and HTML's own tags; `a<b and c>d` and `List<int>` are words.
     if not (match := _TAG.fullmatch(text)):
         return "" if text.startswith("<!--") else text
-    name, rest = match[1].lower(), (match[2] or "").strip(" /")
-    if name not in _TAGS or (rest and "=" not in rest):
+    name, attributes = match[1].lower(), (match[2] or "").strip(" /")
+    if name not in _TAGS or (attributes and "=" not in attributes):
         return text
     return "" if name in _SOUNDLESS_TAGS else " "
 
@@ -212,18 +211,18 @@ def _without_emoji(text: str) -> str:
         following = text[match.end() : match.end() + 1]
         if not following or following in _ENDS + _CLOSERS:
             return ""
-        # "1\ufe0f\u20e3" is a digit in a box: nothing stood between its neighbours that was a space.
+        # "1\ufe0f\u20e3" is a digit in a box, without a space between its neighbours.
         return " " if " " in match[0] else ""
 
     return _EMOJI.sub(between, text)
 
 
 class _Reader(MarkdownIt):
-    # Reads what is written; where links lead is not said, so nothing is done to make them safe.
+    # Link targets are not spoken, so they are not checked.
     def __init__(self) -> None:
         super().__init__("js-default", {"html": True})
-        self.core.ruler.enableOnly(["block"])  # inline parsing comes block by block, within bounds
-        # Models indent and quote prose; as code it would not be said.
+        self.core.ruler.enableOnly(["block"])  # inline parsing is done per block, within bounds
+        # Models indent and quote prose, which is not code.
         self.disable(["blockquote", "code", "html_block"])
         # "2*3*4" is a product to people, and emphasis to CommonMark.
         self.inline.ruler.before("strikethrough", "prose", _prose)

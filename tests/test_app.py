@@ -1,17 +1,15 @@
-"""The wiring: from settings to a server that runs, and that ends whatever its parts do."""
+"""From settings to a running server and its shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import os
 import signal
 import socket
 import sqlite3
 import sysconfig
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ import pytest
 import conductor
 from conductor.app import (
     GC_THRESHOLDS,
-    check_exposure,
     file_roots,
     knowledge_index,
     make_services,
@@ -27,19 +24,17 @@ from conductor.app import (
     reload,
     running,
     secrets,
-    serve,
     settle_memory,
 )
 from conductor.conversation.phrases import FAILURES
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
-from conductor.server.listener import Listener
+from conductor.server.access import check_exposure
 from conductor.settings import Settings, is_loopback, load_settings
 from conductor.stores.health import HealthCheckedStore
 from conductor.stores.memory import MemoryStore
 from conductor.stores.redis import RedisStore
-from conductor.stores.registry import make_session_admin, make_store
 from conductor.stores.sqlite import SqliteStore
 from conductor.tools.base import CallContext
 from conductor.tools.builtin.knowledge_index import KnowledgeIndex, Update
@@ -51,7 +46,7 @@ from tests.test_cli import START, Announced, server
 
 
 class Watched:
-    """A provider whose start may fail or never end, and which says what was done to it."""
+    """A provider that records its start and end; its start may fail or never end."""
 
     name = "watched"
 
@@ -115,14 +110,9 @@ def test_the_history_takes_at_most_half_of_the_models_context(window: int | None
     assert make_services(settings).history_tokens == tokens
 
 
-def test_a_provider_may_stand_in_for_the_settings_one() -> None:
-    provider = ScriptedProvider([])
-    assert make_services(load_settings(None, model_provider="no such"), provider).provider is provider
-
-
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Start the server in a folder of its own, beside one with files for its tools."""
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a working folder for the server, and next to it a folder for its tools."""
     (tmp_path / "server" / "shared").mkdir(parents=True)
     (tmp_path / "files" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "server")
@@ -133,59 +123,61 @@ def refused(root: Path | str, **values: object) -> str:
     with pytest.raises(SettingsError) as caught:
         make_services(settings(file_roots=(str(root),), **values))
     message = str(caught.value)
-    assert message.startswith(f"FILE_ROOTS names {root}, which ") and "\n" not in message
+    assert message.startswith(f"FILE_ROOTS: {root} ") and "\n" not in message
     return message
 
 
-def test_folders_of_the_file_tools_hold_no_file_of_the_servers_own(here: Path) -> None:
-    assert file_roots(settings(file_roots=(str(here / "files"), "shared"))) == [
-        here / "files",
+def test_folders_of_the_file_tools_contain_no_file_of_the_server(folders: Path) -> None:
+    assert file_roots(settings(file_roots=(str(folders / "files"), "shared"))) == [
+        folders / "files",
         Path("shared"),
     ]
-    for root in (here / "server", here, ".", "shared/..", "/"):
-        assert "holds its settings (.env)" in refused(root)
-    (here / "alias").symlink_to(here / "server")
-    refused(here / "alias")
+    for root in (folders / "server", folders, ".", "shared/..", "/"):
+        assert "contains its settings (.env)" in refused(root)
+    (folders / "alias").symlink_to(folders / "server")
+    refused(folders / "alias")
     for root in ("/proc", "/proc/self", "/sys/kernel"):
-        assert "holds the machine's state" in refused(root)
+        assert "contains the state of the system" in refused(root)
 
 
 @pytest.mark.parametrize(
     "name", ["policies_file", "system_prompt_file", "device_tools_file", "data_dir", "audit_log"]
 )
 @pytest.mark.parametrize("root", ["files", "files/deep"])
-@pytest.mark.parametrize("there", [True, False])
-def test_nor_one_that_a_setting_puts_there(here: Path, name: str, root: str, there: bool) -> None:
-    own = here / "files" / "deep" / "own"
-    if there:
+@pytest.mark.parametrize("exists", [True, False])
+def test_folders_of_the_file_tools_contain_no_file_of_a_setting(
+    folders: Path, name: str, root: str, exists: bool
+) -> None:
+    own = folders / "files" / "deep" / "own"
+    if exists:
         own.mkdir() if name == "data_dir" else own.touch()
-    assert str(own) in refused(here / root, **{name: own})
-    refused(here / root, **{name: here / "server" / ".." / "files" / "deep" / "own"})
-    link = here / "server" / "link"
+    assert str(own) in refused(folders / root, **{name: own})
+    refused(folders / root, **{name: folders / "server" / ".." / "files" / "deep" / "own"})
+    link = folders / "server" / "link"
     link.symlink_to(own)
-    assert str(link) in refused(here / root, **{name: link})
-    make_services(settings(file_roots=("shared",), data_dir=here / "server"))
+    assert str(link) in refused(folders / root, **{name: link})
+    make_services(settings(file_roots=("shared",), data_dir=folders / "server"))
 
 
-def test_the_folder_of_notes_is_checked_in_the_same_way(here: Path) -> None:
+def test_the_folder_of_notes_is_checked_in_the_same_way(folders: Path) -> None:
     assert notes_dir(settings()) is None
-    assert notes_dir(settings(notes_dir=here / "files")) == here / "files"
-    with pytest.raises(SettingsError, match="^NOTES_DIR names .*missing, which is no folder.$"):
-        notes_dir(settings(notes_dir=here / "missing"))
-    with pytest.raises(SettingsError, match=r"^NOTES_DIR names \., which holds its settings \(\.env\)"):
+    assert notes_dir(settings(notes_dir=folders / "files")) == folders / "files"
+    with pytest.raises(SettingsError, match="^NOTES_DIR: .*missing is not a folder.$"):
+        notes_dir(settings(notes_dir=folders / "missing"))
+    with pytest.raises(SettingsError, match=r"^NOTES_DIR: \. contains its settings \(\.env\)"):
         notes_dir(settings(notes_dir=Path(".")))
 
 
-def test_the_knowledge_base_needs_a_folder_and_a_place_for_its_index(here: Path) -> None:
-    assert knowledge_index(settings(data_dir=here)) is None
-    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR names .*missing, which is no folder.$"):
-        make_services(settings(knowledge_dir=here / "missing", data_dir=here / "data"))
-    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index"):
-        make_services(settings(knowledge_dir=here / "files"))
+def test_the_knowledge_base_needs_a_folder_and_a_place_for_its_index(folders: Path) -> None:
+    assert knowledge_index(settings(data_dir=folders)) is None
+    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR: .*missing is not a folder.$"):
+        make_services(settings(knowledge_dir=folders / "missing", data_dir=folders / "data"))
+    with pytest.raises(SettingsError, match="^KNOWLEDGE_DIR needs DATA_DIR, the folder of its index"):
+        make_services(settings(knowledge_dir=folders / "files"))
 
 
 async def test_a_server_keeps_its_knowledge_base_up_to_date(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, updated = asyncio.get_running_loop(), asyncio.Event()
     update = KnowledgeIndex.update
@@ -197,31 +189,33 @@ async def test_a_server_keeps_its_knowledge_base_up_to_date(
             loop.call_soon_threadsafe(updated.set)
 
     monkeypatch.setattr(KnowledgeIndex, "update", watched)
-    (here / "files" / "heron.md").write_text("Herons fish.")
-    values = settings(knowledge_dir=here / "files", data_dir=here / "data")
+    (folders / "files" / "heron.md").write_text("Herons fish.")
+    values = settings(knowledge_dir=folders / "files", data_dir=folders / "data")
     services = make_services(values, Watched())
     async with running(values, services), asyncio.timeout(WAIT):
         await updated.wait()
         tools, context = services.toolsets[0], CallContext("s", "c")
         outcome = await tools.call("query_knowledge_base", {"query": "heron"}, context)
-    assert [one["path"] for one in outcome.data["results"]] == ["heron.md"]
+    assert [result["path"] for result in outcome.data["results"]] == ["heron.md"]
 
 
-def test_nor_a_link_to_one(here: Path) -> None:
-    (here / "rules.json").write_text('{"version": 1, "rules": []}')
-    (here / "files" / "link").symlink_to(here / "rules.json")
-    refused(here / "files", policies_file=here / "files" / "link")
+def test_folders_of_the_file_tools_contain_no_link_to_the_servers_files(folders: Path) -> None:
+    (folders / "rules.json").write_text('{"version": 1, "rules": []}')
+    (folders / "files" / "link").symlink_to(folders / "rules.json")
+    refused(folders / "files", policies_file=folders / "files" / "link")
 
 
-def test_nor_the_database_nor_the_code(here: Path) -> None:
-    assert "the sessions" in refused(here / "files", session_store_url=f"sqlite:///{here}/files/new/x.db")
+def test_folders_of_the_file_tools_contain_neither_the_database_nor_the_code(folders: Path) -> None:
+    assert "the sessions" in refused(
+        folders / "files", session_store_url=f"sqlite:///{folders}/files/new/x.db"
+    )
     assert "the server's code" in refused(Path(conductor.__file__).parent)
     assert "installed packages" in refused(Path(sysconfig.get_path("purelib")).parent)
 
 
 @pytest.mark.parametrize("root", ["none", "~nobody-of-that-name/x"])
-def test_a_root_that_is_no_folder_is_refused(here: Path, root: str) -> None:
-    assert "no folder" in refused(root)
+def test_a_root_that_is_no_folder_is_refused(folders: Path, root: str) -> None:
+    assert "not a folder" in refused(root)
 
 
 @pytest.mark.parametrize("name", ["system_prompt_file", "device_tools_file"])
@@ -257,32 +251,29 @@ def test_the_stores_password_is_one_of_the_secrets() -> None:
     ("host", "loopback"),
     [
         ("127.0.0.1", True),
-        ("127.8.8.8", True),
         ("::1", True),
         ("localhost", True),
         ("0.0.0.0", False),
         ("::", False),
-        ("192.168.1.7", False),
         ("example.org", False),
         ("localhost.example.org", False),
-        ("127.0.0.1.example.org", False),
     ],
 )
-def test_strangers_are_let_in_only_with_tokens_or_on_purpose(host: str, loopback: bool) -> None:
+def test_other_machines_need_tokens_or_the_option_for_no_tokens(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
     check_exposure(settings(host=host, auth_tokens="a-token"), insecure=False)
     check_exposure(settings(host=host), insecure=True)
     if loopback:
         check_exposure(settings(host=host), insecure=False)
     else:
-        with pytest.raises(SettingsError, match=f"Listening on {host} lets everyone .* AUTH_TOKENS"):
+        with pytest.raises(SettingsError, match=f"Listening on {host} without tokens .* AUTH_TOKENS"):
             check_exposure(settings(host=host), insecure=False)
 
 
 # -- a server that runs
 
 
-async def test_a_running_server_answers_and_ends_with_its_block() -> None:
+async def test_a_server_answers_during_its_block_and_frees_its_port() -> None:
     provider = Watched()
     async with running(settings(), make_services(settings(), provider)) as listener:
         async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
@@ -293,15 +284,6 @@ async def test_a_running_server_answers_and_ends_with_its_block() -> None:
     assert provider.closed
     with socket.create_server(("127.0.0.1", port)):
         pass  # the port is free again
-
-
-async def test_the_tokens_of_the_settings_are_asked_for() -> None:
-    values = settings(auth_tokens="one,two")
-    async with running(values, make_services(values, Watched())) as listener:
-        async with App(f"ws://127.0.0.1:{listener.port}/ws?token=two") as phone:
-            assert phone.shapes() == ["session.started"]
-        with pytest.raises(Exception, match="401"):
-            await App(f"ws://127.0.0.1:{listener.port}/ws?token=three").open()
 
 
 async def test_a_provider_that_cannot_start_is_logged_and_the_server_runs(
@@ -315,10 +297,10 @@ async def test_a_provider_that_cannot_start_is_logged_and_the_server_runs(
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
     assert provider.closed and unhandled == []
-    assert "model provider not ready" in capsys.readouterr().out
+    assert "model provider did not start" in capsys.readouterr().out
 
 
-async def test_a_provider_that_never_gets_ready_does_not_hold_the_end() -> None:
+async def test_a_provider_that_does_not_start_does_not_delay_the_shutdown() -> None:
     provider = Watched(hangs=True)
     async with asyncio.timeout(WAIT):
         async with running(settings(), make_services(settings(), provider)):
@@ -326,17 +308,17 @@ async def test_a_provider_that_never_gets_ready_does_not_hold_the_end() -> None:
     assert provider.closed
 
 
-async def test_a_port_that_is_taken_is_told_before_anything_is_started() -> None:
+async def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     provider = Watched()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         values = settings().model_copy(update={"port": taken.getsockname()[1]})
-        with pytest.raises(SettingsError, match="is taken"):
+        with pytest.raises(SettingsError, match="is in use"):
             async with running(values, make_services(values, provider)):
                 raise AssertionError("it listens")
     assert not provider.started.is_set()
 
 
-async def test_a_store_that_cannot_be_used_is_told_before_the_port_is_open(tmp_path: Path) -> None:
+async def test_an_unusable_store_is_reported_before_the_port_opens(tmp_path: Path) -> None:
     file = tmp_path / "conductor.db"
     for values, sentence in (
         (
@@ -357,46 +339,6 @@ async def test_a_store_that_cannot_be_used_is_told_before_the_port_is_open(tmp_p
             with socket.create_server(("127.0.0.1", port)):
                 pass
         other.close()
-
-
-async def test_a_session_is_there_for_the_next_server(tmp_path: Path) -> None:
-    values = settings(data_dir=tmp_path / "data")
-    for turns in (1, 2):
-        async with running(values, make_services(values, Watched())) as listener:
-            async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-                phone.say("hi")
-                await phone.until("assistant.speech.final")
-            # Beside the server, which goes on.
-            store = make_store(values)
-            await store.open()
-            (kept,) = [one async for one in make_session_admin(values, store).export() if one["log"]]
-            await store.aclose()
-        assert [one["type"] for one in kept["log"]] == ["user", "assistant"] * turns
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it(signum: signal.Signals) -> None:
-    announced: asyncio.Queue[Listener] = asyncio.Queue()
-    serving = asyncio.create_task(serve(settings(), announced.put_nowait))
-    try:
-        listener = await asyncio.wait_for(announced.get(), WAIT)
-        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-            os.kill(os.getpid(), signum)
-            await asyncio.wait_for(serving, WAIT)
-            await asyncio.wait_for(phone.closed.wait(), WAIT)
-            assert phone.close_code == 1012
-    finally:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(each)
-
-
-async def test_limits_of_the_services_hold() -> None:
-    values = settings()
-    services = make_services(values, Watched())
-    services = replace(services, limits=replace(services.limits, ping_interval=0.01))
-    async with running(values, services) as listener:
-        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
-            await phone.until("session.ping")
 
 
 # -- a prompt and a catalog that change while it runs
@@ -458,7 +400,7 @@ async def test_a_reload_is_used_by_the_next_turn_of_a_session_that_is_there(tmp_
     for request in (third, new):
         assert request.system.startswith("You are a goldfish.")
         assert device_tools(request) == {"fish.feed", "fish.look"}
-    assert "de-DE" in third.system, "what the session told of itself stays"
+    assert "de-DE" in third.system, "the session's own parts stay"
     assert len(third.messages) == 5, "and so does the conversation"
 
 
@@ -476,7 +418,7 @@ async def test_a_reload_leaves_a_session_the_tools_that_its_client_declared(tmp_
     assert request.system.startswith("You are a goldfish.") and device_tools(request) == {"own.tool"}
 
 
-async def test_a_reload_takes_nothing_from_a_call_that_is_under_way(tmp_path: Path) -> None:
+async def test_a_reload_does_not_affect_a_running_call(tmp_path: Path) -> None:
     files = Files(tmp_path)
     provider = ScriptedProvider([[ToolCall("c-1", "bird.feed", "{}")], [TextDelta("It has eaten.")]])
     services = make_services(files.settings, provider)
@@ -508,7 +450,7 @@ async def test_a_reload_of_a_broken_file_changes_nothing_and_is_logged(
             reload(files.settings, services, listener)
             await phone.ask("hi")
             said = capsys.readouterr().out
-            assert "not reloaded" in said and path.name in said and "Traceback" not in said
+            assert "reload failed" in said and path.name in said and "Traceback" not in said
     (request,) = provider.requests
     assert request.system.startswith("You are a parrot.") and device_tools(request) == {"bird.feed"}
 
@@ -525,7 +467,7 @@ async def log_line(served: Announced, event: str) -> dict[str, object]:
                 return fields
 
 
-async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> None:
+async def test_sighup_reloads_without_closing_connections(tmp_path: Path) -> None:
     files = Files(tmp_path)
     async with server(tmp_path, LOG_FORMAT="json", **files.environment) as served:
         async with App(served.url) as phone:
@@ -535,8 +477,8 @@ async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> No
             assert (await log_line(served, "reloaded"))["sessions"] == 1
             files.catalog.write_text('{"tools": [')
             served.process.send_signal(signal.SIGHUP)
-            refused = await log_line(served, "not reloaded")
-            assert refused["level"] == "error" and "tools.json is not valid JSON" in str(refused["why"])
+            refused = await log_line(served, "reload failed")
+            assert refused["level"] == "error" and "tools.json is not valid JSON" in str(refused["reason"])
             await phone.ask("say hello")
             assert len(phone.finals()) == 2 and not phone.closed.is_set()
             files.write("You are a parrot again.", "bird.feed")
@@ -549,7 +491,7 @@ async def test_a_hangup_reloads_and_nobody_is_disconnected(tmp_path: Path) -> No
 async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path: Path, workers: str) -> None:
     values = {"DATA_DIR": str(tmp_path), "WORKERS": workers, "LOG_FORMAT": "json", "FILES": "256"}
     async with server(tmp_path, **values) as served:
-        assert served.lines[0] == "MAX_CONNECTIONS is 128 instead of 10000: ulimit -Hn is 256."
+        assert served.lines[0] == "MAX_CONNECTIONS is 128 instead of 10000; ulimit -Hn is 256."
         address = ("127.0.0.1", int(served.url.rpartition(":")[2].partition("/")[0]))
         silent = [socket.create_connection(address) for _ in range(600)]
         try:
@@ -558,11 +500,11 @@ async def test_a_crowd_of_silent_sockets_does_not_take_all_descriptors(tmp_path:
                     await phone.ask("say hello")
             assert (await log_line(served, "refused"))["reason"] == "too many handshakes"
         finally:
-            for one in silent:
-                one.close()
+            for connection in silent:
+                connection.close()
 
 
-async def test_what_was_loaded_is_kept_from_the_garbage_collector_once_it_is_warm(
+async def test_loaded_objects_are_exempt_from_garbage_collection_once_the_model_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     warm = asyncio.Event()

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -63,7 +62,7 @@ async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str
 
 
 class Announced:
-    """A server that said where it listens."""
+    """A server that line where it listens."""
 
     def __init__(self, started: asyncio.subprocess.Process, lines: list[str]) -> None:
         self.process = started
@@ -111,65 +110,38 @@ def is_one_sentence(code: int, out: str, err: str) -> str:
     return err.removeprefix("conductor: ").rstrip("\n")
 
 
-async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = is_one_sentence(*await run(tmp_path, "--port", str(port)))
-        assert said.startswith(f"PORT: 127.0.0.1:{port} is taken, perhaps by a running Conductor")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "values", "says"),
+    ("arguments", "values", "sentence"),
     [
         (["--provider", "parrot"], {}, "MODEL_PROVIDER 'parrot' is unknown"),
-        ([], {"MODEL_PROVIDER": "parrot"}, "MODEL_PROVIDER 'parrot' is unknown"),
         (["--provider", "anthropic"], {}, "ANTHROPIC_API_KEY"),
-        ([], {"PORT": "eighty"}, "PORT is not valid"),
         (["--port", "70000"], {}, "PORT is not valid"),
-        (["--port", "eighty"], {}, "PORT is not valid"),
         (["--workers", "many"], {}, "WORKERS is not valid"),
-        ([], {"LOG_LEVEL": "loud"}, "LOG_LEVEL is not valid"),
         (["--log-level", "loud"], {}, "LOG_LEVEL is not valid"),
         ([], {"SESSION_STORE_URL": f"mysql://u:{SECRET}@h"}, "SESSION_STORE_URL is not valid"),
         ([], {"SESSION_STORE_URL": f"redis://u:{SECRET}@h:port"}, "SESSION_STORE_URL is no Redis address"),
         ([], {"SESSION_STORE_URL": "sqlite:///../"}, "is a folder"),
-        ([], {"HOST": "0.0.0.0"}, "lets everyone on the network in"),
         (["--host", "0.0.0.0"], {}, "AUTH_TOKENS"),
         ([], {"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
         ([], {"SYSTEM_PROMPT_FILE": "none.md"}, "system prompt file"),
         ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
         ([], {"POLICIES_FILE": "none.json"}, "none.json is not there"),
         ([], {"POLICIES_FILE": "x" * 5000}, "File name too long"),
-        ([], {"WORKERS": "2"}, "WORKERS is 2, but a store in memory belongs to one process"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),
         ([], {"MODELS_FILE": "none.toml"}, "none.toml cannot be read: no such file"),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    conductor: Main, arguments: list[str], values: dict[str, str], says: str
+    conductor: Main, arguments: list[str], values: dict[str, str], sentence: str
 ) -> None:
-    assert says in is_one_sentence(*conductor(*arguments, **values))
+    assert sentence in is_one_sentence(*conductor(*arguments, **values))
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        (
-            {"SESSION_STORE_URL": f"redis://u:{SECRET}@127.0.0.1:1/0"},
-            "SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used",
-        ),
-        (
-            {"HOST": "203.0.113.7", "AUTH_TOKENS": SECRET},
-            "HOST: 203.0.113.7 is no address of this machine",
-        ),
-        ({"HOST": "x" * 70, "AUTH_TOKENS": SECRET}, "is no known name or address"),
-    ],
-)
-async def test_a_mistake_that_the_start_finds_is_one_sentence(
-    tmp_path: Path, values: dict[str, str], says: str
-) -> None:
-    assert says in is_one_sentence(*await run(tmp_path, **values))
+async def test_a_store_that_cannot_be_reached_is_one_sentence(tmp_path: Path) -> None:
+    url = f"redis://u:{SECRET}@127.0.0.1:1/0"
+    sentence = is_one_sentence(*await run(tmp_path, SESSION_STORE_URL=url))
+    assert sentence.startswith("SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used")
 
 
 def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, conductor: Main) -> None:
@@ -191,8 +163,8 @@ def test_no_command_runs_with_a_file_that_it_cannot_read(
     tmp_path: Path, conductor: Main, command: list[str]
 ) -> None:
     (tmp_path / ".env").write_text(f'PORT=0\nAUTH_TOKENS="{SECRET}\n')
-    said = is_one_sentence(*conductor(*command))
-    assert said.startswith("Line 2 of .env cannot be read: ")
+    line = is_one_sentence(*conductor(*command))
+    assert line.startswith("Line 2 of .env cannot be read: ")
 
 
 async def test_an_unknown_setting_is_one_line_at_the_start(tmp_path: Path) -> None:
@@ -208,34 +180,40 @@ async def test_an_unknown_setting_is_one_line_at_the_start(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--port", "eighty"], ["bogus"], ["--bogus"], ["serve", "bogus"]])
-def test_a_command_that_is_none_is_told_how_to_write_it(conductor: Main, arguments: list[str]) -> None:
+def test_unknown_arguments_are_one_sentence(conductor: Main, arguments: list[str]) -> None:
     code, out, err = conductor(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("conductor: ") and err.count("\n") == 1 and "Traceback" not in err
 
 
 @pytest.mark.parametrize("command", ["check --offline", "protocol", "policy list", "--help"])
-def test_a_reader_that_has_seen_enough_ends_in_no_traceback(tmp_path: Path, command: str) -> None:
+def test_a_closed_pipe_causes_no_traceback(tmp_path: Path, command: str) -> None:
     line = f"{sys.executable} -m conductor {command} | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", line], cwd=tmp_path, env=environment(PORT="0"), capture_output=True, encoding="utf-8"
     )
-    assert done.stderr == ""
-    assert done.stdout in ("0\n", "141\n"), "0 where it had written all before that"
+    assert completed.stderr == ""
+    assert completed.stdout in ("0\n", "141\n"), "0 where it had written all before that"
 
 
 DAMAGED = '{"version": 1, "rules": [{"effect": "deny", "tool": "agent.cancel"},]}'
 
 
-def test_a_damaged_rules_file_ends_the_start_each_time_and_stays_as_it_is(
-    tmp_path: Path, conductor: Main
-) -> None:
+def test_a_damaged_rules_file_prevents_each_start_and_is_not_changed(tmp_path: Path, conductor: Main) -> None:
     file = tmp_path / "policies.json"
     file.write_text(DAMAGED)
     for _ in range(2):
-        said = is_one_sentence(*conductor("--port", "0"))
-        assert said == "policies.json is not valid JSON, line 1, column 69: expecting value."
+        line = is_one_sentence(*conductor("--port", "0"))
+        assert line == "policies.json is not valid JSON, line 1, column 69: expecting value."
     assert os.listdir(tmp_path) == ["policies.json"] and file.read_text() == DAMAGED
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "8.8.8.8"])
+async def test_the_option_lan_refuses_a_host_that_no_phone_reaches(tmp_path: Path, host: str) -> None:
+    async with process(tmp_path, "--lan", "--host", host, "--port", "0", "--provider", "demo") as started:
+        assert started.stderr is not None
+        line = (await asyncio.wait_for(started.stderr.readline(), START)).decode()
+        assert line.startswith("conductor: --lan: "), line
 
 
 # -- help
@@ -255,7 +233,7 @@ def test_help_of_serve_names_its_options(conductor: Main) -> None:
         assert option in out
 
 
-async def test_the_version_is_told(tmp_path: Path) -> None:
+async def test_the_version_is_printed(tmp_path: Path) -> None:
     assert await run(tmp_path, "--version") == (0, f"conductor {__version__}\n", "")
 
 
@@ -263,7 +241,7 @@ async def test_the_version_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
+async def test_a_server_prints_its_address_answers_and_ends_on_a_signal(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     async with server(tmp_path) as served:
@@ -281,19 +259,19 @@ async def test_a_server_says_where_it_is_answers_and_ends_on_a_signal(
             await asyncio.wait_for(phone.closed.wait(), START)
             assert phone.close_code == 1012
         assert served.process.stderr is not None
-        rest = (await asyncio.wait_for(served.process.stderr.read(), START)).decode()
-        assert "stopping" in rest and "Traceback" not in rest and "hello" not in rest
+        log = (await asyncio.wait_for(served.process.stderr.read(), START)).decode()
+        assert "stopping" in log and "Traceback" not in log and "hello" not in log
 
 
-async def test_the_first_signal_says_how_long_it_may_take_and_the_second_stops_at_once(
+async def test_the_first_signal_drains_and_the_second_stops_at_once(
     tmp_path: Path,
 ) -> None:
     async with server(tmp_path) as served, App(served.url) as phone:
         phone.say("list my repositories")
         await phone.until("repositories.list")  # which this phone does not answer: the turn goes on
         served.process.send_signal(signal.SIGINT)
-        said = await line_of(served, "Stopping")
-        assert said == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once.\n"
+        line = await line_of(served, "Stopping")
+        assert line == "Stopping: waiting up to 30 s for 1 running turn. Ctrl-C again stops at once.\n"
         assert served.process.returncode is None
         assert await served.end(signal.SIGINT) == -signal.SIGINT
         await asyncio.wait_for(phone.closed.wait(), START)
@@ -308,7 +286,7 @@ async def test_the_first_signal_says_how_long_it_may_take_and_the_second_stops_a
         (f"AUTH_TOKENS={SECRET}\n", {"HOST": "::1"}),
     ],
 )
-async def test_the_command_that_it_names_works_in_another_terminal(
+async def test_the_printed_talk_command_works_in_another_terminal(
     tmp_path: Path, file: str, values: dict[str, str]
 ) -> None:
     (tmp_path / ".env").write_text(file)
@@ -334,19 +312,6 @@ async def test_talk_takes_port_and_token_of_the_environment_too(tmp_path: Path) 
         assert code == 2 and "the token is missing or not accepted" in err
 
 
-async def test_an_agent_of_another_terminal_is_asked_for_in_vain_and_without_an_internal_error(
-    tmp_path: Path,
-) -> None:
-    async with server(tmp_path) as served:
-        port = served.url.split(":")[2].removesuffix("/ws")
-        talk = ["talk", "--port", port, "--session", "kitchen"]
-        code, out, err = await run(tmp_path, *talk, "start an agent to fix the tests in acme/website")
-        assert (code, err) == (0, "") and "I started an agent" in out
-        code, out, err = await run(tmp_path, *talk, "how is the agent")
-        assert (code, err) == (0, "") and "no such agent" in out
-        assert "failed on the device" in out and "internal error" not in out
-
-
 async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) -> None:
     async with server(tmp_path, AUTH_TOKENS=SECRET) as served:
         code, _, _ = await run(tmp_path, "talk", "--url", served.url, "say hello", AUTH_TOKENS=SECRET)
@@ -354,30 +319,20 @@ async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "values", "says"),
+    ("arguments", "values", "sentence"),
     [
-        ([], {"PORT": "0"}, "say which it is"),
-        ([], {"PORT": "eighty"}, "PORT is not valid"),
         (["--port", "0"], {}, "say which it is"),
-        (["--port", "eighty"], {}, "PORT is not valid"),
         (["--voice-speed", "fast"], {}, "must be a number of characters"),
-        (["--url", "ws://127.0.0.1:1/ws", "--port", "1"], {}, "--url says all"),
+        (["--url", "ws://127.0.0.1:1/ws", "--port", "1"], {}, "--url cannot be combined"),
     ],
 )
-def test_talk_tells_what_it_cannot_connect_to(
-    conductor: Main, arguments: list[str], values: dict[str, str], says: str
+def test_a_mistake_of_talk_is_one_sentence(
+    conductor: Main, arguments: list[str], values: dict[str, str], sentence: str
 ) -> None:
-    assert says in is_one_sentence(*conductor("talk", *arguments, "hello", **values))
+    assert sentence in is_one_sentence(*conductor("talk", *arguments, "hello", **values))
 
 
-async def test_the_command_serve_may_be_named(tmp_path: Path) -> None:
-    async with process(tmp_path, "serve", "--port", "0", "--provider", "demo") as started:
-        assert started.stderr is not None
-        line = await asyncio.wait_for(started.stderr.readline(), START)
-        assert line.decode() == f"Conductor {__version__}\n"
-
-
-async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path) -> None:
+async def test_with_tokens_other_machines_need_a_token(tmp_path: Path) -> None:
     values = {"HOST": "0.0.0.0", "AUTH_TOKENS": SECRET, "LOG_FORMAT": "json", "LOG_LEVEL": "debug"}
     async with server(tmp_path, **values) as served:
         assert "(bearer token needed)" in served.lines[4] and "ws://0.0.0.0:" in served.lines[4]
@@ -392,7 +347,7 @@ async def test_with_tokens_it_listens_to_strangers_and_asks_them(tmp_path: Path)
         assert "event in" in log and "quite personal" not in log
 
 
-async def test_without_tokens_it_listens_to_strangers_only_on_purpose(tmp_path: Path) -> None:
+async def test_the_option_for_no_tokens_accepts_other_machines(tmp_path: Path) -> None:
     async with server(tmp_path, "--host", "0.0.0.0", "--insecure-no-auth") as served:
         assert "(no token needed)" in served.lines[3]
         async with App(served.url) as phone:
@@ -436,10 +391,10 @@ async def test_sessions_outlive_the_server_in_the_folder_that_it_names(tmp_path:
         ("DATA_DIR=mine\n", {"DATA_DIR": "theirs"}, "theirs"),
     ],
 )
-async def test_the_script_keeps_sessions_in_a_folder_unless_another_is_named(
+async def test_the_script_sets_a_data_folder_unless_one_is_set(
     tmp_path: Path, file: str, values: dict[str, str], folder: str
 ) -> None:
-    """Run the script in a folder whose Python says which folder it was given."""
+    """Run the script in a folder whose Python sentence which folder it was given."""
     for name in ("scripts/run", "scripts/lib.sh", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,4 +1,4 @@
-"""``.env`` is read strictly: what might have been a protection never becomes nothing in silence."""
+"""The file ``.env``: an unreadable line may be a protection, so it is a mistake."""
 
 from __future__ import annotations
 
@@ -37,22 +37,16 @@ def mistakes(text: str) -> tuple[str, ...]:
     "line",
     [
         f'AUTH_TOKENS="{SECRET}',
-        f"AUTH_TOKENS='{SECRET}",
         f'AUTH_TOKENS="{SECRET}\nADMIN_TOKEN="',  # the quote swallows a line
         f'OTHER="{SECRET}\nAUTH_TOKENS="',
         f'AUTH_TOKENS="{SECRET}" {SECRET}',
         f"AUTH_TOKENS: {SECRET}",
-        f"AUTH_TOKENS:{SECRET}",
-        f"AUTH_TOKENS:={SECRET}",
         f"AUTH_TOKENS {SECRET}",
         "AUTH_TOKENS",
-        "export AUTH_TOKENS",
-        f"set AUTH_TOKENS={SECRET}",
         f'"AUTH_TOKENS"={SECRET}',
         f";AUTH_TOKENS={SECRET}",
         f"\ufeffAUTH_TOKENS={SECRET}",  # a byte order mark in the middle: two files put together
         f"AUTH\u200b_TOKENS={SECRET}",
-        f"={SECRET}",
         SECRET,
     ],
 )
@@ -70,34 +64,30 @@ def test_a_line_that_is_not_name_and_value_is_a_mistake(line: str, newline: str)
         f"AUTH_TOKENS={SECRET}",
         f"  AUTH_TOKENS = {SECRET}  ",
         f"export AUTH_TOKENS={SECRET}",
-        f"auth_tokens={SECRET}",
         f"'AUTH_TOKENS'={SECRET}",
         f'AUTH_TOKENS="{SECRET}"',
-        f"AUTH_TOKENS='{SECRET}' # not this",
         f"AUTH_TOKENS={SECRET} # nor this",
         f"\ufeffAUTH_TOKENS={SECRET}",
-        f"AUTH_TOKENS={SECRET}\r",
         f"AUTH_TOKENS=${{NOWHERE:-{SECRET}}}",
         f"HERE={SECRET}\nAUTH_TOKENS=${{HERE}}",
-        f"\n\n# a comment\n\nAUTH_TOKENS={SECRET}",
         f"AUTH_TOKENS={SECRET}\nPATH_TO_SOMETHING=else",
     ],
 )
-def test_what_python_dotenv_and_a_shell_take_is_taken(line: str) -> None:
+def test_lines_of_python_dotenv_and_a_shell_are_read(line: str) -> None:
     assert mistakes(f"{line}\n") == ()
     assert load_settings().auth_tokens == (SECRET,)
 
 
-def test_a_setting_that_stands_there_twice_is_a_mistake() -> None:
+def test_a_repeated_setting_is_a_mistake() -> None:
     assert mistakes(f"AUTH_TOKENS={SECRET}\nauth_tokens=\nTZ=UTC\nTZ=CET\n") == (
         "Line 2 of .env sets AUTH_TOKENS a second time.",
     )
 
 
 @pytest.mark.parametrize("text", ["AUTH_TOKENS=${NOWHERE}", "EMPTY=\nAUTH_TOKENS=a${EMPTY}b"])
-def test_a_variable_that_is_not_set_is_a_mistake_and_no_empty_value(text: str) -> None:
+def test_a_reference_to_an_unset_variable_is_a_mistake(text: str) -> None:
     (mistake,) = mistakes(text)
-    assert mistake.endswith(" of .env needs a variable that is not set.")
+    assert mistake.endswith(" of .env refers to a variable that is not set.")
 
 
 def test_unknown_names_are_listed_by_name_or_by_line_if_they_may_be_secrets() -> None:
@@ -110,7 +100,7 @@ def test_no_file_is_none(tmp_path: Path) -> None:
     assert read_env_file(tmp_path / "none", KNOWN, {}) is None
 
 
-def test_what_is_no_readable_file_is_a_mistake_and_not_no_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()  # what Docker makes of a file that is not there
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "utf16").write_text("AUTH_TOKENS=x", encoding="utf-16")

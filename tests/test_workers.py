@@ -194,8 +194,8 @@ def test_sessions_in_memory_are_not_for_several_processes() -> None:
     ("values", "sentence"),
     [
         ({"MODEL_PROVIDER": "parrot"}, "MODEL_PROVIDER 'parrot' is unknown"),
-        ({"HOST": "203.0.113.7"}, "HOST: 203.0.113.7 is no address of this machine"),
-        ({"HOST": "x" * 70}, "is no known name"),
+        ({"HOST": "203.0.113.7"}, "HOST: 203.0.113.7 is not an address of this machine"),
+        ({"HOST": "x" * 70}, "is not a known name"),
         ({"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
     ],
 )
@@ -212,14 +212,14 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path, conductor: Main, count: s
     with socket.create_server(("127.0.0.1", 0), reuse_port=shares) as server:
         port = str(server.getsockname()[1])
         values = {"PORT": port, "DATA_DIR": str(tmp_path), "WORKERS": count}
-        assert f"PORT: 127.0.0.1:{port} is taken" in is_one_sentence(*conductor(**values))
+        assert f"PORT: 127.0.0.1:{port} is in use" in is_one_sentence(*conductor(**values))
 
 
 def test_a_reserved_port_is_refused_to_a_second_server_even_while_no_worker_listens() -> None:
     (reserved,) = reserve("127.0.0.1", 0)
     with closing(reserved):
         address = reserved.getsockname()
-        with pytest.raises(SettingsError, match=f"^PORT: 127.0.0.1:{address[1]} is taken"):
+        with pytest.raises(SettingsError, match=f"^PORT: 127.0.0.1:{address[1]} is in use"):
             reserve(*address)
         with socket.create_server(address, reuse_port=True), socket.create_server(address, reuse_port=True):
             pass  # as its workers do

@@ -12,12 +12,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from conductor.app import check_exposure, file_roots, knowledge_index, notes_dir
+from conductor.app import file_roots, knowledge_index, notes_dir
 from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.errors import SettingsError
 from conductor.prompts import load_system_prompt
-from conductor.server.access import why_not_bound
-from conductor.settings import Found, Settings, environment_names, is_loopback
+from conductor.server.access import check_exposure, why_not_bound
+from conductor.settings import Reading, Settings, environment_names, is_loopback
 from conductor.tools.builtin import BuiltinToolset
 from conductor.tools.device import known_tools, load_catalog
 from conductor.tools.http_tools import load_http_tools
@@ -35,7 +35,7 @@ _SENDABLE = re.compile(r"[A-Za-z0-9_-]+")
 """Tokens that a header, a subprotocol and a query carry unchanged."""
 
 
-def settings_items(env_file: Path | None, found: Found, also_used: Collection[str] = ()) -> Iterator[Item]:
+def settings_items(env_file: Path | None, found: Reading, also_used: Collection[str] = ()) -> Iterator[Item]:
     """Report the sources of settings, unknown names, and invalid lines and values.
 
     ``also_used`` are names that are no settings, but are read.

@@ -82,7 +82,7 @@ class ReplySpeaker:
         """Make the speech of what is left of the whole reply, ``text``, which is about to be logged."""
         if not self.spoke:
             self._turn.said = ""  # which no voice can say
-        speech = self._next(self._splitter.rest if self.spoke else text)
+        speech = self._next(self._splitter.tail if self.spoke else text)
         if speech is not None:
             speech.text, speech.position, speech.last = text, self._context.committer.state.log_end, True
         return speech

@@ -1,4 +1,4 @@
-"""The system prompt: the packaged one or a file of the operator's, and what a session adds to it."""
+"""The system prompt: the packaged one or the operator's file, and the additions of a session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from conductor.errors import SettingsError
 
 MAX_PROMPT_BYTES = 64 * 1024
-# Characters of a value from a client, such as its time zone: it must not fill the prompt.
+# Characters of a value from a client, such as its time zone.
 MAX_VALUE_LENGTH = 100
 PACKAGED = Path(__file__).with_name("voice.md")
 
@@ -21,8 +21,7 @@ def load_system_prompt(path: Path | None) -> str:
     source = PACKAGED if path is None else path
     try:
         with source.open("rb") as file:
-            # One byte more than is allowed tells "too large" without reading all of a huge file.
-            content = file.read(MAX_PROMPT_BYTES + 1)
+            content = file.read(MAX_PROMPT_BYTES + 1)  # one byte more shows that it is too large
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise SettingsError(f"The system prompt file {source} cannot be read: {reason}.") from error
@@ -38,22 +37,22 @@ def load_system_prompt(path: Path | None) -> str:
 
 
 def identify(path: Path | None, text: str) -> tuple[str, str]:
-    """Return a system prompt's name, that of its file, and its version, which changes with its text."""
+    """Return a system prompt's name (of its file) and version (a hash of its text)."""
     return (path or PACKAGED).stem, hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def session_prompt(base: str, *, locale: str | None, time_zone: str | None, instructions: str | None) -> str:
-    """Return ``base`` followed by what the session told of itself, each part under its heading.
+    """Return ``base`` and the session's own parts, each under a heading.
 
     ``locale`` is a BCP 47 tag, ``time_zone`` an IANA name, ``instructions`` the app's own text (the
-    protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text holds nothing that
-    changes from turn to turn, so that a service can cache it.
+    protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text does not change
+    from turn to turn, so that a service can cache it.
     """
-    # What changes least comes first, so that the service's cache holds as much as possible.
+    # In the order of how rarely they change, for the service's cache.
     parts = [base.rstrip()]
-    if where := _one_line(locale):
+    if tag := _one_line(locale):
         parts.append(
-            f"## The user's language\n\nThe device's locale is {where}. Answer in the language that the user "
+            f"## The user's language\n\nThe device's locale is {tag}. Answer in the language that the user "
             "speaks; when that is unclear, use this locale's."
         )
     if zone := _one_line(time_zone):
@@ -67,5 +66,5 @@ def session_prompt(base: str, *, locale: str | None, time_zone: str | None, inst
 
 
 def _one_line(value: str | None) -> str:
-    # Keep a client's value from opening a heading of its own, or from filling the prompt.
+    # A client's value must not add a heading or fill the prompt.
     return " ".join((value or "").split())[:MAX_VALUE_LENGTH]

@@ -1,4 +1,4 @@
-"""Who may connect: the checks before an upgrade, and the counts of connections."""
+"""Who may connect: file descriptors, the port, the checks before an upgrade, and counts of connections."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import hashlib
 import hmac
 import http
+import resource
 import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,21 +20,59 @@ from websockets.http11 import Request
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
-from conductor.settings import Limits
+from conductor.settings import Limits, Settings, is_loopback
 
 log = structlog.get_logger(__name__)
 
 
+# Descriptors reserved for the program's files, its store and its log.
+RESERVED_DESCRIPTORS = 64
+# The limit to request if there is no hard limit; some systems refuse more.
+UNLIMITED_DESCRIPTORS = 65_536
 # Ports below this one need privileges.
 _PRIVILEGED = 1024
 
 
-def reserve(host: str, port: int) -> list[socket.socket]:
-    """Bind a socket to each address of ``host`` for a server of several processes; port 0 is any free one.
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard limit; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS reports infinity and refuses it as a soft limit.
+    requested = UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < requested:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (requested, hard))
+    return descriptor_limit()
 
-    With SO_REUSEPORT alone, two servers of one user would share a port silently. So these sockets are bound
-    without it, and get it afterwards: only this server's workers can listen while they exist. Raises
-    `SettingsError`.
+
+def descriptor_limit() -> int:
+    """Return this process's limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_within(descriptors: int) -> int:
+    """Return how many connections the descriptors allow; at least one.
+
+    Each counts as one and a half: a third is for incomplete handshakes and requests to the model.
+    """
+    return max((descriptors - RESERVED_DESCRIPTORS) * 2 // 3, 1)
+
+
+def check_exposure(settings: Settings, *, insecure: bool) -> None:
+    """Refuse to listen beyond loopback without tokens, unless ``insecure``."""
+    if settings.auth_tokens or insecure or is_loopback(settings.host):
+        return
+    raise SettingsError(
+        f"Listening on {settings.host} without tokens gives the whole network access; set AUTH_TOKENS, "
+        "or pass --insecure-no-auth."
+    )
+
+
+def reserve(host: str, port: int) -> list[socket.socket]:
+    """Bind a socket to each address of ``host``, for a server of several processes; port 0 is any free one.
+
+    With SO_REUSEPORT alone, two servers of one user would share a port silently. These sockets are bound
+    without it and get it afterwards, so that only this server's workers can join. Raises `SettingsError`.
     """
     sockets: list[socket.socket] = []
     with contextlib.ExitStack() as on_error:
@@ -61,23 +100,26 @@ def reserve(host: str, port: int) -> list[socket.socket]:
 
 
 def not_bound(host: str, port: int, error: OSError | UnicodeError) -> SettingsError:
-    """Make the error that tells the user why an address cannot be bound."""
+    """Make the error for an address that cannot be bound."""
     return SettingsError(": ".join(why_not_bound(host, port, error)))
 
 
 def why_not_bound(host: str, port: int, error: OSError | UnicodeError) -> tuple[str, str]:
-    """Explain why an address cannot be bound: the setting to change, and a sentence."""
+    """Explain why an address cannot be bound: returns the setting to change, and a sentence."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return "PORT", f"{host}:{port} is taken, perhaps by a running Conductor: stop it, or set another."
+        return (
+            "PORT",
+            f"{host}:{port} is in use, perhaps by another Conductor; stop it or choose another port.",
+        )
     if number in (errno.EACCES, errno.EPERM):
-        needs = f"a port below {_PRIVILEGED} needs privileges: set another"
-        return "PORT", f"{host}:{port} may not be listened on; {needs if port < _PRIVILEGED else 'see why'}."
+        hint = f"; ports below {_PRIVILEGED} need privileges" if port < _PRIVILEGED else ""
+        return "PORT", f"permission to listen on {host}:{port} was denied{hint}."
     if isinstance(error, socket.gaierror | UnicodeError):  # UnicodeError: too long a name for the resolver
-        return "HOST", f"{host} is no known name or address; 127.0.0.1 is this machine alone."
+        return "HOST", f"{host} is not a known name or address; use 127.0.0.1 for this machine only."
     if number == errno.EADDRNOTAVAIL:
-        return "HOST", f"{host} is no address of this machine; 0.0.0.0 is all that it has."
-    return "HOST", f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}."
+        return "HOST", f"{host} is not an address of this machine; use 0.0.0.0 for all its addresses."
+    return "HOST", f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +132,9 @@ class Authenticator:
     """Static tokens, kept hashed and compared in constant time. Without tokens every client is anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        # The subject names the token without revealing it, and is the same after a restart: sessions are
-        # stored under it.
-        self._tokens = tuple(_Token(digest, f"token-{digest.hex()[:16]}") for digest in map(_digest, tokens))
+        # The subject does not reveal the token and is stable, because sessions are stored under it.
+        digests = map(token_digest, tokens)
+        self._tokens = tuple(_Token(digest, f"token-{digest.hex()[:16]}") for digest in digests)
 
     @property
     def required(self) -> bool:
@@ -102,12 +144,12 @@ class Authenticator:
         """Return the subject of the request's token; None without a valid one."""
         if not self._tokens:
             return ANONYMOUS
-        given = bearer_token(request)
-        if given is None:
+        presented = bearer_token(request)
+        if presented is None:
             return None
-        digest = _digest(given)
+        digest = token_digest(presented)
         subject = None
-        for token in self._tokens:  # compare all, so that the time does not tell which one matched
+        for token in self._tokens:  # all, so that the time does not reveal which one matched
             if hmac.compare_digest(token.digest, digest):
                 subject = token.subject
         return subject
@@ -127,11 +169,12 @@ def bearer_token(request: Request) -> str | None:
     return tokens[0] if tokens else None
 
 
-def _digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
+    """Hash a token, so that tokens of any length are compared in constant time."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
-# Pairs of reason and source that are counted apart; more share the source "many", so that memory is bounded.
+# Pairs of reason and source that are counted separately; further pairs share the source "many".
 MAX_KINDS = 100
 
 
@@ -170,11 +213,11 @@ class Refusals:
         self._timer = None
         for (reason, source), count in self._counts.items():
             if count > 1:
-                log.warning("refused again", reason=reason, source=source, count=count)
+                log.warning("requests refused again", reason=reason, source=source, count=count)
         self._counts = Counter({key: 0 for key, count in self._counts.items() if count > 1})
 
 
-# Headers that show that a request came through a proxy.
+# Headers of requests that came through a proxy.
 FORWARDED = (
     *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"),
     *("CF-Connecting-IP", "True-Client-IP"),
@@ -204,9 +247,9 @@ class Refusal:
 
 
 class Access:
-    """Decides about upgrades, and counts the connections: all of them, and those of a subject and an address.
+    """Admits upgrades, and counts the connections in total, by subject and by address.
 
-    ``origins`` are web pages that may connect, ``proxies`` are those whose X-Forwarded-For is trusted.
+    ``origins`` are web pages that may connect; the X-Forwarded-For of ``proxies`` is trusted.
     """
 
     def __init__(
@@ -255,20 +298,20 @@ class Access:
     def _decide(self, request: Request, address: str) -> Client | Refusal:
         headers, limits = request.headers, self._limits
         if not (self._authenticator.required or self._proxies) and any(name in headers for name in FORWARDED):
-            # Loopback is trusted without a token, but through a local proxy every client comes from loopback.
+            # Loopback needs no token, but every client of a local proxy comes from loopback.
             text = (
-                "This request came through a proxy, and the server has no tokens: set AUTH_TOKENS, "
-                "or TRUSTED_PROXIES if the proxy keeps strangers out."
+                "This request came through a proxy, and the server has no tokens; set AUTH_TOKENS, "
+                "or TRUSTED_PROXIES if the proxy authenticates clients."
             )
             return Refusal(http.HTTPStatus.FORBIDDEN, text, "proxy without tokens")
         subject = self._authenticator.subject(request)
         if subject is None:
             reason = "no token" if bearer_token(request) is None else "wrong token"
-            return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is needed.", reason)
+            return Refusal(http.HTTPStatus.UNAUTHORIZED, "A valid bearer token is required.", reason)
         origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
-        # A proxy and this server might each believe another one of them.
+        # A proxy and this server might each use a different one.
         if len(origins) > 1 or len(hosts) > 1:
-            text = "A header that may come once came twice."
+            text = "The header Origin or Host is repeated."
             return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")
         origin, host = next(iter(origins), None), next(iter(hosts), None)
         if not origin_allowed(origin, host, self._origins, tokens=self._authenticator.required):
@@ -276,7 +319,7 @@ class Access:
             return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         if self.connections >= limits.max_connections:
             return Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.", "MAX_CONNECTIONS")
-        # Anonymous clients are many people; without trusted proxies the address may be a proxy's.
+        # Anonymous clients are many people.
         if subject != ANONYMOUS and self._subjects[subject] >= limits.max_connections_per_subject:
             text = "Too many connections for this token."
             return Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, text, "MAX_CONNECTIONS_PER_SUBJECT")

@@ -1,11 +1,12 @@
-"""One WebSocket: a reader that never waits for a turn, and one writer with a bounded queue."""
+"""One WebSocket: a reader that does not wait for turns, and a writer with a bounded queue."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from enum import Enum, auto
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import structlog
@@ -21,9 +22,10 @@ from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
-from conductor.server.admission import EventRate
+from conductor.rate_limit import TokenBucket
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import PING_SPREAD, Socket, Writer
+from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 
@@ -32,14 +34,19 @@ log = structlog.get_logger(__name__)
 # The sessionId of an error event about an event without one.
 UNBOUND = "unknown"
 
-# Bytes of a frame from which on it waits to be admitted: with tool declarations it may take a millisecond.
+# Bytes of a frame that waits to be admitted: one with tool declarations may take a millisecond.
 LONG_EVENT_BYTES = 2_048
-# Seconds that an event may wait before the server checks that its client is still connected.
+# Seconds that an event may wait before the server pings its client.
 LATE_S = 0.5
 # WebSocket close code of a client that breaks a limit.
 POLICY_VIOLATION = 1008
 # Tries to deliver an event while another client takes the session over each time.
 DELIVERY_ATTEMPTS = 8
+
+# Bytes of an event per additional token, for the time to parse them.
+BYTES_PER_TOKEN = 20_480
+# Tokens of a refused transcript, which costs two events and a commit, and of an invalid frame.
+REFUSED_COST = 20.0
 
 _event_ids = IdGenerator("evt")
 
@@ -47,22 +54,66 @@ _event_ids = IdGenerator("evt")
 class _State(Enum):
     UNBOUND = auto()  # no session yet
     SERVED = auto()  # the session sends here
-    PARKED = auto()  # the session sends to another connection, or to none
-    LOST = auto()  # another process owns the session, or this was parked when its state here was stale
-    STALE = auto()  # this served the session until its state here was stale: binds to it again
+    PARKED = auto()  # the session sends to another connection or has no connection
+    LOST = auto()  # another process owns the session, or its state became stale while this was parked
+    STALE = auto()  # served until the session's state in this process became stale; binds again
 
 
-class Connection:
-    """A client's connection: decodes events, binds to their session, and sends in order."""
+class EventRate(TokenBucket):
+    """Limits the events of one connection; ``on_flood`` gets the seconds to wait, once per flood."""
+
+    def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
+        super().__init__(limits.frames_per_second, limits.frames_burst, _now())
+        self._limits = limits
+        self._on_flood = on_flood
+        self._flooding_since = self._waited_until = -inf
+
+    async def admit(self, size: int) -> bool:
+        """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
+        now, cost = _now(), self._cost(size)
+        floods = now - self._waited_until <= self._limits.flood_pause
+        wait = self.reserve(now, cost * self._limits.flood_cost if floods else cost)
+        if not wait:
+            if self.deficit(now) > self._limits.frames_in_a_row:
+                await asyncio.sleep(0)  # other connections run between two events of a burst
+            return True
+        if not floods:
+            self._flooding_since = now
+            self._on_flood(wait)
+        elif now - self._flooding_since > self._limits.flood_timeout:
+            return False
+        self._waited_until = now + wait  # before the pause: several may wait at once
+        await asyncio.sleep(wait)
+        return True
+
+    def settle(self, result: InboundResult, size: int) -> None:
+        """Return the tokens of an event that the server requested; charge a refused one for its answer."""
+        match result:
+            case InboundResult.EXPECTED:
+                self.give_back(self._cost(size))
+            case InboundResult.REFUSED:
+                self.refuse()
+
+    def refuse(self) -> None:
+        """Charge an event that was refused."""
+        self.reserve(_now(), REFUSED_COST)
+
+    def _cost(self, size: int) -> int:
+        return 1 + size // BYTES_PER_TOKEN
+
+
+class Connection(Writer):
+    """A client's connection: decodes events, binds to their session, and sends in order.
+
+    It is its session's `Transport`.
+    """
 
     def __init__(self, socket: Socket, registry: SessionRegistry, services: Services) -> None:
-        self._socket = socket
+        super().__init__(socket, services.limits, registry.ownership_verified, UNBOUND)
         self._registry = registry
         self._admission = services.admission
-        limits = self._limits = services.limits
-        self._opened_at = self._now()
-        self._writer = Writer(socket, limits, registry.ownership_verified, UNBOUND)
-        self._rate = EventRate(limits, self._warn_of_flood)
+        self._opened_at = _now()
+        self._rate = EventRate(services.limits, self._warn_of_flood)
         self._session: Session | None = None
         self._former: Session | None = None
         self._bound_to: str | None = None
@@ -80,7 +131,7 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the connection until it ends."""
-        writer = asyncio.create_task(self._writer.run())
+        writer = asyncio.create_task(self.write())
         self._arm_ping(random.uniform(PING_SPREAD, 1.0))
         try:
             await self._read()
@@ -102,38 +153,12 @@ class Connection:
             await asyncio.wait([writer], timeout=self._limits.close_timeout)
 
     async def drain(self, code: int, reason: str, seconds: float) -> None:
-        """Close once the session's turn has ended and its client has answered every call.
-
-        The server waits ``seconds`` for that.
-        """
+        """Close once the turn has ended and the client has answered every call, within ``seconds``."""
         if self._session is not None:
             self._session.drain(seconds)
-            # The app speaks what it was sent last: a close before its acknowledgements would cut it off
-            # (durability, "Faults").
+            # A close before the app's acknowledgements would cut off the last speech.
             await self._session.settled()
         self.close(code, reason)
-
-    # -- what a session needs (`Transport`)
-
-    def send(self, frame: Frame) -> None:
-        """Queue a frame; a partial replaces a queued partial."""
-        self._writer.send(frame)
-
-    def drop_partials(self) -> None:
-        """Drop the queued partials."""
-        self._writer.drop_partials()
-
-    def suspend(self) -> None:
-        """Drop all queued frames."""
-        self._writer.clear()
-
-    def close(self, code: int, reason: str) -> None:
-        """Close, after the queued frames are written."""
-        self._writer.close(code, reason)
-
-    def abort(self, why: str) -> None:
-        """Abort the connection; the session survives."""
-        self._writer.abort(why)
 
     async def is_alive(self) -> bool:
         """Tell whether the client answers a ping."""
@@ -142,8 +167,8 @@ class Connection:
     def ownership_lost(self, *, stale: bool) -> None:
         """Unbind from the session.
 
-        If its state here was stale, bind again at once. If another process owns it, the next event that
-        starts a turn takes it back, as for a suspended connection; a client that resumes is closed.
+        If its state in this process was stale, bind again at once. If another process owns it, the next event
+        that starts a turn takes it back, and a client that resumes is closed.
         """
         self._stale = stale and self._state is _State.SERVED
         self._former, self._session = self._session if stale else None, None
@@ -158,15 +183,15 @@ class Connection:
         try:
             while await self.is_alive():
                 try:
-                    # Two that bind at once lose the event that the other one delivers.
+                    # A second binding at the same time would lose the event that the first one delivers.
                     async with self._handling:
                         if self._session is None:
-                            self._rejoin_alone(await self._bind(self._session_id))
+                            self._rejoin_alone(await self._bind(self.session_id))
                     return
                 except StoreError:
                     await asyncio.sleep(self._limits.store_retry)
         except Exception:
-            log.exception("session not bound again", session=self._session_id)
+            log.exception("session could not be bound again", session=self.session_id)
 
     def _rejoin_alone(self, session: Session) -> None:
         if session.transport is None:
@@ -177,13 +202,13 @@ class Connection:
         self._ping = asyncio.get_running_loop().call_later(delay, self._send_ping)
 
     def _send_ping(self) -> None:
-        self.send(Frame(encode_event(_event_ids(), self._session_id, SessionPing())))
+        self.send(Frame(encode_event(_event_ids(), self.session_id, SessionPing())))
         self._arm_ping()
 
     # -- reading
 
     async def _read(self) -> None:
-        deadline: float | None = self._now() + self._limits.first_event_timeout
+        deadline: float | None = _now() + self._limits.first_event_timeout
         while True:
             async with asyncio.timeout_at(deadline):
                 frame = await self._socket.next_message()
@@ -192,14 +217,14 @@ class Connection:
             if size >= LONG_EVENT_BYTES:
                 await self._admission.enter()
             if await self._take(frame):
-                deadline = None  # afterwards the WebSocket's pings find dead clients
+                deadline = None  # from now on the WebSocket's pings find dead clients
             del frame  # free up to 1 MiB during the wait
             if not await self._rate.admit(size):
                 self.close(POLICY_VIOLATION, "too many events")
                 return
 
     def _warn_of_flood(self, wait: float) -> None:
-        log.warning("events too fast", session=self._session_id)
+        log.warning("client exceeds the event rate", session=self.session_id)
         self._send_error("rate_limited", "Too many events; wait.", None, retry_after_ms=ceil(wait * 1000))
 
     async def _take(self, data: bytes) -> bool:
@@ -208,8 +233,8 @@ class Connection:
         except InvalidFrame as error:
             self._rate.refuse()
             self._send_error(error.code, str(error), error.event_id, error.session_id)
-            log.debug("event refused", code=error.code, session=self._session_id)
-            # The app transcribes until it hears ``idle`` (protocol, "Base: server to client").
+            log.debug("event refused", code=error.code, session=self.session_id)
+            # The app transcribes until it gets ``idle``.
             if error.event_type in (client.TranscriptFinal.TYPE, None):
                 await self._reopen_microphone(error.session_id)
             return False
@@ -225,7 +250,7 @@ class Connection:
     async def _handle_refused_start(self) -> None:
         refused, self._refused_start = self._refused_start, None
         if refused is not None:
-            await self._handle(refused, again=True)
+            await self._handle(refused, is_retry=True)
 
     async def _start_again(self) -> None:
         # Apps wait for `session.started`, and send no second start on the same connection.
@@ -234,7 +259,7 @@ class Connection:
             async with self._handling:
                 await self._handle_refused_start()
 
-    async def _handle(self, inbound: Inbound, *, again: bool = False) -> None:
+    async def _handle(self, inbound: Inbound, *, is_retry: bool = False) -> None:
         try:
             await self._dispatch(inbound)
         except StoreError as error:
@@ -242,7 +267,7 @@ class Connection:
                 self._refused_start = inbound
                 if self._starting is None or self._starting.done():
                     self._starting = asyncio.create_task(self._start_again())
-            if again:
+            if is_retry:
                 return
             message, retry_after_ms = "The session store cannot be reached.", None
             if isinstance(error, TooManySessions):
@@ -261,7 +286,6 @@ class Connection:
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event
-        # One connection serves one session (protocol, "Transport").
         if self._bound_to not in (None, inbound.session_id):
             self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
             if isinstance(event, client.TranscriptFinal):
@@ -275,13 +299,13 @@ class Connection:
             event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
         )
         claims = starts_turn or isinstance(event, client.SessionStart)
-        came_at = self._now()
+        came_at = _now()
         first_turn = starts_turn and self._session is not None and not self._session.messages
         if self._state is _State.UNBOUND or first_turn:
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(came_at):
             return
-        may_claim = claims and not self._writer.closing
+        may_claim = claims and not self.closing
         if self._state is _State.LOST and not (may_claim and await self.is_alive()):
             return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.
@@ -300,10 +324,10 @@ class Connection:
         if isinstance(event, client.SessionStart):
             return await self._start(event, session, new=new)
         if isinstance(event, client.ToolResultEvent):
-            # Before attaching: the call that it answers need not be replayed.
+            # Before attaching, so that its call is not replayed.
             result = await session.receive(inbound, self)
             self._rate.settle(result, inbound.size)
-            if new:  # an expected answer shows that the app was not relaunched
+            if new:  # an expected result shows that the app was not relaunched
                 same_process = result is InboundResult.EXPECTED
                 session.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
@@ -324,22 +348,22 @@ class Connection:
         tools = event.tools if "tools" in event.capabilities else None
         readings = await read_declarations(tools or (), self._admission)
         try:
-            known = await session.learn(event)
+            is_known = await session.learn(event)
             if not (new or await session.verify()):
                 return False
         except Fenced:
             return False
-        session.start(event, self, resumed=self._resumed, known=known, readings=readings)
+        session.start(event, self, resumed=self._resumed, known=is_known, readings=readings)
         await session.flush()
         self._resumed = True
         return True
 
     async def _may_bind(self, came_at: float) -> bool:
-        # A claim for a dead client would fence the process that serves its successor.
+        # A claim for a dead client would fence the process that serves its new connection.
         if self._socket.state is not State.OPEN:
             return False
         # A dead client's events must not take the session from the process that serves it now.
-        late = self._now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
+        late = _now() - came_at > LATE_S or self._opened_at < self._registry.resumed_at
         return not late or await self.is_alive()
 
     @property
@@ -357,23 +381,19 @@ class Connection:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not binding.done():  # another process may serve the client by the time that the store answers
+            if not binding.done():  # another process may serve the client when the store answers
                 binding.cancel()
                 await asyncio.wait([binding])
         if binding.cancelled():
             raise StoreUnavailable("No client waits for the session.")
         self._session, self._resumed = binding.result()
         self._bound_to, self._stale, self._former = session_id, False, None
-        self._writer.session_id = session_id
+        self.session_id = session_id
         return self._session
-
-    @property
-    def _session_id(self) -> str:
-        return self._bound_to or UNBOUND
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
         if self._state is _State.LOST:
-            self._say_idle(self._session_id)
+            self._say_idle(self.session_id)
         elif self._session is None and session_id is not None:
             try:
                 (await self._bind(session_id)).attach(self, resumed=False)
@@ -383,7 +403,7 @@ class Connection:
             if self._state is _State.SERVED:
                 await self._session.reopen_microphone()
             else:
-                self._say_idle(self._session_id)
+                self._say_idle(self.session_id)
 
     def _say_idle(self, session_id: str) -> None:
         self.send(Frame(encode_event(_event_ids(), session_id, set_state(new_call_id(), "idle"))))
@@ -400,6 +420,6 @@ class Connection:
         error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

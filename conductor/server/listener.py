@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 import structlog
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode
@@ -18,10 +19,16 @@ from websockets.typing import Subprotocol
 from conductor.conversation.services import Services
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
-from conductor.server import descriptors
-from conductor.server.access import Access, Authenticator, Refusal, not_bound
+from conductor.server.access import (
+    RESERVED_DESCRIPTORS,
+    Access,
+    Authenticator,
+    Refusal,
+    descriptor_limit,
+    not_bound,
+)
 from conductor.server.connection import Connection
-from conductor.server.metrics import METRICS_PATH, Admin, Answer, ProcessState
+from conductor.server.metrics import METRICS_PATH, Admin, ProcessState
 from conductor.server.page import HEADERS, Page
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
@@ -35,12 +42,12 @@ PONG_TIMEOUT_S = 20.0
 DRAIN_S = 25.0
 MCP_PATH = "/mcp"
 MCP_SUBPROTOCOL = "mcp"
-# Wrong ADMIN_TOKENs a minute from one address that are answered with 401.
+# Wrong ADMIN_TOKENs per minute and address before the answer is 429.
 WRONG_TOKENS_PER_MINUTE = 10
 
 
 class McpServer(Protocol):
-    """What serves MCP over a WebSocket."""
+    """Serves MCP over WebSockets."""
 
     async def serve_socket(self, socket: Socket, path: str) -> None:
         """Serve the socket until it closes."""
@@ -74,9 +81,8 @@ class Listener:
         self._page = page
         self._store_available = store_available
         self._server: Server | None = None
-        self.handshakes = Handshakes(
-            services.limits.max_handshakes, descriptors.limit() - descriptors.OWN // 2, self.access.refusals
-        )
+        descriptors = descriptor_limit() - RESERVED_DESCRIPTORS // 2
+        self.handshakes = Handshakes(services.limits.max_handshakes, descriptors, self.access.refusals)
         self._connections: set[Connection] = set()
         self.mcp: McpServer | None = None
         self._mcp_sockets: set[Socket] = set()
@@ -105,7 +111,7 @@ class Listener:
             self._handle,
             host,
             port,
-            # Only several processes share a port: otherwise a second server of this user would join silently.
+            # For workers only: a second server of this user would join silently.
             reuse_port=self._worker is not None,
             process_request=self._admit,
             create_connection=partial(  # type: ignore[arg-type] # any factory will do
@@ -113,16 +119,14 @@ class Listener:
             ),
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL)],
             select_subprotocol=_select_subprotocol,
-            # Off: it takes memory and time for each connection (durability, "Who may connect", 3), and frames
-            # are small.
-            compression=None,
+            compression=None,  # it costs each connection memory and time, and frames are small
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
             ping_timeout=PONG_TIMEOUT_S,
             close_timeout=self.services.limits.close_timeout,
             max_size=self.services.limits.hard_event_bytes,
-            backlog=max(100, self.services.limits.max_handshakes),  # a full one costs a client a second
-            max_queue=1,  # with one that is complete and one that is not, 2 MiB wait at most
+            backlog=max(100, self.services.limits.max_handshakes),
+            max_queue=1,  # one complete and one incomplete message: 2 MiB at most
             server_header="conductor",
         )
 
@@ -137,8 +141,8 @@ class Listener:
         await self.registry.close()
         for connection in list(self._connections):
             connection.close(CloseCode.SERVICE_RESTART, "service restart")
-        for one in list(self._mcp_sockets):
-            one.transport.abort()  # nothing of it is lost: its calls have ended with the sessions
+        for mcp_socket in list(self._mcp_sockets):
+            mcp_socket.transport.abort()
         try:
             async with asyncio.timeout(2 * self.services.limits.close_timeout):
                 await self._server.wait_closed()
@@ -161,13 +165,14 @@ class Listener:
         _, late = await asyncio.wait(retiring, timeout=seconds)
         if late:
             log.warning(
-                "sessions cut short", sessions=sum(session.busy for session in self.registry.sessions)
+                "drain timed out; turns cut off",
+                turns=sum(session.busy for session in self.registry.sessions),
             )
         for task in late:
             task.cancel()
 
     def reload(self, services: Services) -> None:
-        """Use another system prompt and catalog from now on, also in existing sessions."""
+        """Use other services from now on, in existing sessions as well."""
         self.services = services
         self.registry.reload(services)
 
@@ -202,17 +207,18 @@ class Listener:
         path = request.path.partition("?")[0]
         peer = socket.remote_address[0] if socket.remote_address else ""
         if path == METRICS_PATH and self._admin is not None:
-            answer = await self._answer_operator(self._admin, request, peer)
-            return _text(answer.status, answer.text, answer.headers)
+            return await self._answer_operator(self._admin, request, peer)
         return self._answer(socket, path, request, peer)
 
     def _answer(self, socket: ServerConnection, path: str, request: Request, peer: str) -> Response | None:
-        # Before authentication: orchestrators probe without a token, and learn nothing but this.
+        # Before authentication: orchestrators probe without a token.
         if path == "/healthz":
             return _text(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
             if self._ready and self._store_available():
-                return _text(http.HTTPStatus.OK, f"ready{self._policies_note()}\n")
+                invalid = self.services.policies is not None and self.services.policies.problem
+                note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
+                return _text(http.HTTPStatus.OK, f"ready{note}\n")
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
         if self._page is not None and (file := self._page.file(path)) is not None:
             if request.method not in ("GET", "HEAD"):
@@ -228,27 +234,20 @@ class Listener:
         socket.client = decision
         return None
 
-    async def _answer_operator(self, admin: Admin, request: Request, peer: str) -> Answer:
+    async def _answer_operator(self, admin: Admin, request: Request, peer: str) -> Response:
         refusal = admin.refusal(request.headers)
-        if refusal is not None:
-            return self._refused_admin(refusal, self.access.address(request, peer) or peer)
-        # In a thread: with hundreds of tools in use it would hold the event loop for too long.
-        return await asyncio.to_thread(admin.metrics, self._process_state(), self.services.metrics.registry)
-
-    def _refused_admin(self, answer: Answer, address: str) -> Answer:
-        count = self.access.refusals.count(f"{METRICS_PATH} {answer.status.value}", address)
-        if answer.status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
-            headers = {"Retry-After": "60"}
-            return Answer(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n", headers)
-        return answer
-
-    def _policies_note(self) -> str:
-        policies = self.services.policies
-        return (
-            ", but the rules file is not valid: the earlier rules hold"
-            if policies and policies.problem
-            else ""
-        )
+        if refusal is None:
+            # In a thread: with hundreds of tools it would block the event loop for too long.
+            metrics = self.services.metrics.registry
+            text = await asyncio.to_thread(admin.metrics, self._process_state(), metrics)
+            return _text(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        status, text = refusal
+        address = self.access.address(request, peer) or peer
+        count = self.access.refusals.count(f"{METRICS_PATH} {status.value}", address)
+        if status is http.HTTPStatus.UNAUTHORIZED and count > WRONG_TOKENS_PER_MINUTE:
+            status, text = http.HTTPStatus.TOO_MANY_REQUESTS, "Too many wrong tokens.\n"
+            return _text(status, text, {"Retry-After": "60"})
+        return _text(status, text)
 
     def _process_state(self) -> ProcessState:
         services = self.services
@@ -283,4 +282,4 @@ def _response(
 
 
 def _select_subprotocol(socket: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    return next((one for one in offered if one in (SUBPROTOCOL, MCP_SUBPROTOCOL)), None)
+    return next((name for name in offered if name in (SUBPROTOCOL, MCP_SUBPROTOCOL)), None)

@@ -1,7 +1,7 @@
 """Conductor as an MCP server: the tools of a person's session, for a program such as an IDE.
 
-A call is made in the person's session (`Session.request`): by the same rules, asked about on their device,
-recorded. Without a connected device there are only the server's own tools, and none that asks.
+A call runs in the person's session (`Session.request`): under the same rules, with approval on their device,
+and recorded. Without a connected device, only the server's own tools that need no approval run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ from mcp.types import (
 )
 
 from conductor import __version__
-from conductor.conversation.services import Services
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
 from conductor.rate_limit import TokenBucket
-from conductor.server.admission import EventRate
-from conductor.server.connection import POLICY_VIOLATION
+from conductor.server.connection import POLICY_VIOLATION, EventRate
 from conductor.server.listener import Listener
 from conductor.server.mcp_http import (
     SESSION_IDLE_S,
@@ -68,24 +66,24 @@ log = structlog.get_logger(__name__)
 
 # Tools of a page.
 PAGE = 100
-# Persons whose limits are kept; the one whose programs were silent for longest is forgotten.
+# Persons whose limits are kept; the one unused for longest is forgotten.
 MAX_PERSONS = 1_000
-# Seconds between two reports on a call that takes longer: programs give one up after 60 s of silence.
+# Seconds between two progress reports of a call: programs give up after 60 s of silence.
 PROGRESS_S = 10.0
-# The code for a tool that may be one of a phone that is not connected.
+# The error code for an unknown tool while no phone is connected.
 NO_PHONE = -32002
-# Seconds between two looks whether the tools have changed, while a program is connected.
-LOOK_S = 1.0
+# Seconds between two checks for changed tools while a program is connected.
+CHECK_S = 1.0
 _INSTRUCTIONS = (
-    "These are the tools of a person's phone and of their voice assistant. What changes something is asked "
-    "of the person, who may take minutes or say no."
+    "These are the tools of a person's phone and of their voice assistant. The person is asked before a call "
+    "changes something; the answer may take minutes, and may be no."
 )
 _NEEDS_DEVICE = (
-    "This call needs the person's yes on the paired device, and none is connected. Nothing was run."
+    "This call needs the person's approval on the paired device, and no device is connected. It was not run."
 )
 _NO_PHONE = (
-    "The phone is not connected to this server, which has only its own tools now. "
-    "With several servers, connect to the one that the phone is connected to."
+    "No phone is connected to this server, which offers only its own tools. "
+    "With several servers, connect to the phone's server."
 )
 
 _Context: TypeAlias = ServerRequestContext[Any, Any]
@@ -95,13 +93,13 @@ class _Server(Server[Any]):
     def create_initialization_options(
         self, notification_options: NotificationOptions | None = None, *args: Any, **options: Any
     ) -> InitializationOptions:
-        # The package makes them itself for each session over HTTP.
+        # The package calls this for each session over HTTP.
         tools_changed = NotificationOptions(tools_changed=True)
         return super().create_initialization_options(notification_options or tools_changed, *args, **options)
 
 
 class _Person:
-    # What the programs of one person share.
+    # The rates and the event bus that the programs of one person share.
     def __init__(self, limits: Limits, on_flood: Callable[[float], None]) -> None:
         self.rate = EventRate(limits, on_flood)
         self.tool_rates: dict[str, TokenBucket] = {}
@@ -111,8 +109,7 @@ class _Person:
 
 @dataclass(slots=True)
 class _Watcher:
-    # Who is told that the tools have changed: a connection of the 2025 revision by its last ``session``, one
-    # that listens, without it, through the person's bus.
+    # Gets changes of the tools by its last ``session`` (revision of 2025), else through the person's bus.
     caller: Caller
     person: _Person
     fingerprints: tuple[str, ...]
@@ -122,47 +119,44 @@ class _Watcher:
 class McpEndpoint:
     """Serves MCP over WebSockets and streamable HTTP.
 
-    ``look_s`` is the pause between looks at the tools, ``progress_s`` that between two reports on a call;
-    ``idle_s`` without a request end an MCP session over HTTP.
+    Seconds: ``check_s`` between two checks for changed tools, ``progress_s`` between two reports on a call,
+    ``idle_s`` until an MCP session over HTTP without a request ends.
     """
 
     def __init__(
         self,
         listener: Listener,
         *,
-        look_s: float = LOOK_S,
+        check_s: float = CHECK_S,
         progress_s: float = PROGRESS_S,
         idle_s: float = SESSION_IDLE_S,
     ) -> None:
         self._listener = listener
         self._registry = listener.registry
         self._limits = listener.services.limits
-        self._look_s = look_s
+        self._check_s = check_s
         self._progress_s = progress_s
         self._idle_s = idle_s
-        # The one that was used last is the last.
+        # In the order of last use.
         self._persons: dict[str, _Person] = {}
-        # By connection: a WebSocket, the id of a session over HTTP, or what stands for one that listens.
+        # By connection: a WebSocket, the id of a session over HTTP, or an object for a listening request.
         self._watchers: dict[object, _Watcher] = {}
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def watchers(self) -> int:
-        """How many connections are told of changes."""
+        """The number of connections that get changes of the tools."""
         return len(self._watchers)
 
     def close(self) -> None:
-        """Stop looking at the tools."""
+        """Stop checking for changed tools."""
         if self._watching is not None:
             self._watching.cancel()
-
-    def _services(self) -> Services:
-        return self._listener.services
 
     def _person(self, caller: Caller) -> _Person:
         person = self._persons.pop(caller.person, None)
         if person is None:
-            warn = partial(log.warning, "programs too fast", person=caller.person)
+            warn = partial(log.warning, "MCP client exceeds the message rate", person=caller.person)
             person = _Person(self._limits, lambda wait: warn(wait_s=round(wait, 3)))
         self._persons[caller.person] = person
         if len(self._persons) > MAX_PERSONS:
@@ -180,7 +174,7 @@ class McpEndpoint:
         caller = caller_of(socket.client, peer, path.partition("?")[2])
 
         async def admit(size: int) -> bool:
-            await self._services().admission.enter()
+            await self._listener.services.admission.enter()
             if await self._rate(caller).admit(size):
                 return True
             await socket.close(POLICY_VIOLATION, "too many messages")
@@ -205,7 +199,7 @@ class McpEndpoint:
         listener, limits = self._listener, self._limits
 
         def guard(app: ASGIApp) -> HttpDoor:
-            admission = self._services().admission
+            admission = self._listener.services.admission
             return HttpDoor(app, listener.access, limits, admission, self._rate, sessions)
 
         server = self._server(_caller_of_request, _http_session)
@@ -221,24 +215,28 @@ class McpEndpoint:
         self, caller: Callable[[_Context], Caller], connection: Callable[[_Context], object]
     ) -> Server[Any]:
         async def list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-            who, key = caller(context), connection(context)
+            program, key = caller(context), connection(context)
             if key is not None:
-                self._watch(key, who, context.session)
-            return self._list(who, params.cursor if params else None)
+                self._watch(key, program, context.session)
+            return self._list(program, params.cursor if params else None)
 
         async def call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
-            who = caller(context)
-            async with self._reporting(context, who, params.name):
-                call = self._call(who, params.name, params.arguments or {})
-                return await _while_read(context, call)
+            program = caller(context)
+            # A program gives up after a minute of silence; a person may take longer.
+            reporting = asyncio.create_task(self._report(context, program, params.name))
+            try:
+                call = self._call(program, params.name, params.arguments or {})
+                return await _unless_disconnected(context, call)
+            finally:
+                reporting.cancel()
 
         async def listen(
             context: _Context, params: SubscriptionsListenRequestParams
         ) -> SubscriptionsListenResult:
-            who, key = caller(context), object()
-            self._watch(key, who, None)
+            program, key = caller(context), object()
+            self._watch(key, program, None)
             try:
-                return await self._person(who).listen(context, params)
+                return await self._person(program).listen(context, params)
             finally:
                 del self._watchers[key]
 
@@ -251,22 +249,13 @@ class McpEndpoint:
             on_subscriptions_listen=listen,
         )
 
-    @asynccontextmanager
-    async def _reporting(self, context: _Context, caller: Caller, name: str) -> AsyncIterator[None]:
-        # A program that hears nothing gives a call up after a minute; a person may think for longer.
-        reporting = asyncio.create_task(self._report(context, caller, name))
-        try:
-            yield
-        finally:
-            reporting.cancel()
-
     async def _report(self, context: _Context, caller: Caller, name: str) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(self._progress_s)
             session = self._session(caller)
             asks = session is not None and session.asks
-            message = "Waiting for the person's yes." if asks else f"Waiting for {name[:128]}."
-            # Nothing is sent to a program that wants no reports.
+            message = "Waiting for the person's approval." if asks else f"Waiting for {name[:128]}."
+            # The package sends nothing to a program that did not ask for reports.
             await context.session.report_progress(count, message=message)
 
     def _session(self, caller: Caller) -> Session | None:
@@ -279,7 +268,7 @@ class McpEndpoint:
         return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:
-        services = self._services()
+        services = self._listener.services
         gate = Gate([rule for rule in services.rules if rule.session is None], services.gate_options)
         rates = self._person(caller).tool_rates
         return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
@@ -287,7 +276,7 @@ class McpEndpoint:
     def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:
         specs = self._specs(caller)
         if cursor is not None and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 9):
-            raise MCPError(INVALID_PARAMS, "The cursor is none of this server's.")
+            raise MCPError(INVALID_PARAMS, "The cursor is not valid.")
         first = int(cursor or 0)
         more = str(first + PAGE) if first + PAGE < len(specs) else None
         return ListToolsResult(tools=[_tool(spec) for spec in specs[first : first + PAGE]], next_cursor=more)
@@ -307,7 +296,7 @@ class McpEndpoint:
 
     async def _call_own(self, caller: Caller, name: str, arguments: str) -> str:
         executor, call_id = self._own_tools(caller), new_call_id()
-        audit = SessionAudit(self._services().audit, caller.subject, "mcp")
+        audit = SessionAudit(self._listener.services.audit, caller.subject, "mcp")
         prepared = executor.prepare(ToolCall(call_id, name, arguments))
         if isinstance(prepared, ApprovalNeeded):
             ready = prepared.ready
@@ -329,41 +318,39 @@ class McpEndpoint:
         person = self._person(caller)
         self._watchers[connection] = _Watcher(caller, person, self._fingerprints(caller), session)
         if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._look())
+            self._watching = asyncio.create_task(self._check_tools())
 
     def _fingerprints(self, caller: Caller) -> tuple[str, ...]:
         return tuple(spec.fingerprint for spec in self._specs(caller))
 
-    async def _look(self) -> None:
+    async def _check_tools(self) -> None:
         while True:
-            await asyncio.sleep(self._look_s)
-            for watchers in self._by_caller():
-                await self._services().admission.enter()
-                fingerprints = self._fingerprints(watchers[0].caller)
+            await asyncio.sleep(self._check_s)
+            by_caller: dict[Caller, list[_Watcher]] = {}
+            for watcher in self._watchers.values():
+                by_caller.setdefault(watcher.caller, []).append(watcher)
+            for caller, watchers in by_caller.items():
+                await self._listener.services.admission.enter()
+                fingerprints = self._fingerprints(caller)
                 changed = [watcher for watcher in watchers if watcher.fingerprints != fingerprints]
                 for watcher in changed:
                     watcher.fingerprints = fingerprints
-                await _tell(changed)
-
-    def _by_caller(self) -> list[list[_Watcher]]:
-        watchers: dict[Caller, list[_Watcher]] = {}
-        for watcher in self._watchers.values():
-            watchers.setdefault(watcher.caller, []).append(watcher)
-        return list(watchers.values())
+                await _notify(changed)
 
 
-async def _tell(watchers: Sequence[_Watcher]) -> None:
-    for bus in {id(one.person): one.person.changes for one in watchers if one.session is None}.values():
+async def _notify(watchers: Sequence[_Watcher]) -> None:
+    for bus in {watcher.person.changes for watcher in watchers if watcher.session is None}:
         await bus.publish(ToolsListChanged())
     for watcher in watchers:
         if watcher.session is not None:
-            # Of the package: the connection has closed.
-            with suppress(Exception):
+            with suppress(Exception):  # the connection has closed
                 await watcher.session.send_tool_list_changed()
 
 
-async def _while_read(context: _Context, call: Coroutine[Any, Any, CallToolResult]) -> CallToolResult:
-    # The package ends the call of a program that has gone, but not over HTTP in the revision of 2025.
+async def _unless_disconnected(
+    context: _Context, call: Coroutine[Any, Any, CallToolResult]
+) -> CallToolResult:
+    # The package cancels the call of a disconnected program, except over HTTP in the revision of 2025.
     if context.request is None:
         return await call
     calling = asyncio.create_task(call)
@@ -371,7 +358,7 @@ async def _while_read(context: _Context, call: Coroutine[Any, Any, CallToolResul
     try:
         await asyncio.wait((calling, ended), return_when=asyncio.FIRST_COMPLETED)
         if not calling.done():
-            raise MCPError(REQUEST_CANCELLED, "The program has gone.")
+            raise MCPError(REQUEST_CANCELLED, "The program has disconnected.")
         return calling.result()
     finally:
         ended.cancel()
@@ -412,6 +399,6 @@ def _http_session(context: _Context) -> object:
 
 
 def _caller_of_request(context: _Context) -> Caller:
-    assert context.request is not None  # over HTTP there is one
+    assert context.request is not None
     caller: Caller = context.request.scope["caller"]
     return caller

@@ -1,4 +1,4 @@
-"""The HTTP server of MCP_PORT: its connections, requests and MCP sessions have the limits of ``/ws``."""
+"""The HTTP server of MCP_PORT, with the limits of ``/ws`` on connections, requests and MCP sessions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from websockets.http11 import Request
 from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS, Admission
 from conductor.server.access import Access, Client, Refusal, why_not_bound
-from conductor.server.admission import EventRate
+from conductor.server.connection import EventRate
 from conductor.server.websocket import Handshakes
 from conductor.settings import Limits
 
 # Bytes of a request's line and headers.
 MAX_HEADER_BYTES = 16_384
-# Seconds without a request until an MCP session ends.
+# Seconds until an MCP session without a request ends.
 SESSION_IDLE_S = 1_800.0
 _SESSION_ID = b"mcp-session-id"
-_STOPPING = Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.", "stop")
-_TOO_FAST = Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many requests; wait.", "rate")
+_STOPPING = Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "The server is shutting down.", "stop")
+_TOO_FAST = Refusal(http.HTTPStatus.TOO_MANY_REQUESTS, "Too many requests; try again later.", "rate")
 _TOO_LONG = Refusal(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too long.", "size")
 
 _Scope: TypeAlias = MutableMapping[str, Any]
@@ -46,9 +46,9 @@ ASGIApp: TypeAlias = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose tools a program may use, and of which session if it names one.
+    """The subject whose tools a program may use, and the session if it names one.
 
-    ``person`` is who shares its limits: the subject, or the address of an anonymous client.
+    Programs of one ``person`` share limits: the subject, or the address of an anonymous client.
     """
 
     subject: str
@@ -82,7 +82,7 @@ class HttpConnection(H11Protocol):
         self._watch()
 
     def handle_events(self) -> None:
-        """Take what has come, and start the deadline of what is awaited now."""
+        """Handle received events, and start the deadline of the next part of the request."""
         super().handle_events()
         self._watch()
 
@@ -92,7 +92,7 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        # Only a change starts a deadline: bytes that dribble in do not extend it.
+        # Single bytes do not extend a deadline: only a change of state starts one.
         if self.conn.their_state is not self._state:
             self._state = self.conn.their_state
             deadlines = {
@@ -120,10 +120,7 @@ class _Session:
 
 
 class HttpSessions:
-    """The MCP sessions over HTTP, those used last at the end.
-
-    ``on_end`` gets the id of one that has ended.
-    """
+    """The MCP sessions over HTTP, in the order of last use; ``on_end`` gets the id of an ended one."""
 
     def __init__(self, idle_s: float, on_end: Callable[[str], object]) -> None:
         self._idle_s = idle_s
@@ -136,7 +133,7 @@ class HttpSessions:
 
     @contextmanager
     def using(self, session_id: str | None) -> Iterator[None]:
-        """Count a request of a session during the block; its time without one begins again afterwards."""
+        """Count a request of a session during the block; its idle time begins afterwards."""
         session = self._sessions.pop(session_id, None) if session_id is not None else None
         if session is None or session_id is None:
             yield
@@ -153,21 +150,21 @@ class HttpSessions:
                 self._expire_later(session_id, session)
 
     def add(self, session_id: str, person: str) -> None:
-        """Record a session that was opened."""
+        """Record a new session."""
         session = self._sessions[session_id] = _Session(person)
         self._persons[person] += 1
         self._expire_later(session_id, session)
 
     def surplus(self, person: str, most: int) -> str | None:
-        """Return the session that a person with more than ``most`` loses: the one unused for longest."""
+        """Return the session that is unused for longest if a person has more than ``most``."""
         if self._persons[person] <= most:
             return None
         own = [(key, session) for key, session in self._sessions.items() if session.person == person]
-        # The last one is new, and has not had time for a request.
+        # The last one is new and has had no request yet.
         return min(own[:-1], key=lambda item: item[1].requests > 0)[0]
 
     def forget(self, session_id: str) -> None:
-        """Note that a session has ended."""
+        """Remove an ended session."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             if session.expiry is not None:
@@ -178,7 +175,7 @@ class HttpSessions:
             self._on_end(session_id)
 
     def close(self) -> None:
-        """Forget all."""
+        """Remove all sessions."""
         for session_id in list(self._sessions):
             self.forget(session_id)
 
@@ -187,10 +184,10 @@ class HttpSessions:
 
 
 class HttpDoor:
-    """Lets requests in to ``app``, by the rules and within the limits of ``/ws``.
+    """Passes requests to ``app`` under the rules and limits of ``/ws``.
 
-    ``rate`` gives the rate that a person's programs share. A request's scope gets its ``caller``, and
-    ``ended``, an event that is set when nobody can read its answer any more.
+    ``rate`` returns the rate that a person's programs share. A request's scope gets its ``caller``, and the
+    event ``ended``, which is set when the connection can read no answer any more.
     """
 
     def __init__(
@@ -211,7 +208,7 @@ class HttpDoor:
         self.closing = False
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve one ASGI request."""
         query = scope["query_string"].decode("ascii", "replace")
         headers = Headers(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
@@ -234,15 +231,14 @@ class HttpDoor:
     async def _serve(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         caller: Caller = scope["caller"]
         headers = dict(scope["headers"])
-        # A body of unknown length counts as the longest, whatever length its request names.
+        # A chunked body counts as the longest.
         is_chunked = b"transfer-encoding" in headers
         size = self._limits.hard_event_bytes if is_chunked else int(headers.get(b"content-length", 0))
         if not await self._rate(caller).admit(size):
             await _refuse(_TOO_FAST, send)
             return
-        # The package lets only who opened an MCP session use it: it compares this.
-        token = AccessToken(token="", client_id=caller.subject, scopes=[])
-        scope["user"] = AuthenticatedUser(token)
+        # The package compares this with the user who opened the MCP session.
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=caller.subject, scopes=[]))
         scope["ended"] = ended = asyncio.Event()
         session_id = headers[_SESSION_ID].decode("latin-1") if _SESSION_ID in headers else None
 
@@ -250,7 +246,7 @@ class HttpDoor:
         if body is None or self.closing:
             await _refuse(_STOPPING if self.closing else _TOO_LONG, send)
             return
-        await self._admission.enter()  # it is parsed now
+        await self._admission.enter()  # parsing takes time
         unread = [body]
 
         async def replay() -> MutableMapping[str, Any]:
@@ -268,8 +264,7 @@ class HttpDoor:
             ended.set()
 
     async def _read(self, receive: _Receive) -> bytes | None:
-        # Here, because the package logs a traceback for a program that leaves before the end. None for that,
-        # which hears no answer, and for a body that is too long.
+        # None for a body that is too long or incomplete; the package would log a traceback for the latter.
         body, more = bytearray(), True
         while more:
             message = await receive()
@@ -279,24 +274,23 @@ class HttpDoor:
             more = message.get("more_body", False)
         return bytes(body)
 
-    async def _note(self, scope: _Scope, session_id: str | None, answered: bytes | None) -> None:
+    async def _note(self, scope: _Scope, session_id: str | None, opened_id: bytes | None) -> None:
         if session_id is not None:
             if scope["method"] == "DELETE":
                 self._sessions.forget(session_id)
-        elif answered is not None:
+        elif opened_id is not None:
             caller: Caller = scope["caller"]
-            self._sessions.add(answered.decode("latin-1"), caller.person)
-            # Without tokens many people may share an address, so only the limit of the whole server holds.
-            anonymous = caller.subject == ANONYMOUS
-            limits = self._limits
-            most = limits.max_sessions if anonymous else limits.max_sessions_per_subject
+            self._sessions.add(opened_id.decode("latin-1"), caller.person)
+            # Without tokens, many people may share an address, so only the server's limit applies.
+            limits, is_anonymous = self._limits, caller.subject == ANONYMOUS
+            most = limits.max_sessions if is_anonymous else limits.max_sessions_per_subject
             surplus = self._sessions.surplus(caller.person, most)
             if surplus is not None:
-                self._access.refusals.count("too many MCP sessions, so one ended early", caller.person)
+                self._access.refusals.count("too many MCP sessions; one ended early", caller.person)
                 await self._end(surplus, scope)
 
     async def _end(self, session_id: str, scope: _Scope) -> None:
-        # As its program would: only so the package ends a session.
+        # The package ends a session only by a request to delete it.
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": b""}
 
@@ -329,8 +323,9 @@ async def serving(
         session_idle_timeout=idle_s,
         max_sessions=limits.max_sessions,
     )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=_family(host))
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise SettingsError(": ".join(("MCP_PORT", why_not_bound(host, port, error)[1]))) from None
     door = guard(app)
@@ -349,7 +344,7 @@ async def serving(
     web = _Uvicorn(config)
     serve = asyncio.create_task(web.serve(sockets=[listening]))
     try:
-        # Within it: what is streamed ends with the package's sessions, and is not cut off.
+        # The package's sessions end first, so that their streams are not cut off.
         async with server.session_manager.run():
             try:
                 yield int(listening.getsockname()[1])
@@ -359,7 +354,7 @@ async def serving(
         _, late = await asyncio.wait([serve], timeout=limits.close_timeout)
         if late:
             for connection in list(web.server_state.connections):
-                connection.transport.abort()  # its program does not read
+                connection.transport.abort()  # the program does not read
             await asyncio.wait([serve])
         listening.close()
 
@@ -367,15 +362,11 @@ async def serving(
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # signals are this server's own
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+        yield  # this server handles signals itself
 
 
 async def _refuse(refusal: Refusal, send: _Send) -> None:
-    # Closed: what remains of the body is not read.
+    # The connection closes, because the rest of the body is not read.
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
     if refusal.status is http.HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -6,30 +6,21 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import http
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge, Info, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from websockets.datastructures import Headers
 
 from conductor import __version__
 from conductor.errors import SettingsError
+from conductor.server.access import token_digest
 from conductor.settings import Settings
 
 METRICS_PATH = "/metrics"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An HTTP answer; ``headers`` are added to those that every answer has."""
-
-    status: http.HTTPStatus
-    text: str
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +43,26 @@ class Admin:
     """Answers the operator; keeps the token hashed. ``now`` is any clock in seconds."""
 
     def __init__(self, token: str, now: Callable[[], float] = time.monotonic) -> None:
-        self._digest = _digest(token)
+        self._digest = token_digest(token)
         self._now = now
         self._started = now()
 
-    def refusal(self, headers: Headers) -> Answer | None:
-        """Answer a request that is not the operator's; None if it is.
+    def refusal(self, headers: Headers) -> tuple[http.HTTPStatus, str] | None:
+        """Return status and text for a request that is not the operator's; None if it is.
 
         A valid token always works: wrong guesses from other clients must not lock the operator out.
         """
         if "Origin" in headers:
             # A foreign page must not read metrics through a browser inside the network.
-            return Answer(http.HTTPStatus.FORBIDDEN, "Not for pages in a browser.\n")
+            return http.HTTPStatus.FORBIDDEN, "Web pages cannot read metrics.\n"
         token = _bearer(headers)
         # Hashes of one length are compared, so the time tells neither the token's length nor its beginning.
-        if token is None or not hmac.compare_digest(self._digest, _digest(token)):
-            return Answer(http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is needed.\n")
+        if token is None or not hmac.compare_digest(self._digest, token_digest(token)):
+            return http.HTTPStatus.UNAUTHORIZED, "The operator's bearer token is required.\n"
         return None
 
-    def metrics(self, state: ProcessState, registry: CollectorRegistry) -> Answer:
-        """Answer with the state of the process and the metrics in ``registry``."""
+    def metrics(self, state: ProcessState, registry: CollectorRegistry) -> str:
+        """Return the state of the process and the metrics in ``registry`` in Prometheus' text format."""
         process = CollectorRegistry()
         labels = {"version": __version__} | ({} if state.worker is None else {"worker": str(state.worker)})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
@@ -96,8 +87,7 @@ class Admin:
         )
         for server, ready in state.mcp_servers.items():
             up.labels(server).set(ready)
-        text = (generate_latest(process) + generate_latest(registry)).decode()
-        return Answer(http.HTTPStatus.OK, text, {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return (generate_latest(process) + generate_latest(registry)).decode()
 
 
 def make_admin(settings: Settings) -> Admin | None:
@@ -115,16 +105,12 @@ def make_admin(settings: Settings) -> Admin | None:
 def check_admin_token(token: str, client_tokens: Collection[str]) -> None:
     """Raise `SettingsError` if ADMIN_TOKEN is also a client's token, or does not fit into a header."""
     if token in client_tokens:
-        raise SettingsError("ADMIN_TOKEN is one of AUTH_TOKENS: clients must not have the operator's token.")
+        raise SettingsError("ADMIN_TOKEN is one of AUTH_TOKENS; clients must not have the operator's token.")
     if not (token.isascii() and token.isprintable()):
-        raise SettingsError("ADMIN_TOKEN holds characters that no header can carry: use a random token.")
+        raise SettingsError("ADMIN_TOKEN contains characters that a header cannot carry; use a random token.")
 
 
 def _bearer(headers: Headers) -> str | None:
     values = headers.get_all("Authorization")
     scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     return token.strip() or None if scheme.lower() == "bearer" else None
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

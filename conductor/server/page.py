@@ -1,4 +1,4 @@
-"""The page at ``/``: the package's files in ``web/``, with headers that let no other host in."""
+"""The page at ``/``: the package's files in ``web/``, with headers that allow no other host."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from typing import NamedTuple
 from conductor import __version__
 
 FOLDER = Path(__file__).resolve().parent.parent / "web"
-# Nothing but this server's own files, no inline script or style, and no text that becomes markup.
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+# Only this server's own files; no inline script or style, and no text that becomes markup.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -48,9 +39,9 @@ class PageFile(NamedTuple):
 
 
 class Page:
-    """The files by path, read once: no request reaches the disk.
+    """The files by path, read once at the start.
 
-    Beside them ``/page.json`` tells the page whether the server wants a ``token``, and its ``version``.
+    ``/page.json`` contains whether the server needs a ``token``, and its ``version``.
     """
 
     def __init__(self, *, token_needed: bool, folder: Path = FOLDER) -> None:
@@ -64,5 +55,5 @@ class Page:
         self._files["/"] = self._files.pop("/index.html")
 
     def file(self, path: str) -> PageFile | None:
-        """Find the file of a request's path; None if there is none."""
+        """Return the file of a request's path, or None."""
         return self._files.get(path)

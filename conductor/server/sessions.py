@@ -27,8 +27,8 @@ log = structlog.get_logger(__name__)
 class SuspendDetector:
     """Calls ``on_resume`` with the seconds that the process was suspended, as soon as it runs again.
 
-    It looks every ``interval`` seconds, in the first pass of the event loop, before the tasks that handle
-    what was read in that pass. ``lagged`` is called with how late, in seconds, each look was.
+    It runs every ``interval`` seconds, before the tasks that handle input of the same pass of the event loop.
+    ``lagged`` gets the seconds by which each run was late.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SuspendDetector:
 
 # Sessions verified in the store at the same time.
 VERIFIED_AT_ONCE = 32
-# Seconds between two checks whether an expired session's running turn has ended.
+# Seconds between two checks of an expired session's running turn.
 BUSY_RECHECK_S = 1.0
 
 
@@ -74,7 +74,7 @@ class Peer(Transport, Protocol):
 
 
 @dataclass(slots=True)
-class _Place:
+class _Binding:
     session: asyncio.Task[Session]
     connections: set[Peer] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
@@ -83,15 +83,15 @@ class _Place:
 class SessionRegistry:
     """Finds or opens a connection's session, and ends sessions whose grace period is over.
 
-    ``ownership_verified`` is cleared after a suspend (the last one ended at ``resumed_at``, loop time) while
-    another process may own the sessions: then no event is handled or sent.
+    After a suspend, which ended at ``resumed_at`` (loop time), another process may own the sessions. No event
+    is handled or sent until ``ownership_verified`` is set again.
     """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         # Both in the order of last use, for eviction: `unbind` moves a session to the end.
-        self._places: dict[SessionKey, _Place] = {}
-        self._subjects: dict[str, dict[SessionKey, _Place]] = {}
+        self._bindings: dict[SessionKey, _Binding] = {}
+        self._subjects: dict[str, dict[SessionKey, _Binding]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.ownership_verified = asyncio.Event()
         self.ownership_verified.set()
@@ -101,18 +101,18 @@ class SessionRegistry:
         self._refusals = Refusals()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._bindings)
 
     @property
     def sessions(self) -> list[Session]:
-        tasks = [place.session for place in self._places.values()]
+        tasks = [binding.session for binding in self._bindings.values()]
         return [task.result() for task in tasks if task.done() and task.exception() is None]
 
     def connected(self, subject: str, session_id: str | None = None) -> Session | None:
         """Find the subject's newest session with a connected client, or the one of that id."""
-        for key, place in reversed(self._subjects.get(subject, {}).items()):
-            if session_id in (None, key.session_id) and place.session.done():
-                session = place.session.result() if place.session.exception() is None else None
+        for key, binding in reversed(self._subjects.get(subject, {}).items()):
+            if session_id in (None, key.session_id) and binding.session.done():
+                session = binding.session.result() if binding.session.exception() is None else None
                 if session is not None and session.transport is not None:
                     return session
         return None
@@ -133,7 +133,7 @@ class SessionRegistry:
         """
         session, existed = await self._bind(key, connection, former)
         while existed and not await self._verified(session, key, connection):
-            # Another process has owned it since, so the state here is stale: claim it again.
+            # Another process has owned it since, so its state is stale: claim it again.
             session, existed = await self._bind(key, connection)
         return session, existed or not session.is_new
 
@@ -147,18 +147,18 @@ class SessionRegistry:
     async def _bind(
         self, key: SessionKey, connection: Peer, former: Session | None = None
     ) -> tuple[Session, bool]:
-        place = self._places.get(key)
-        existed = place is not None
-        if place is None:
+        binding = self._bindings.get(key)
+        existed = binding is not None
+        if binding is None:
             self._make_room(key.subject)
-            place = _Place(asyncio.ensure_future(self._open(key, former)))
-            self._put(key, place)
-        place.connections.add(connection)
-        if place.timer is not None:
-            place.timer.cancel()
-            place.timer = None
+            binding = _Binding(asyncio.ensure_future(self._open(key, former)))
+            self._put(key, binding)
+        binding.connections.add(connection)
+        if binding.timer is not None:
+            binding.timer.cancel()
+            binding.timer = None
         try:
-            session = await asyncio.shield(place.session)
+            session = await asyncio.shield(binding.session)
         except BaseException:
             self.unbind(key, connection)
             raise
@@ -166,19 +166,19 @@ class SessionRegistry:
 
     def unbind(self, key: SessionKey, connection: Peer) -> None:
         """Note that a connection closed; the last one starts the session's grace period."""
-        place = self._places.get(key)
-        if place is None or connection not in place.connections:
+        binding = self._bindings.get(key)
+        if binding is None or connection not in binding.connections:
             return
-        place.connections.discard(connection)
-        if place.session.done() and place.session.exception() is None:
-            place.session.result().detach(connection)
-            if not place.connections:
+        binding.connections.discard(connection)
+        if binding.session.done() and binding.session.exception() is None:
+            binding.session.result().detach(connection)
+            if not binding.connections:
                 self._remove(key)
-                self._put(key, place)
-                self._arm(key, place, self._services.limits.session_grace)
-        elif not place.connections:
+                self._put(key, binding)
+                self._arm(key, binding, self._services.limits.session_grace)
+        elif not binding.connections:
             self._remove(key)
-            place.session.cancel()  # no client waits: a claim now would only fence another process
+            binding.session.cancel()  # no client waits: a claim now would only fence another process
 
     def _suspended_for(self, seconds: float) -> None:
         for session in self.sessions:
@@ -187,15 +187,15 @@ class SessionRegistry:
             self.recheck_ownership()
 
     def recheck_ownership(self) -> None:
-        """Pause all connections until it is known which sessions this process still owns."""
+        """Pause all connections until the store has confirmed which sessions this process owns."""
         self.resumed_at = asyncio.get_running_loop().time()
         self.ownership_verified.clear()
         if self._verifying is not None:
             self._verifying.cancel()  # its answers are stale
-        for key, place in list(self._places.items()):
-            if not place.session.done():  # its claim could fence who has taken the session since
+        for key, binding in list(self._bindings.items()):
+            if not binding.session.done():  # its claim could fence the process that owns the session now
                 self._remove(key)
-                place.session.cancel()
+                binding.session.cancel()
         self._verifying = asyncio.create_task(self._verify_all())
 
     async def _verify_all(self) -> None:
@@ -206,16 +206,16 @@ class SessionRegistry:
                 try:
                     await session.verify()
                 except StoreError as error:  # its next commit fails if the session is lost
-                    log.warning("session not verified", error=type(error).__name__)
+                    log.warning("session could not be verified", error=type(error).__name__)
 
         sessions = self.sessions
-        log.warning("the process stood still", sessions=len(sessions))
+        log.warning("process was suspended; verifying sessions", sessions=len(sessions))
         try:
             async with asyncio.timeout(self._services.limits.verify_timeout):
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
         except TimeoutError:
             log.warning("sessions not verified in time")
-        # A second suspension has started its own verification: that one decides.
+        # A second suspend has started a verification of its own, which decides.
         if self._verifying is asyncio.current_task():
             self.ownership_verified.set()
 
@@ -225,21 +225,21 @@ class SessionRegistry:
         self._refusals.close()
         if self._verifying is not None:
             self._verifying.cancel()
-        places, self._places, self._subjects = self._places, {}, {}
-        for place in places.values():
-            if place.timer is not None:
-                place.timer.cancel()
-        await asyncio.gather(*(self._close(place) for place in places.values()))
+        bindings, self._bindings, self._subjects = self._bindings, {}, {}
+        for binding in bindings.values():
+            if binding.timer is not None:
+                binding.timer.cancel()
+        await asyncio.gather(*(self._close(binding) for binding in bindings.values()))
         if self._closing:
             await asyncio.wait(self._closing)
-        self.ownership_verified.set()  # no session is left that could send
+        self.ownership_verified.set()  # no session remains that could send
 
-    def _put(self, key: SessionKey, place: _Place) -> None:
-        self._places[key] = place
-        self._subjects.setdefault(key.subject, {})[key] = place
+    def _put(self, key: SessionKey, binding: _Binding) -> None:
+        self._bindings[key] = binding
+        self._subjects.setdefault(key.subject, {})[key] = binding
 
     def _remove(self, key: SessionKey) -> None:
-        del self._places[key]
+        del self._bindings[key]
         own = self._subjects[key.subject]
         del own[key]
         if not own:
@@ -247,21 +247,21 @@ class SessionRegistry:
 
     def _make_room(self, subject: str) -> None:
         limits, own = self._services.limits, self._subjects.get(subject, {})
-        # Without tokens all clients share one subject, so only the limit of the whole server holds.
+        # Without tokens, all clients share one subject, so only the server's limit applies.
         if subject != ANONYMOUS and len(own) >= limits.max_sessions_per_subject:
             self._evict(own, subject, "This token has too many sessions in use.")
-        elif len(self._places) >= limits.max_sessions:
-            self._evict(self._places, "all", "The server has too many sessions in use.")
+        elif len(self._bindings) >= limits.max_sessions:
+            self._evict(self._bindings, "all", "The server has too many sessions in use.")
 
-    def _evict(self, places: Mapping[SessionKey, _Place], whose: str, refusal: str) -> None:
-        for key, place in places.items():
-            if not place.connections and place.session.done() and not place.session.result().busy:
-                if place.timer is not None:
-                    place.timer.cancel()
-                self._refusals.count("too many sessions, so an idle one ended early", whose)
-                self._end(key, place)
+    def _evict(self, bindings: Mapping[SessionKey, _Binding], source: str, refusal: str) -> None:
+        for key, binding in bindings.items():
+            if not binding.connections and binding.session.done() and not binding.session.result().busy:
+                if binding.timer is not None:
+                    binding.timer.cancel()
+                self._refusals.count("too many sessions; an idle one ended early", source)
+                self._end(key, binding)
                 return
-        self._refusals.count("too many sessions", whose)
+        self._refusals.count("too many sessions", source)
         raise TooManySessions(refusal)
 
     async def _open(self, key: SessionKey, former: Session | None) -> Session:
@@ -270,65 +270,62 @@ class SessionRegistry:
         claim = await self._services.store.claim(key)
         wait = takeover_delay(claim.state.fields, self._services.limits)
         if wait:
-            log.warning("session claimed again and again", session=key.session_id, wait_s=wait)
+            log.warning("session changes owner often; claim delayed", session=key.session_id, wait_s=wait)
             await asyncio.sleep(wait)
             await self._services.store.release(claim)
-            await self._wanted(key)
-            claim = await self._services.store.claim(
-                key
-            )  # another process may have claimed it during the wait
+            await self._check_client_waits(key)
+            claim = await self._services.store.claim(key)
         # Reads `self._services` again: it may have been reloaded during the claim.
         readings = await read_stored_tools(claim.state.fields.get(PROFILE), self._services.admission)
         session: Session = Session(
-            self._services, claim, lambda stale: self._lost(session, stale), former, readings
+            self._services, claim, lambda stale: self._on_lost(session, stale), former, readings
         )
         return session
 
-    async def _wanted(self, key: SessionKey) -> None:
-        # Claim only for a client that is still connected here: another process may serve it by now.
-        place, asked = self._places.get(key), set[Peer]()
-        while place is not None and not asked >= place.connections:
-            asked = set(place.connections)
-            if any(await asyncio.gather(*(connection.is_alive() for connection in asked))):
+    async def _check_client_waits(self, key: SessionKey) -> None:
+        # Claim only for a client that is still connected: another process may serve it now.
+        binding, pinged = self._bindings.get(key), set[Peer]()
+        while binding is not None and not pinged >= binding.connections:
+            pinged = set(binding.connections)
+            if any(await asyncio.gather(*(connection.is_alive() for connection in pinged))):
                 return
         raise StoreUnavailable("No client waits for the session.")
 
-    def _lost(self, session: Session, stale: bool) -> None:
-        place = self._places.get(session.key)
-        if place is None or not place.session.done() or place.session.result() is not session:
+    def _on_lost(self, session: Session, stale: bool) -> None:
+        binding = self._bindings.get(session.key)
+        if binding is None or not binding.session.done() or binding.session.result() is not session:
             return
-        if place.timer is not None:
-            place.timer.cancel()
-        self._end(session.key, place)
-        for connection in place.connections:
+        if binding.timer is not None:
+            binding.timer.cancel()
+        self._end(session.key, binding)
+        for connection in binding.connections:
             connection.ownership_lost(stale=stale)
 
-    def _arm(self, key: SessionKey, place: _Place, seconds: float) -> None:
-        place.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, place)
+    def _arm(self, key: SessionKey, binding: _Binding, seconds: float) -> None:
+        binding.timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, binding)
 
-    def _expire(self, key: SessionKey, place: _Place) -> None:
-        # A running turn goes on without its client, and its final is kept for the next connection
-        # (durability, "Faults").
-        place.timer = None
-        if place.connections or self._places.get(key) is not place:
+    def _expire(self, key: SessionKey, binding: _Binding) -> None:
+        # A running turn continues without its client, and its final is kept for the next connection.
+        binding.timer = None
+        if binding.connections or self._bindings.get(key) is not binding:
             return
-        if place.session.result().busy:
-            self._arm(key, place, BUSY_RECHECK_S)
+        if binding.session.result().busy:
+            self._arm(key, binding, BUSY_RECHECK_S)
             return
-        self._end(key, place)
+        self._end(key, binding)
 
-    def _end(self, key: SessionKey, place: _Place) -> None:
+    def _end(self, key: SessionKey, binding: _Binding) -> None:
         self._remove(key)
-        task = asyncio.create_task(self._close(place))
+        task = asyncio.create_task(self._close(binding))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _close(self, place: _Place) -> None:
+    async def _close(self, binding: _Binding) -> None:
         try:
             async with asyncio.timeout(self._services.limits.close_timeout):
-                session = await place.session
+                session = await binding.session
             await session.close()
         except StoreError as error:
-            log.debug("session not opened, or not released", error=type(error).__name__)
+            log.debug("session not opened or not released", error=type(error).__name__)
         except Exception:
-            log.exception("session not closed")
+            log.exception("session could not be closed")

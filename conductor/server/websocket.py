@@ -1,4 +1,4 @@
-"""The library's connection, with limits of its own, marked binary messages and batched writes."""
+"""The WebSocket library's connection with limits, marked binary messages and batched writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 # Bytes that are parsed before the limits are checked: at most 700 frames.
 SLICE_BYTES = 4_096
-# Least share of a ping's interval, at random: clients that connect together are pinged apart.
+# Least share of the ping interval. The share is random, so that clients are not pinged at the same time.
 PING_SPREAD = 0.75
 # Events, and their bytes, that are read while a pong is awaited.
 READ_AHEAD = 64
@@ -37,8 +37,8 @@ MAX_WRITE = 64
 class Socket(ServerConnection):
     """One connection; ``client`` is the admitted client.
 
-    It is cut if its peer sends more frames than the limits allow, pings among them, reads none of its pongs,
-    or does not end a message within the limit.
+    It is cut if its peer exceeds the rate of frames, including pings, does not read pongs, or does not
+    complete a message in time.
     """
 
     # Slots: more than 30 attributes in its dict would cost each connection 1.3 KB.
@@ -111,22 +111,19 @@ class Socket(ServerConnection):
     async def is_alive(self) -> bool:
         """Tell whether the client answers a ping.
 
-        Events of a client that has gone to another process may be read late; they must not take the session
-        back from there.
+        Late events of a client that has moved to another process must not take its session back.
         """
         try:
             async with asyncio.timeout(self._limits.alive_timeout):
                 pong = asyncio.ensure_future(await self.ping())
-                while not pong.done() and self._may_read_ahead:
+                while not pong.done() and len(self._ahead) < READ_AHEAD:
+                    if sum(map(len, self._ahead)) >= READ_AHEAD_BYTES:
+                        break
                     await self._read_ahead(pong)
                 await pong
         except (TimeoutError, ConnectionClosed):
             return False
         return True
-
-    @property
-    def _may_read_ahead(self) -> bool:
-        return len(self._ahead) < READ_AHEAD and sum(map(len, self._ahead)) < READ_AHEAD_BYTES
 
     async def _read_ahead(self, pong: asyncio.Future[float]) -> None:
         message = asyncio.ensure_future(self._keep_next())
@@ -152,7 +149,7 @@ class Socket(ServerConnection):
 
 
 class Handshake(Protocol):
-    """A connection, of any door, that has not said yet what it wants."""
+    """A WebSocket or HTTP connection whose first request is incomplete."""
 
     @property
     def transport(self) -> asyncio.Transport: ...
@@ -162,9 +159,9 @@ class Handshake(Protocol):
 
 
 class Handshakes:
-    """The connections with an incomplete handshake: over ``most`` of them the oldest is cut.
+    """The connections with an incomplete handshake; over ``most`` of them the oldest is cut.
 
-    A connection whose descriptor is not below ``descriptors`` is cut, too: the process is about to run out.
+    A connection whose descriptor is not below ``descriptors`` is cut, too.
     """
 
     def __init__(self, most: int, descriptors: int, refusals: Refusals) -> None:
@@ -231,7 +228,7 @@ class Writer:
             if frame.partial:
                 frame.withdrawn = True
 
-    def clear(self) -> None:
+    def suspend(self) -> None:
         """Drop all queued frames."""
         self._queue.clear()
 
@@ -240,15 +237,15 @@ class Writer:
         self._close = (code, reason)
         self._wake.set()
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Abort the connection; the session survives."""
-        log.warning("connection cut", why=why, session=self.session_id)
+        log.warning("connection cut", reason=reason, session=self.session_id)
         self._cut = True
         self._queue.clear()
         self._socket.transport.abort()
 
-    async def run(self) -> None:
-        """Write until the connection ends; abort a peer that does not read within SEND_TIMEOUT."""
+    async def write(self) -> None:
+        """Write until the connection ends; abort a peer that does not read within ``send_timeout``."""
         try:
             while True:
                 await self._wake.wait()

@@ -126,11 +126,11 @@ class Supervisor:
                 reserved.close()
 
     async def _work(self, announce: Callable[[int], None]) -> int:
-        first, *others = self._slots
+        first, *followers = self._slots
         # The first one alone: a mistake that all workers would report is reported once.
         exit_codes = [await self._start(first)]
         if exit_codes == [0]:
-            exit_codes = await asyncio.gather(*map(self._start, others))
+            exit_codes = await asyncio.gather(*map(self._start, followers))
         if any(exit_codes):
             return max(exit_codes)
         announce(self._port)

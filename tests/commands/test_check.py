@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conductor.commands.check_item import Item, fail, ok, warn
 
 from conductor.cli import main
 from conductor.commands.check import check, report
-from conductor.commands.check_item import Item, fail, ok, warn
 from conductor.settings import Settings
 from tests.models import AnthropicService
 
@@ -63,7 +63,7 @@ async def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_2(tmp_pat
 
 async def test_folders_of_the_file_tools_are_looked_at_where_there_are_some() -> None:
     code, output = await checked(overrides={"port": 0, "file_roots": "."})
-    assert code == 2 and "fail  FILE_ROOTS: FILE_ROOTS names ., which holds its settings (.env)" in output
+    assert code == 2 and "fail  FILE_ROOTS: FILE_ROOTS: . contains its settings (.env)" in output
 
 
 @pytest.mark.parametrize(

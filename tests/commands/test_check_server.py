@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from conductor.commands.check_item import Item
 
 from conductor.commands.check import check
-from conductor.commands.check_item import Item
 
 LONG = "a-long-and-random-token"
 
@@ -28,7 +28,7 @@ async def test_the_folders_of_the_file_tools_are_looked_at(tmp_path: Path) -> No
     (item,) = await found("FILE_ROOTS", file_roots=(str(tmp_path / "shared"),))
     assert str(item) == f"ok    FILE_ROOTS: {tmp_path / 'shared'}."
     (item,) = await found("FILE_ROOTS", file_roots=(str(tmp_path),))
-    assert item.level == "fail" and "holds its settings" in item.text
+    assert item.level == "fail" and "contains its settings" in item.text
 
 
 async def test_the_built_in_prompt_and_catalog_are_good() -> None:
@@ -134,13 +134,13 @@ async def test_port_0_is_any_free_one() -> None:
 async def test_a_port_that_is_listened_on_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         (item,) = await found("PORT", port=other.getsockname()[1])
-    assert item.level == "fail" and "is taken" in item.text
+    assert item.level == "fail" and "is in use" in item.text
 
 
 async def test_an_address_of_another_machine_fails() -> None:
     (item,) = await found("HOST", host="192.0.2.1")  # RFC 5737: nobody has it
     assert item.level == "fail"
-    assert "no address of this machine" in item.text
+    assert "not an address of this machine" in item.text
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1.1.", "x" * 70 + ".invalid", "a b"])

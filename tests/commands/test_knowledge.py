@@ -43,8 +43,8 @@ def test_it_lists_what_cannot_be_read(here: Path) -> None:
     ("name", "value", "message"),
     [
         ("KNOWLEDGE_DIR", "", "There is no knowledge base: KNOWLEDGE_DIR is not set."),
-        ("KNOWLEDGE_DIR", "missing", "KNOWLEDGE_DIR names missing, which is no folder."),
-        ("DATA_DIR", "", "KNOWLEDGE_DIR needs DATA_DIR, the folder in which its index is kept."),
+        ("KNOWLEDGE_DIR", "missing", "KNOWLEDGE_DIR: missing is not a folder."),
+        ("DATA_DIR", "", "KNOWLEDGE_DIR needs DATA_DIR, the folder of its index."),
         ("DATA_DIR", "docs/a.md", "The index cannot be written: .*"),
     ],
 )

@@ -69,7 +69,7 @@ async def running(
     listener = Listener(services, Authenticator(tokens))
     await services.store.open()
     await listener.start("127.0.0.1", 0)
-    endpoint = McpEndpoint(listener, look_s=0.02, progress_s=progress_s, idle_s=idle_s)
+    endpoint = McpEndpoint(listener, check_s=0.02, progress_s=progress_s, idle_s=idle_s)
     listener.mcp = endpoint
     try:
         async with endpoint.serving_http("127.0.0.1", 0) as port, asyncio.timeout(WAIT):
@@ -197,7 +197,7 @@ async def test_a_program_hears_that_the_person_thinks(over: Any, mode: str) -> N
             arguments = {"path": "old.txt"}
             call = asyncio.create_task(client.call_tool("delete_file", arguments, progress_callback=report))
             card = await phone.until("approval.request", name="delete_file")
-            while await heard.get() != "Waiting for the person's yes.":
+            while await heard.get() != "Waiting for the person's approval.":
                 pass
             await decide(phone, card, "allow")
             assert not (await call).is_error
@@ -211,7 +211,7 @@ async def test_without_a_device_there_are_the_servers_own_tools_and_none_that_as
         assert said(await client.call_tool("calculator", {"expression": "1+1"})) == '{"result": "2"}'
         asked = await client.call_tool("read_file", {"path": "x"})
         assert asked.is_error and "paired device" in said(asked)
-        with pytest.raises(MCPError, match="phone is not connected to this server") as caught:
+        with pytest.raises(MCPError, match="No phone is connected to this server") as caught:
             await client.call_tool("lamp.read", {})
         assert caught.value.code == -32002
 

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.server.access import Refusals
-from conductor.server.descriptors import connections_within, limit, raise_limit
+from conductor.server.access import Refusals, connections_within, descriptor_limit, raise_descriptor_limit
 from conductor.server.websocket import Handshakes
 from tests.end_to_end.conftest import Served, serving
 from tests.models import ScriptedProvider
@@ -53,7 +52,7 @@ async def test_of_too_many_silent_sockets_the_oldest_is_cut_and_a_client_is_let_
     reasons = [
         (line["event"], line.get("count")) for line in captured if "handshakes" in line.get("reason", "")
     ]
-    assert reasons == [("refused", None), ("refused again", 3)]
+    assert reasons == [("refused", None), ("requests refused again", 3)]
 
 
 async def test_a_handshake_that_is_complete_does_not_count() -> None:
@@ -88,7 +87,7 @@ def test_the_limit_is_raised_to_the_hard_one() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
     try:
-        assert raise_limit() == limit() == hard
+        assert raise_descriptor_limit() == descriptor_limit() == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

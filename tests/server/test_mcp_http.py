@@ -273,7 +273,7 @@ async def test_a_persons_flood_is_refused_and_another_person_is_served_meanwhile
 
         await asyncio.gather(*(flood() for _ in range(20)))
         assert (await bob.initialize()).status_code == 200
-    assert capsys.readouterr().out.count("programs too fast") == 1
+    assert capsys.readouterr().out.count("MCP client exceeds the message rate") == 1
 
 
 async def test_a_flood_over_a_websocket_closes_it() -> None:

@@ -1,4 +1,4 @@
-"""The hub: which session a connection gets, and when sessions end."""
+"""The registry: the session that a connection gets, and when sessions end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.models.base import TextDelta
 from conductor.rate_limit import ANONYMOUS
+from conductor.server.access import Authenticator
+from conductor.server.listener import Listener
 from conductor.server.sessions import SessionRegistry
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
+from tests.app import App
 from tests.conversation.helpers import later, run, steps
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, Wire, WiredStore, until
@@ -39,15 +42,15 @@ def make_registry(
 
 
 class Leaving(Wire):
-    """A client that is found gone, but not at once."""
+    """A client that is found leaving, but not at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.pinged = asyncio.Event()
         self.answer = asyncio.Event()
 
     async def is_alive(self) -> bool:
-        self.asked.set()
+        self.pinged.set()
         await self.answer.wait()
         return False
 
@@ -73,7 +76,7 @@ async def test_the_first_connection_makes_the_session_and_the_second_joins_it() 
     await registry.close()
 
 
-async def test_connections_that_bind_at_once_share_one_claim() -> None:
+async def test_simultaneous_connections_share_one_claim() -> None:
     store = WiredStore()
     store.claim_gate.clear()
     registry = make_registry(store)
@@ -94,17 +97,17 @@ async def test_other_ids_and_other_subjects_get_other_sessions() -> None:
     await registry.close()
 
 
-async def test_a_session_that_the_store_knows_was_there_before() -> None:
+async def test_a_stored_session_has_existed() -> None:
     store = WiredStore()
     registry = make_registry(store, ScriptedProvider([[TextDelta("Hello.")]]))
     wire = Wire()
     session, _ = await bind(registry, wire)
     await say(session, wire, "hi")
     await until(lambda: not session.busy)
-    again = make_registry(store)  # another process that takes it over
-    _, existed = await bind(again, Wire())
+    successor = make_registry(store)  # of another process
+    _, existed = await bind(successor, Wire())
     assert existed
-    await again.close()
+    await successor.close()
     await registry.close()
 
 
@@ -112,7 +115,7 @@ async def test_a_session_that_the_store_knows_was_there_before() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-async def test_a_claim_that_fails_is_raised_and_leaves_nothing_behind(at_once: int) -> None:
+async def test_a_failed_claim_is_raised_and_leaves_no_session(at_once: int) -> None:
     store = WiredStore()
     store.away = True
     registry = make_registry(store)
@@ -125,7 +128,7 @@ async def test_a_claim_that_fails_is_raised_and_leaves_nothing_behind(at_once: i
     await registry.close()
 
 
-async def test_a_connection_that_gives_up_while_the_claim_is_slow_leaves_the_others_alone() -> None:
+async def test_a_connection_that_leaves_during_a_claim_does_not_affect_others() -> None:
     store = WiredStore()
     store.claim_gate.clear()
     registry = make_registry(store)
@@ -143,7 +146,7 @@ async def test_a_connection_that_gives_up_while_the_claim_is_slow_leaves_the_oth
 # -- grace
 
 
-async def test_a_session_ends_when_nobody_comes_back_in_time() -> None:
+async def test_a_session_ends_after_its_grace_period() -> None:
     store = WiredStore()
     registry = make_registry(store, grace=0.01)
     wire = Wire()
@@ -155,63 +158,19 @@ async def test_a_session_ends_when_nobody_comes_back_in_time() -> None:
     await registry.close()
 
 
-async def test_a_grace_of_nothing_ends_it_at_once() -> None:
-    store = WiredStore()
-    registry = make_registry(store, grace=0.0)
-    wire = Wire()
-    await bind(registry, wire)
-    registry.unbind(KEY, wire)
-    await until(lambda: len(store.memory) == 0)
-    await registry.close()
-
-
-async def test_whoever_comes_back_in_time_finds_the_session_and_stops_its_clock() -> None:
-    store = WiredStore()
-    registry = make_registry(store, grace=0.05)
-    wire, other = Wire(), Wire()
-    session, _ = await bind(registry, wire)
-    registry.unbind(KEY, wire)
-    again, existed = await bind(registry, other)
-    assert again is session and existed
-    # A second session whose grace begins later, and is over: so the first one's would have been, too.
-    later = Wire()
-    await bind(registry, later, SessionKey("subject", "s-2"))
-    registry.unbind(SessionKey("subject", "s-2"), later)
-    await until(lambda: len(registry) == 1)
-    assert registry.sessions == [session]
-    await registry.close()
-
-
-async def test_the_grace_begins_with_the_last_connection_that_leaves() -> None:
-    store = WiredStore()
-    registry = make_registry(store, grace=0.0)
-    wires = [Wire(), Wire()]
-    for wire in wires:
-        await bind(registry, wire)
-    registry.unbind(KEY, wires[0])
-    other = Wire()
-    await bind(registry, other, SessionKey("subject", "s-2"))
-    registry.unbind(SessionKey("subject", "s-2"), other)
-    await until(lambda: len(registry) == 1)
-    assert [session.key for session in registry.sessions] == [KEY]
-    registry.unbind(KEY, wires[1])
-    await until(lambda: len(registry) == 0)
-    await registry.close()
-
-
-async def test_a_session_whose_turn_still_runs_outlives_its_grace_until_the_turn_ends() -> None:
+async def test_a_running_turn_extends_the_grace_period() -> None:
     store = WiredStore()
     go_on = asyncio.Event()
     provider = ScriptedProvider([[TextDelta("A long "), go_on, TextDelta("answer.")]])
     registry = make_registry(store, provider, grace=0.0)
-    wire, other = Wire(), Wire()
+    wire, second = Wire(), Wire()
     session, _ = await bind(registry, wire)
     await say(session, wire, "hi")
     await asyncio.wait_for(provider.record(0).started.wait(), WAIT)
     registry.unbind(KEY, wire)
-    await bind(registry, other, SessionKey("subject", "s-2"))
-    registry.unbind(SessionKey("subject", "s-2"), other)
-    await until(lambda: len(registry) == 1)  # the idle one is gone
+    await bind(registry, second, SessionKey("subject", "s-2"))
+    registry.unbind(SessionKey("subject", "s-2"), second)
+    await until(lambda: len(registry) == 1)  # the idle one is leaving
     assert session.busy and registry.sessions == [session]
     go_on.set()
     await until(lambda: len(registry) == 0 and len(store.memory) == 0)
@@ -220,7 +179,7 @@ async def test_a_session_whose_turn_still_runs_outlives_its_grace_until_the_turn
 
 
 @pytest.mark.parametrize("key", [KEY, SessionKey("subject", "no such")])
-async def test_unbinding_a_stranger_changes_nothing(key: SessionKey) -> None:
+async def test_unbinding_an_unknown_connection_has_no_effect(key: SessionKey) -> None:
     registry = make_registry(WiredStore(), grace=0.0)
     wire = Wire()
     session, _ = await bind(registry, wire)
@@ -235,34 +194,34 @@ async def test_unbinding_a_stranger_changes_nothing(key: SessionKey) -> None:
     await registry.close()
 
 
-async def test_a_connection_that_comes_while_the_old_session_closes_gets_a_new_one_that_stays() -> None:
+async def test_a_connection_during_a_close_gets_a_new_session() -> None:
     store = WiredStore()
     store.release_gate.clear()
     registry = make_registry(store, grace=0.0)
-    wire, other = Wire(), Wire()
+    wire, second = Wire(), Wire()
     old, _ = await bind(registry, wire)
     registry.unbind(KEY, wire)
     await until(store.releasing.is_set)
-    new, _ = await bind(registry, other)
+    new, _ = await bind(registry, second)
     assert new is not old
     store.release_gate.set()
     await until(lambda: not registry._closing)
     assert registry.sessions == [new] and len(store.memory) == 1
-    await say(new, other, "hi")  # and it may still write
+    await say(new, second, "hi")  # and it may still write
     await until(lambda: not new.busy)
-    assert "store_unavailable" not in str([msgspec.json.decode(frame.data) for frame in other.frames])
+    assert "store_unavailable" not in str([msgspec.json.decode(frame.data) for frame in second.frames])
     await registry.close()
 
 
-def test_a_grace_is_counted_from_the_last_time_that_its_client_left() -> None:
+def test_the_grace_period_starts_again_after_a_reconnect() -> None:
     async def scenario() -> None:
         registry = make_registry(WiredStore(), grace=10.0)
-        wire, other = Wire(), Wire()
+        wire, second = Wire(), Wire()
         await bind(registry, wire)
         registry.unbind(KEY, wire)
         await later(5.0)
-        await bind(registry, other)
-        registry.unbind(KEY, other)
+        await bind(registry, second)
+        registry.unbind(KEY, second)
         await later(9.0)
         assert len(registry) == 1
         await later(2.0)
@@ -272,15 +231,15 @@ def test_a_grace_is_counted_from_the_last_time_that_its_client_left() -> None:
     run(scenario())
 
 
-def test_a_grace_is_counted_from_when_the_last_of_several_left() -> None:
+def test_the_grace_period_starts_with_the_last_of_several_connections() -> None:
     async def scenario() -> None:
         registry = make_registry(WiredStore(), grace=10.0)
-        wire, other = Wire(), Wire()
+        wire, second = Wire(), Wire()
         await bind(registry, wire)
-        await bind(registry, other)
+        await bind(registry, second)
         registry.unbind(KEY, wire)
         await later(5.0)
-        registry.unbind(KEY, other)
+        registry.unbind(KEY, second)
         await later(9.0)
         assert len(registry) == 1
         await registry.close()
@@ -288,7 +247,7 @@ def test_a_grace_is_counted_from_when_the_last_of_several_left() -> None:
     run(scenario())
 
 
-async def test_a_claim_that_its_only_connection_gives_up_is_not_made() -> None:
+async def test_a_claim_without_a_connection_is_cancelled() -> None:
     store = WiredStore()
     store.claim_gate.clear()
     registry = make_registry(store)
@@ -302,25 +261,25 @@ async def test_a_claim_that_its_only_connection_gives_up_is_not_made() -> None:
     await registry.close()
 
 
-async def test_a_session_that_was_claimed_again_here_is_not_ended_by_the_one_before() -> None:
+async def test_a_fenced_session_does_not_end_its_successor() -> None:
     store = WiredStore()
     store.release_gate.clear()
     registry = make_registry(store, grace=0.0)
-    wire, other = Wire(), Wire()
+    wire, second = Wire(), Wire()
     old, _ = await bind(registry, wire)
     registry.unbind(KEY, wire)
     await until(store.releasing.is_set)
-    new, _ = await bind(registry, other)
+    new, _ = await bind(registry, second)
     await say(old, wire, "hi")  # it is fenced, and learns that now
     assert registry.sessions == [new]
-    await say(new, other, "hello")
+    await say(new, second, "hello")
     await until(lambda: not new.busy)
     assert registry.sessions == [new]
     store.release_gate.set()
     await registry.close()
 
 
-async def test_a_session_with_a_running_turn_does_not_make_room() -> None:
+async def test_a_session_with_a_running_turn_is_not_evicted() -> None:
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on, TextDelta("Done.")]])
     registry = make_registry(WiredStore(), provider, max_sessions=1)
@@ -339,7 +298,7 @@ async def test_a_session_with_a_running_turn_does_not_make_room() -> None:
 # -- the end
 
 
-async def test_closing_ends_every_session_and_forgets_the_clocks() -> None:
+async def test_closing_ends_every_session() -> None:
     store = WiredStore()
     go_on = asyncio.Event()
     provider = ScriptedProvider([[go_on]])
@@ -371,7 +330,7 @@ async def test_closing_waits_for_a_session_that_is_already_closing() -> None:
     assert len(store.memory) == 0
 
 
-async def test_closing_does_not_wait_for_ever_for_a_claim() -> None:
+async def test_closing_waits_a_limited_time_for_a_claim() -> None:
     store = WiredStore()
     store.claim_gate.clear()
     registry = make_registry(store, close_timeout=0.05)
@@ -382,7 +341,7 @@ async def test_closing_does_not_wait_for_ever_for_a_claim() -> None:
     assert binding.cancelled() and len(registry) == 0
 
 
-async def test_a_bind_that_races_with_closing_is_closed_too() -> None:
+async def test_a_bind_during_closing_is_closed_too() -> None:
     store = WiredStore()
     store.claim_gate.clear()
     registry = make_registry(store)
@@ -396,7 +355,7 @@ async def test_a_bind_that_races_with_closing_is_closed_too() -> None:
     assert len(store.memory) == 0 and len(registry) == 0
 
 
-async def test_a_session_that_cannot_be_closed_does_not_keep_the_others() -> None:
+async def test_a_session_that_cannot_be_closed_does_not_block_others() -> None:
     store = WiredStore()
     registry = make_registry(store)
     for number in range(3):
@@ -406,7 +365,7 @@ async def test_a_session_that_cannot_be_closed_does_not_keep_the_others() -> Non
     assert len(registry) == 0
 
 
-async def test_of_too_many_sessions_the_oldest_that_nobody_is_connected_to_ends_early() -> None:
+async def test_over_the_limit_the_oldest_session_without_a_connection_ends() -> None:
     registry = make_registry(WiredStore(), max_sessions=3)
     wires = [Wire() for _ in range(4)]
     keys = [SessionKey("subject", f"s-{number}") for number in range(4)]
@@ -420,7 +379,7 @@ async def test_of_too_many_sessions_the_oldest_that_nobody_is_connected_to_ends_
     await registry.close()
 
 
-async def test_of_a_subjects_sessions_the_one_that_was_left_first_makes_room_and_others_stay() -> None:
+async def test_over_a_subjects_limit_its_oldest_session_without_a_connection_ends() -> None:
     registry = make_registry(WiredStore(), max_sessions_per_subject=3)
     keys = [SessionKey("token-1", f"s-{number}") for number in range(5)]
     wires = [Wire() for _ in keys]
@@ -439,7 +398,7 @@ async def test_of_a_subjects_sessions_the_one_that_was_left_first_makes_room_and
     await registry.close()
 
 
-async def test_without_tokens_sessions_are_not_those_of_one_person() -> None:
+async def test_anonymous_sessions_have_no_limit_by_subject() -> None:
     registry = make_registry(WiredStore(), max_sessions_per_subject=1)
     for number in range(3):
         await bind(registry, Wire(), SessionKey(ANONYMOUS, f"s-{number}"))
@@ -448,7 +407,7 @@ async def test_without_tokens_sessions_are_not_those_of_one_person() -> None:
 
 
 @pytest.mark.parametrize("alive", [True, False])
-async def test_a_claim_that_had_to_wait_is_made_only_for_a_client_that_is_still_there(
+async def test_a_delayed_claim_needs_a_connected_client(
     alive: bool,
 ) -> None:
     store, wire = WiredStore(), Wire()
@@ -463,19 +422,19 @@ async def test_a_claim_that_had_to_wait_is_made_only_for_a_client_that_is_still_
     await registry.close()
 
 
-async def test_a_claim_that_had_to_wait_is_made_for_whoever_has_come_meanwhile() -> None:
-    store, gone = WiredStore(), Leaving()
+async def test_a_delayed_claim_serves_a_later_connection() -> None:
+    store, leaving = WiredStore(), Leaving()
     registry = make_registry(store, **BACKOFF)
-    first = asyncio.create_task(bind(registry, gone))
-    await gone.asked.wait()
+    first = asyncio.create_task(bind(registry, leaving))
+    await leaving.pinged.wait()
     second = asyncio.create_task(bind(registry, Wire()))
     await asyncio.sleep(0)
-    gone.answer.set()
+    leaving.answer.set()
     assert (await first)[0] is (await second)[0]
     await registry.close()
 
 
-async def test_a_claim_that_had_to_wait_while_the_hub_was_closed_is_not_made() -> None:
+async def test_a_delayed_claim_is_not_made_after_closing() -> None:
     store = WiredStore()
     registry = make_registry(store, **BACKOFF)
     store.release_gate.clear()
@@ -488,3 +447,24 @@ async def test_a_claim_that_had_to_wait_while_the_hub_was_closed_is_not_made() -
         await binding
     await closing
     assert store.claims == 1
+
+
+# -- reload
+
+
+async def test_a_session_that_is_claimed_during_a_reload_uses_the_new_services() -> None:
+    store = WiredStore()
+    provider = ScriptedProvider(lambda _: [TextDelta("Hi.")])
+    services = replace(make_services(load_settings(None), provider), store=store)
+    listener = Listener(services, Authenticator([]))
+    await listener.start("127.0.0.1", 0)
+    store.claim_gate.clear()
+    phone = App(f"ws://127.0.0.1:{listener.port}/ws")
+    await phone.open(start=False)
+    phone.start()
+    await until(store.claiming.is_set)
+    listener.reload(replace(services, system_prompt="You are a goldfish."))
+    store.claim_gate.set()
+    await phone.ask("hi")
+    await listener.stop(drain_s=0)
+    assert provider.requests[0].system.startswith("You are a goldfish.")

@@ -263,7 +263,7 @@ async def test_what_waits_to_be_written_is_held_as_well() -> None:
 
     trust.set()
     writer = Writer(cast(Socket, Full()), Limits(), trust, "s-1")
-    writing = asyncio.create_task(writer.run())
+    writing = asyncio.create_task(writer.write())
     for number in range(MAX_WRITE + 1):
         writer.send(Frame(b"%d" % number))
     await until(lambda: len(sent) == MAX_WRITE)

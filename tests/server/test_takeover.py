@@ -199,25 +199,6 @@ async def test_a_queued_transcript_that_is_repeated_is_acknowledged_again(shelf:
 # -- back again
 
 
-async def test_who_comes_back_finds_what_was_said_elsewhere(shelf: Shelf) -> None:
-    async with two_nodes(shelf) as (a, b):
-        async with a.phone() as phone:
-            await phone.ask("one")
-            await calm(a)
-            assert (await moves(phone, b))["resumed"] is True
-            await phone.ask("two")
-            await calm(b)
-            assert (await moves(phone, a))["resumed"] is True
-            since = len(phone.log)
-            await phone.ask("three")
-            assert phone.finals(since) == ["You said one, two, three."]
-            await calm(a)
-            await moves(phone, b)
-            since = len(phone.log)
-            await phone.ask("four")
-            assert phone.finals(since) == ["You said one, two, three, four."]
-
-
 async def test_an_unmodified_client_is_parked_and_its_next_words_take_the_session_back(shelf: Shelf) -> None:
     async with two_nodes(shelf) as (a, b):
         async with a.phone() as old, b.phone() as new:
@@ -285,20 +266,6 @@ async def test_a_parked_client_that_has_much_to_say_is_heard(shelf: Shelf) -> No
                 lambda e: e["type"] == "assistant.speech.final" and e["payload"]["text"].endswith("three."),
                 since=since,
             )
-
-
-async def test_tools_that_were_declared_later_last_as_well(file_shelf: Shelf) -> None:
-    tool = {"name": "lamp.on", "description": "x", "inputSchema": {"type": "object", "properties": {}}}
-    async with two_nodes(file_shelf) as (a, b):
-        async with a.phone(start_fields={"capabilities": ["tools"], "tools": []}) as phone:
-            await phone.ask("one")
-            await calm(a)
-            phone.send("session.update", {"tools": [tool]})
-            await phone.until("tools.changed")
-            phone.start_fields = {"capabilities": ["tools"]}
-            await moves(phone, b)
-            await phone.ask("two")
-            assert "lamp.on" in [one.name for one in b.provider.requests[-1].tools]
 
 
 async def test_an_invalid_transcript_of_a_parked_client_takes_nothing(file_shelf: Shelf) -> None:
@@ -447,7 +414,7 @@ async def test_a_session_that_is_claimed_again_and_again_is_claimed_more_slowly(
                 served = b if number % 2 else a
                 assert (await moves(phone, served))["resumed"] is True
                 await calm(served)
-        waits = [line["wait_s"] for line in lines if "again and again" in line["event"]]
+        waits = [line["wait_s"] for line in lines if "changes owner" in line["event"]]
         assert waits == [0.01, 0.02, 0.04, 0.08], waits
         await phone.close()
 

@@ -133,19 +133,6 @@ async def test_a_card_is_shown_again_by_the_other_node_and_what_it_decides_count
     await is_fine(shelf)
 
 
-async def test_a_card_that_was_denied_is_denied_wherever_it_is_said_again(shelf: Shelf) -> None:
-    async with two_nodes(shelf, move, move) as (a, b):
-        async with phone_at(a, "approval") as phone:
-            card = await asked(phone)
-            await is_told(phone, card, "deny", "denied")
-            await phone.idle()
-            await calm(a)
-            await goes(phone, b)
-            await is_told(phone, card, "deny", "denied")
-            await is_told(phone, card, "allow", "refused")
-            assert not phone.runs
-
-
 async def test_a_decision_of_which_the_client_heard_nothing_is_told_truly_by_the_other_node(
     shelf: Shelf,
 ) -> None:
