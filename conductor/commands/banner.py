@@ -1,4 +1,4 @@
-"""What the server prints when it is up: its settings, its address, and how to try it."""
+"""The server's output at the start: its settings, its address, and a command to try it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conductor.tools.mcp.config import load_mcp_servers
 
 
 def banner(settings: Settings, port: int, lan_token: str | None) -> str:
-    """Write the lines. They hold no configured token, only that of ``--lan``, which is new for each run."""
+    """Format the lines. They contain no configured token, only the token of ``--lan``, new for each run."""
     lines = [
         f"Conductor {__version__}",
         *([f"  open      {page}"] if (page := _page(settings, port)) else []),
@@ -30,8 +30,8 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
         lines.append(f"  workers   {settings.workers} processes")
     servers = load_mcp_servers(settings)
     if servers:
-        named = (server.name if server.enabled else f"{server.name} (disabled)" for server in servers)
-        lines.append(f"  mcp       {', '.join(named)}")
+        names = (server.name if server.enabled else f"{server.name} (disabled)" for server in servers)
+        lines.append(f"  mcp       {', '.join(names)}")
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     if lan_token is None:
         auth = "bearer token needed" if settings.auth_tokens else "no token needed"
@@ -40,7 +40,7 @@ def banner(settings: Settings, port: int, lan_token: str | None) -> str:
     else:
         url = lan.phone_url(host, port, lan_token)
         lines.append(f"  connect   {url}")
-        # The page takes the token out of the fragment, which no browser sends to a server.
+        # The page reads the token from the fragment, which browsers do not send.
         code = ["", lan.qr_code(f"{page}#token={lan_token}" if page else url)]
     return "\n".join([*lines, f"  try       {shlex.join(_talk(settings, port, lan_token))}", *code])
 
@@ -71,32 +71,32 @@ def _model(settings: Settings) -> str:
 
 
 def _talk(settings: Settings, port: int, lan_token: str | None) -> list[str]:
-    # The other terminal reads the file ``.env``, but has none of this environment.
+    # The other terminal reads the file ``.env``, but not this environment.
     file = read_settings(ENV_FILE, {}).file
-    known = file.values if file else {}
+    values = file.values if file else {}
     command = [python_command(), "-m", "conductor", "talk"]
-    if _reachable(settings.host) != _reachable(known.get("host") or "127.0.0.1"):
+    if _reachable(settings.host) != _reachable(values.get("host") or "127.0.0.1"):
         command += ["--host", settings.host]
-    if str(port) != (known.get("port") or "8080"):
+    if str(port) != (values.get("port") or "8080"):
         command += ["--port", str(port)]
-    tokens = [token.strip() for token in known.get("auth_tokens", "").split(",")]
-    # A token of the environment is not printed: the terminal's log would keep it.
+    tokens = [token.strip() for token in values.get("auth_tokens", "").split(",")]
+    # A token of the environment is not printed, because terminals keep logs.
     if settings.auth_tokens and next(filter(None, tokens), None) not in settings.auth_tokens:
-        command.append(f"--token={lan_token or 'TOKEN'}")  # with =, since a token may begin with a dash
+        command.append(f"--token={lan_token or 'TOKEN'}")  # with =, because a token may begin with a dash
     return command
 
 
 def python_command() -> str:
-    """Name this Python, relative to the working folder if it lies in it."""
+    """Return the path of this Python, relative if it is in the working folder."""
     executable = Path(sys.executable)
-    here = Path.cwd()
-    return os.fspath(executable.relative_to(here) if executable.is_relative_to(here) else executable)
+    folder = Path.cwd()
+    return os.fspath(executable.relative_to(folder) if executable.is_relative_to(folder) else executable)
 
 
 def server_address(settings: Settings) -> str:
-    """Give host and port to connect to the server with these settings. Raises `SettingsError`."""
+    """Return host and port for a client of the server. Raises `SettingsError`."""
     if not settings.port:
-        raise SettingsError("PORT is 0, which is any free port: say which it is.")
+        raise SettingsError("PORT is 0, which is any free port: give the port.")
     host = _reachable(settings.host)
     return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
 

@@ -1,4 +1,4 @@
-"""``conductor check``: test everything that the server needs, without serving."""
+"""``conductor check``: test settings, files, services and the store without serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from conductor.commands import check_server
-from conductor.commands.check_item import Item, fail, ok, warn
+from conductor.commands.output import Item, fail, ok, warn
 from conductor.env_file import ENV_FILE
 from conductor.errors import ModelError, ModelFailure, SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
@@ -37,55 +37,55 @@ from conductor.stores.sqlite_file import existing_folder, why_not_made
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the whole request to the model, for closing it, and for the whole check of the store.
+# Seconds for the request to the model, for closing its provider, and for the check of the store.
 MODEL_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
 STORE_TIMEOUT_S = 10.0
-# Bytes of free disk below which there is a warning.
+# Bytes of free disk space; less is a warning.
 MIN_FREE_BYTES = 100_000_000
 
-# Settings that the checks of the store and of the model depend on.
+# Settings used by the checks of the store and of the model.
 STORE_SETTINGS = {"session_store_url", "session_store_replicas", "session_ttl_s", "data_dir", "workers"}
 MODEL_SETTINGS = {
     name
     for name in Settings.model_fields
     if name in ("model_effort", "model_provider", "model_thinking", "models_file")
-    or name.startswith(tuple(f"{one}_" for one in PROVIDERS))
+    or name.startswith(tuple(f"{provider}_" for provider in PROVIDERS))
 }
 
 _KEY = SessionKey("$check", "check")  # no client can have this subject
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options; those that ``serve`` has too mean the same."""
+    """Add the command's options; options of ``serve`` have the same meaning."""
     parser.add_argument("--host", help="address to listen on (HOST)")
     parser.add_argument("--port", help="port to listen on (PORT)")
     parser.add_argument("--provider", dest="model_provider", help="model provider (MODEL_PROVIDER)")
-    parser.add_argument("--model", help="which model (ANTHROPIC_MODEL, OPENAI_MODEL)")
-    parser.add_argument("--offline", action="store_true", help="do not ask the model")
+    parser.add_argument("--model", help="model (ANTHROPIC_MODEL, OPENAI_MODEL)")
+    parser.add_argument("--offline", action="store_true", help="do not send a request to the model")
     parser.add_argument(
-        "--insecure-no-auth", action="store_true", help="listen to other machines without AUTH_TOKENS"
+        "--insecure-no-auth", action="store_true", help="accept other machines without AUTH_TOKENS"
     )
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Run the checks, and print a line for each item; returns the exit code, 0 or 2."""
-    # The items say what is wrong; log lines of the parts that are tried would say it twice.
+    """Run the checks and print a line for each item; returns the exit code, 0 or 2."""
+    # Log lines of the tested parts would repeat the items.
     configure_logs("error", "console", cache=False)
-    given = {
+    values = {
         "host": options.host,
         "port": options.port,
         "model_provider": options.model_provider,
         "anthropic_model": options.model,
         "openai_model": options.model,
     }
-    overrides = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: value for name, value in values.items() if value is not None}
     items = check(overrides=overrides, offline=options.offline, insecure=options.insecure_no_auth)
     return asyncio.run(report(items, stdout or sys.stdout))
 
 
 async def report(items: AsyncIterator[Item], out: TextIO) -> int:
-    """Write each item as it comes, then a summary; returns 2 if one failed, else 0."""
+    """Write each item at once, then a summary; returns 2 if a check failed, else 0."""
     counts = Counter[str]()
     async for item in items:
         counts[item.level] += 1
@@ -106,20 +106,19 @@ async def check(
 ) -> AsyncIterator[Item]:
     """Run one check after the other.
 
-    ``overrides`` are settings that win over the environment and ``env_file``. ``offline`` skips the model
-    service, ``insecure`` permits connections without tokens. Checks that depend on an invalid setting are
-    skipped.
+    ``overrides`` take precedence over the environment and ``env_file``. ``offline`` skips the model service,
+    ``insecure`` permits connections without tokens. Checks of invalid settings are skipped.
     """
     try:
-        found = read_settings(env_file, overrides or {})
+        sources = read_settings(env_file, overrides or {})
     except SettingsError as error:
         yield fail("settings", str(error))
         return
-    for item in check_server.settings_items(env_file, found, _key_names(found.settings)):
+    for item in check_server.settings_items(env_file, sources, _key_names(sources.settings)):
         yield item
-    if found.file and found.file.mistakes:
-        return  # with a line unread, the other settings may not be what was meant
-    settings = found.settings
+    if sources.file and sources.file.mistakes:
+        return  # an unreadable line may belong to another setting
+    settings = sources.settings
     checks: list[tuple[str, set[str], AsyncIterator[Item]]] = [
         ("SYSTEM_PROMPT_FILE", {"system_prompt_file"}, check_server.prompt_items(settings)),
         ("DEVICE_TOOLS_FILE", {"device_tools_file"}, check_server.catalog_items(settings)),
@@ -135,21 +134,21 @@ async def check(
         ("sessions", STORE_SETTINGS, store_items(settings)),
         ("model", MODEL_SETTINGS, model_items(settings, offline=offline, seconds=model_timeout_s)),
     ]
-    for subject, needed, items in checks:
-        if needed.isdisjoint(found.invalid):
+    for subject, names, items in checks:
+        if names.isdisjoint(sources.invalid):
             async for item in reported(subject, items):
                 yield item
 
 
 def _key_names(settings: Settings) -> set[str]:
-    # What is wrong with the profiles is reported by their own check.
+    # Errors of the profiles are reported by their own check.
     with suppress(SettingsError):
-        return {one.api_key_env for one in load_profiles(settings).by_name.values() if one.api_key_env}
+        return {key for profile in load_profiles(settings).by_name.values() if (key := profile.api_key_env)}
     return set()
 
 
 async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
-    """Give a check's items; a `SettingsError` that it raises is one that fails."""
+    """Yield a check's items; a `SettingsError` becomes a failed item."""
     try:
         async for item in items:
             yield item
@@ -161,10 +160,12 @@ async def reported(subject: str, items: AsyncIterator[Item]) -> AsyncIterator[It
 
 
 async def model_items(settings: Settings, *, offline: bool, seconds: float) -> AsyncIterator[Item]:
-    """Send each profile's provider a request of one token, within ``seconds``, and report what came of it."""
+    """Send a request of one token to each profile's provider, within ``seconds``, and report the result."""
     profiles = load_profiles(settings)
     if profiles.file is not None:
-        yield ok("models", f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} answers.")
+        yield ok(
+            "models", f"{profiles.file} has {', '.join(profiles.by_name)}; {profiles.default} is the default."
+        )
     for profile in profiles.by_name.values():
         async for item in reported("model", _profile_items(profile, settings, offline, seconds)):
             yield item
@@ -174,24 +175,24 @@ async def _profile_items(
     profile: ModelProfile, settings: Settings, offline: bool, seconds: float
 ) -> AsyncIterator[Item]:
     try:
-        # One token: a check that costs something is not run.
+        # One token: the check must be almost free.
         provider = make_provider(profile.model_copy(update={"max_tokens": 1}), settings)
     except ImportError as error:
-        yield fail("model", f"the package {error.name} is missing, which {profile.provider} needs.")
+        yield fail("model", f"{profile.provider} needs the package {error.name}, which is not installed.")
         return
     if profile.provider == "demo":
-        text = "the demo, a demonstration that knows a few sentences and is no language model"
+        text = "the demo, which knows a few sentences and is not a language model"
         if profile.file is None and settings.model_provider is None:
             yield warn("model", f"{text}; set ANTHROPIC_API_KEY for Claude.")
         else:
             yield ok("model", f"{text}.")
     elif offline:
-        yield ok("model", f"{profile.heading}, not asked (--offline).")
+        yield ok("model", f"{profile.heading}, not tested (--offline).")
     else:
-        yield await _asked(provider, profile, seconds)
+        yield await _ask(provider, profile, seconds)
 
 
-async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float) -> Item:
+async def _ask(provider: ModelProvider, profile: ModelProfile, seconds: float) -> Item:
     started = time.monotonic()
     try:
         async with asyncio.timeout(seconds):
@@ -206,7 +207,9 @@ async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float)
         return _failed(profile, error, seconds)
     except Exception as error:
         log.exception("model provider failed", provider=provider.name)
-        return fail("model", f"{profile.heading}: the provider has a bug, {type(error).__name__}; see above.")
+        return fail(
+            "model", f"{profile.heading}: the provider has a bug, {type(error).__name__}; see the log."
+        )
     finally:
         with suppress(TimeoutError):  # the process is about to end
             async with asyncio.timeout(CLOSE_S):
@@ -214,24 +217,24 @@ async def _asked(provider: ModelProvider, profile: ModelProfile, seconds: float)
     return ok("model", f"{profile.heading} answered in {time.monotonic() - started:.1f} s.")
 
 
-_MODEL_OR_ADDRESS = "Look at {model_label} ({model}), and at {base_url} if it is set."
-_MENDS: dict[ModelFailure, str] = {
-    "authentication": "Look at {api_key}, and whether its account may use {model}.",
+_MODEL_OR_ADDRESS = "Check {model_label} ({model}), and {base_url} if it is set."
+_REMEDIES: dict[ModelFailure, str] = {
+    "authentication": "Check {api_key}, and whether its account may use {model}.",
     "protocol": _MODEL_OR_ADDRESS,
     "undecodable": _MODEL_OR_ADDRESS,
-    "connection": "Asked was {host}: does it run? Look at the network, at proxies, and at {base_url} if set.",
-    "timeout": "Nothing came from {host} within {seconds:g} s: look at the network, and try again.",
-    "overloaded": "Try again later; the settings may be right.",
-    "rate_limited": "The key was accepted; wait, or raise the account's limits.",
+    "connection": "Check whether {host} is running, the network, proxies, and {base_url} if it is set.",
+    "timeout": "No answer from {host} within {seconds:g} s. Check the network, and try again.",
+    "overloaded": "Try again later.",
+    "rate_limited": "The key is valid. Wait, or raise the account's limits.",
 }
 
 
 def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
     text = f"{profile.heading}: {error}"
-    if error.reason in _MENDS:
+    if error.reason in _REMEDIES:
         url = urlsplit(profile.base_url or "")
-        # Only the host of an address is shown: the rest may hold a key.
-        text += " " + _MENDS[error.reason].format(
+        # Only the host of an address is shown, because the rest may contain a key.
+        text += " " + _REMEDIES[error.reason].format(
             api_key=profile.label("api_key"),
             base_url=profile.label("base_url"),
             model_label=profile.label("model"),
@@ -245,7 +248,7 @@ def _failed(profile: ModelProfile, error: ModelError, seconds: float) -> Item:
             and url.path in ("", "/")
             and url.netloc
         ):
-            text += " Such an address usually ends in /v1."
+            text += " The address usually ends in /v1."
     return warn("model", text) if error.reason == "rate_limited" else fail("model", text)
 
 
@@ -261,14 +264,14 @@ async def store_items(
         async with asyncio.timeout(seconds):
             if settings.store_kind == "memory":
                 check_shared(settings)
-                items = [ok("sessions", f"{name}; with DATA_DIR they outlive it.")]
+                items = [ok("sessions", f"{name}; set DATA_DIR to keep them.")]
             elif settings.store_kind == "sqlite":
                 text = await _sqlite_text(settings.store_path)
                 items = [ok("sessions", text), *_file_warnings(settings.store_path, min_free)]
             else:
                 items = await _server_items(settings, name)
     except TimeoutError:
-        items = [fail("sessions", f"{name} did not take a session within {seconds:g} s.")]
+        items = [fail("sessions", f"{name} did not store a session within {seconds:g} s.")]
     except StoreUnavailable as error:
         items = [fail("sessions", str(error))]
     for item in items:
@@ -276,34 +279,34 @@ async def store_items(
 
 
 async def _sqlite_text(path: Path) -> str:
-    # Where the file does not exist yet, a temporary one beside it is tried.
-    if _is_there(path):
+    # If the file does not exist, a temporary file in the same folder is tested.
+    if _exists(path):
         return f"{path}; a write took {await _try_file(path)}."
     try:
         with tempfile.TemporaryDirectory(prefix=".conductor-", dir=existing_folder(path)) as trial:
-            took = await _try_file(Path(trial) / STORE_FILE)
+            duration = await _try_file(Path(trial) / STORE_FILE)
     except OSError as error:
         raise SettingsError(why_not_made(path, error)) from None
-    return f"{path}, which is not there yet; a write to such a file took {took}."
+    return f"{path}, not created yet; a write in its folder took {duration}."
 
 
 def _file_warnings(path: Path, min_free: int) -> Iterator[Item]:
-    if _is_there(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        text = f"others on this machine may open {path}: take that right from them (chmod 600)."
+    if _exists(path) and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        text = f"other users may read {path}: run chmod 600."
         yield warn("sessions", text)
     free = shutil.disk_usage(existing_folder(path)).free
     if free < min_free:
-        text = f"only {free // 1_000_000} MB are free for {path}; a full disk takes no more sessions."
+        text = f"only {free // 1_000_000} MB are free for {path}; a full disk stores no sessions."
         yield warn("sessions", text)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return os.path.exists(path)  # False also for a folder without permission
 
 
 async def _server_items(settings: Settings, name: str) -> list[Item]:
     if settings.store_kind == "redis":
-        # There a deletion leaves a trace, for a server that may still hold the session; so it expires soon.
+        # A deletion leaves a tombstone for a server with the session; it expires soon.
         settings = settings.model_copy(update={"session_ttl_s": 1.0})
     async with aclosing(make_store(settings)) as store:
         items = [ok("sessions", f"{name}; a write took {await _round_trip(store)}.")]
@@ -315,16 +318,16 @@ async def _server_items(settings: Settings, name: str) -> list[Item]:
 
 async def _try_file(path: Path) -> str:
     async with aclosing(SqliteStore(path)) as store:
-        took = await _round_trip(store)
+        duration = await _round_trip(store)
         await store.delete(_KEY.subject)
-        return took
+        return duration
 
 
 async def _round_trip(store: SessionStore) -> str:
     await store.open()
-    await store.claim(_KEY)  # prepares statements; the second claim is the one that is timed
-    begin = time.perf_counter()
+    await store.claim(_KEY)  # prepares statements; the second claim is timed
+    start = time.perf_counter()
     claim = await store.claim(_KEY)
-    took = (time.perf_counter() - begin) * 1000
+    duration = (time.perf_counter() - start) * 1000
     await store.release(claim)
-    return f"{took:.1f} ms"
+    return f"{duration:.1f} ms"

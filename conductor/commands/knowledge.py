@@ -19,18 +19,18 @@ from conductor.settings import load_settings
 from conductor.tools.builtin.knowledge_index import IndexBusy
 from conductor.tools.builtin.sandbox import CancelFlag, FileError
 
-# Documents that cannot be read, of which each is listed.
+# Unreadable documents to list.
 MAX_LISTED = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("index", help="index what has changed in KNOWLEDGE_DIR, as a running server does")
+    actions.add_parser("index", help="index changed documents of KNOWLEDGE_DIR, as a running server does")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Index, with a bar on stderr; returns 2 if documents could not be read. Raises `SettingsError`."""
+    """Index with a progress bar on stderr; returns 2 for unreadable documents. Raises `SettingsError`."""
     configure_logs("error", "console", cache=False)
     out, index = stdout or sys.stdout, knowledge_index(load_settings())
     if index is None:
@@ -39,17 +39,17 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
         bar = progress.add_task("indexing", total=None)
         try:
             update = index.update(
-                CancelFlag(), lambda done, total: progress.update(bar, completed=done, total=total)
+                CancelFlag(), lambda count, total: progress.update(bar, completed=count, total=total)
             )
         except IndexBusy:
-            raise SettingsError("The index is being updated by a server that runs.") from None
+            raise SettingsError("A running server is updating the index.") from None
         except (FileError, OSError, sqlite3.Error) as error:
             raise SettingsError(f"The index cannot be written: {error}.") from None
     out.write(
         f"{update.documents:,} documents: {update.indexed:,} indexed, {update.removed:,} removed, "
-        f"{len(update.problems):,} not readable, in {update.duration_s:.1f} s\n"
+        f"{len(update.problems):,} unreadable, in {update.duration_s:.1f} s\n"
     )
     if not update.problems:
         return 0
-    write_table(out, ("document", "why it is left out"), list(islice(update.problems.items(), MAX_LISTED)))
+    write_table(out, ("document", "reason"), list(islice(update.problems.items(), MAX_LISTED)))
     return 2

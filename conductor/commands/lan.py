@@ -1,4 +1,4 @@
-"""Serve a phone in the local network: this machine's address, a token, and a QR code of both."""
+"""``serve --lan``: this machine's address in the local network, a token, and a QR code of both."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import socket
 
 from conductor.errors import SettingsError
 
-_SOMEWHERE_ELSE = ("192.0.2.1", 9)
-"""An address for documentation (RFC 5737): nothing is sent, but a route to it names our own address."""
+_REMOTE_ADDRESS = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737). Nothing is sent; its route gives this machine's address."""
 
 
 def lan_address() -> str:
-    """Find this machine's address in the local network. Raises `SettingsError` if it has none."""
+    """Find this machine's address in the local network. Raises `SettingsError` without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # UDP: connecting chooses a route and sends nothing.
-            probe.connect(_SOMEWHERE_ELSE)
+            # UDP: connecting selects a route and sends nothing.
+            probe.connect(_REMOTE_ADDRESS)
             address = str(probe.getsockname()[0])
         except OSError:
-            raise SettingsError("--lan: this machine is in no network.") from None
+            raise SettingsError("--lan: this machine has no network.") from None
     return private(address)
 
 
 def private(address: str) -> str:
-    """Return the address if only a local network can reach it. Raises `SettingsError`."""
+    """Return the address if it belongs to a local network. Raises `SettingsError`."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        raise SettingsError(f"--lan: {address!r} is no address.") from None
+        raise SettingsError(f"--lan: {address!r} is not an address.") from None
     if not parsed.is_private or parsed.is_loopback or parsed.is_unspecified:
-        raise SettingsError(f"--lan: {address} is no address of a local network; use --host and AUTH_TOKENS.")
+        raise SettingsError(f"--lan: {address} is not in a local network; use --host and AUTH_TOKENS.")
     return address
 
 

@@ -1,4 +1,4 @@
-"""``conductor mcp``: list, add and remove MCP servers, and try one out."""
+"""``conductor mcp``: manage and test MCP servers, and serve MCP on standard input and output."""
 
 from __future__ import annotations
 
@@ -9,80 +9,88 @@ import os
 import sys
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import quote
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.typing import Subprotocol
 
 from conductor.app import mcp_folder
+from conductor.commands.banner import server_address
 from conductor.commands.output import as_json, write_table
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
+from conductor.server.listener import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.settings import Settings, load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, read_mcp_file
 from conductor.tools.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.tools.mcp.toolset import call_tool
 
-# Seconds for the one call of a trial.
+# Seconds for the call of a test.
 CALL_S = 30.0
 # Seconds for a person to log in.
 LOGIN_S = 300.0
-# Lines of a log that are shown.
-SHOWN_LINES = 200
+# Lines of a log to print.
+LOG_LINES = 200
+# Bytes of a line or a message of ``serve``.
+MAX_SERVE_BYTES = 4 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("list", help="show the servers of mcp.json")
+    actions.add_parser("list", help="list the servers of mcp.json")
     add = actions.add_parser("add", help="add a server to mcp.json, or replace it")
-    add.add_argument("name", help="what its tools' names begin with")
-    add.add_argument("place", help="its URL, or the command to run")
-    # All that follows: options of `add` itself come before the name.
+    add.add_argument("name", help="the server's name, which is the prefix of its tools")
+    add.add_argument("location", metavar="place", help="its URL, or the command to run")
+    # The remainder, so options of `add` precede the name.
     add.add_argument("args", nargs=argparse.REMAINDER, help="the command's arguments")
     add.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for a command")
     add.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="for a URL")
-    add.add_argument("--trust", action="store_true", help="believe the annotations of its tools")
-    serve = actions.add_parser("serve", help="be an MCP server on standard input and output")
-    serve.add_argument("--url", help="the running server (default: as HOST and PORT say)")
+    add.add_argument("--trust", action="store_true", help="trust the annotations of its tools")
+    serve = actions.add_parser("serve", help="serve MCP on standard input and output")
+    serve.add_argument("--url", help="the running server (default: HOST and PORT)")
     serve.add_argument("--token", help="the client's token (default: the first of AUTH_TOKENS)")
-    serve.add_argument("--session", help="the id of the session whose tools are served (the newest)")
+    serve.add_argument("--session", help="the session whose tools are served (default: the newest)")
     remove = actions.add_parser("remove", help="remove a server from mcp.json")
-    test = actions.add_parser("test", help="connect, list the tools, and call one that only reads")
-    logs = actions.add_parser("logs", help="show what a server said on standard error; needs DATA_DIR")
-    login = actions.add_parser("login", help="log in to a server that wants OAuth, with a browser")
+    test = actions.add_parser("test", help="connect, list the tools, and call a read-only one")
+    logs = actions.add_parser("logs", help="print a server's standard error; needs DATA_DIR")
+    login = actions.add_parser("login", help="log in to a server with OAuth, in a browser")
     for action in (remove, test, logs, login):
-        action.add_argument("name", help="which server")
+        action.add_argument("name", help="the server's name")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Run a subcommand; returns 2 if the server that was tried failed, else 0. Raises `SettingsError`."""
+    """Run a subcommand; returns 2 if the tested server failed, else 0. Raises `SettingsError`."""
     configure_logs("error", "console", cache=False)
     settings, out = load_settings(), stdout or sys.stdout
     if options.action == "add":
         return _add(settings, options, out)
     if options.action == "serve":
-        from conductor.commands.mcp_stdio import run as serve
-
-        return serve(settings, options)
+        return _serve(settings, options)
     if options.action == "remove":
         return _remove(settings, options.name, out)
     servers = load_mcp_servers(settings)
     if options.action == "list":
-        rows = [(one.name, one.type, _place(one), _use(one)) for one in servers]
+        rows = [(server.name, server.type, _location(server), _use(server)) for server in servers]
         write_table(out, ("server", "type", "place", "used"), rows)
         return 0
-    found = next((server for server in servers if server.name == options.name), None)
-    if found is None:
+    match = next((server for server in servers if server.name == options.name), None)
+    if match is None:
         raise SettingsError(_unknown(options.name, [server.name for server in servers]))
     if options.action == "logs":
-        return _logs(settings, found.name, out)
+        return _logs(settings, match.name, out)
     check_installed()
     if options.action == "login":
-        return asyncio.run(_login(settings, found, out))
-    return asyncio.run(test(found, out, local_only=settings.local_only, folder=mcp_folder(settings)))
+        return asyncio.run(_login(settings, match, out))
+    return asyncio.run(test(match, out, local_only=settings.local_only, folder=mcp_folder(settings)))
 
 
-def _place(server: McpServerConfig) -> str:
+def _location(server: McpServerConfig) -> str:
     return server.url or " ".join([server.command or "", *server.args])
 
 
@@ -92,8 +100,8 @@ def _use(server: McpServerConfig) -> str:
     return "trusted" if server.trust else "yes"
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    return f'There is no server "{name}"; there are: {", ".join(known) or "none"}.'
+def _unknown(name: str, names: list[str]) -> str:
+    return f'There is no server "{name}". Servers: {", ".join(names) or "-"}.'
 
 
 # -- add and remove
@@ -101,10 +109,10 @@ def _unknown(name: str, known: list[str]) -> str:
 
 def _add(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     values: dict[str, Any]
-    if options.place.startswith(("http://", "https://")):
-        values = {"url": options.place, "headers": _pairs(options.header), "args": options.args}
+    if options.location.startswith(("http://", "https://")):
+        values = {"url": options.location, "headers": _pairs(options.header), "args": options.args}
     else:
-        values = {"command": options.place, "args": options.args, "env": _pairs(options.env)}
+        values = {"command": options.location, "args": options.args, "env": _pairs(options.env)}
     values = {key: value for key, value in values.items() if value}
     if options.trust:
         values["trust"] = True
@@ -115,11 +123,11 @@ def _add(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     return 0
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
-    for pair in given:
-        if not pair.partition("=")[1]:
-            raise SettingsError(f"{pair} must be NAME=VALUE.")
-    return dict(pair.split("=", 1) for pair in given)
+def _pairs(texts: list[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise SettingsError(f"{text} must be NAME=VALUE.")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def _remove(settings: Settings, name: str, out: TextIO) -> int:
@@ -141,7 +149,7 @@ def _write(settings: Settings, document: dict[str, Any]) -> None:
     path = mcp_config_path(settings)
     new = Path(f"{path}.new")
     try:
-        # It may hold keys, and a file with a mistake must not replace a good one.
+        # The file may contain keys, and an invalid file must not replace a valid one.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(document, file, indent=2, ensure_ascii=False)
             file.write("\n")
@@ -158,22 +166,22 @@ def _write(settings: Settings, document: dict[str, Any]) -> None:
 def _logs(settings: Settings, name: str, out: TextIO) -> int:
     folder = mcp_folder(settings)
     if folder is None:
-        raise SettingsError("What servers say is kept in DATA_DIR, which is not set.")
+        raise SettingsError("Logs of servers need DATA_DIR, which is not set.")
     try:
         lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    out.writelines(f"{line}\n" for line in lines[-SHOWN_LINES:])
+    out.writelines(f"{line}\n" for line in lines[-LOG_LINES:])
     return 0
 
 
-# -- test
+# -- login and test
 
 
 async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> int:
     folder = mcp_folder(settings)
     if folder is None:
-        raise SettingsError("Tokens are kept in DATA_DIR, which is not set.")
+        raise SettingsError("A login needs DATA_DIR, which is not set.")
     if not server.oauth or server.url is None:
         raise SettingsError(f'{server.name} has no "oauth": true in {mcp_config_path(settings)}.')
     from conductor.tools.mcp.oauth import login
@@ -190,7 +198,7 @@ async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> in
 
     try:
         await login(server.url, tokens_path(folder, server.name), show, use)
-    except Exception as error:  # of the package, of the system, or of the service
+    except Exception as error:  # of the package, the system or the service
         out.write(f"{server.name} failed: {McpConnection(server).describe(error)}\n")
         return 2
     return 0
@@ -199,19 +207,19 @@ async def _login(settings: Settings, server: McpServerConfig, out: TextIO) -> in
 async def test(
     server: McpServerConfig, out: TextIO, *, local_only: bool = False, folder: Path | None = None
 ) -> int:
-    """Connect, list the tools and call one that only reads; returns 2 if that failed."""
+    """Connect, list the tools and call a read-only one; returns 2 on failure."""
     connection = McpConnection(server, local_only=local_only, folder=folder)
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         async with connection.connected() as client:
-            out.write(f"{server.name}: connected and listed in {time.perf_counter() - began:.2f} s, ")
+            out.write(f"{server.name}: connected and listed in {time.perf_counter() - start:.2f} s, ")
             out.write(f"protocol {client.protocol_version}\n")
             rows = [(spec.name, spec.risk, spec.effect, spec.title or "") for spec in connection.specs]
             write_table(out, ("tool", "risk", "effect", "title"), rows)
             for note in connection.warnings:
                 out.write(f"note: {as_json(note)}")
             return await _try(connection, out)
-    except Exception as error:  # of the package, of the system, or of a program that is no server
+    except Exception as error:  # of the package, the system or a program that is not a server
         out.write(f"{server.name} failed: {connection.describe(error)}\n")
         return 2
 
@@ -219,22 +227,73 @@ async def test(
 async def _try(connection: McpConnection, out: TextIO) -> int:
     spec = next((spec for spec in connection.specs if _is_harmless(spec)), None)
     if spec is None:
-        out.write("No tool was called: none is known to only read and needs no arguments.\n")
+        out.write("No tool was called: there is no read-only tool without required arguments.\n")
         return 0
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         async with asyncio.timeout(CALL_S):
             outcome = await call_tool(connection, spec.name, {})
     except TimeoutError:
-        out.write(f"{spec.name} gave no result in {CALL_S:g} s\n")
+        out.write(f"{spec.name} returned no result within {CALL_S:g} s\n")
         return 2
-    took = f"in {1000 * (time.perf_counter() - began):.0f} ms"
+    duration = f"in {1000 * (time.perf_counter() - start):.0f} ms"
     if outcome.success:
-        out.write(f"{spec.name} answered {outcome.metadata.data_size_bytes} bytes {took}\n")
+        out.write(f"{spec.name} answered {outcome.metadata.data_size_bytes} bytes {duration}\n")
         return 0
-    out.write(f"{spec.name} failed {took}: {as_json(outcome.error_message)}")
+    out.write(f"{spec.name} failed {duration}: {as_json(outcome.error_message)}")
     return 2
 
 
 def _is_harmless(spec: ToolSpec) -> bool:
     return spec.effect == "read" and not spec.input_schema.get("required")
+
+
+# -- serve
+
+
+def _serve(settings: Settings, options: argparse.Namespace) -> int:
+    # MCP on standard input and output, forwarded to a running server's ``/mcp``.
+    address = (options.url or f"ws://{server_address(settings)}").rstrip("/")
+    url = address.removesuffix("/ws").removesuffix(MCP_PATH) + MCP_PATH
+    if options.session is not None:
+        url += f"?session={quote(options.session)}"
+    token = options.token or next(iter(settings.auth_tokens), None)
+    asyncio.run(_forward(url, token))
+    return 0
+
+
+async def _forward(url: str, token: str | None) -> None:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        socket = await connect(
+            url,
+            additional_headers=headers,
+            subprotocols=[Subprotocol(MCP_SUBPROTOCOL)],
+            max_size=MAX_SERVE_BYTES,
+            proxy=None,
+        )
+    except (OSError, InvalidHandshake, InvalidURI, ValueError) as error:
+        raise SettingsError(
+            f"{url} did not answer ({error}). Start a server there with MCP_SERVER=true."
+        ) from None
+    async with socket:
+        directions = [asyncio.create_task(_to_server(socket)), asyncio.create_task(_to_program(socket))]
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        for direction in directions:
+            direction.cancel()
+
+
+async def _to_server(socket: ClientConnection) -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=MAX_SERVE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
+    with suppress(ConnectionClosed):
+        while line := await lines.readline():
+            await socket.send(line.decode(errors="replace").strip())
+
+
+async def _to_program(socket: ClientConnection) -> None:
+    async for message in socket:
+        text = message if isinstance(message, str) else message.decode(errors="replace")
+        sys.stdout.write(text.replace("\n", " ") + "\n")
+        sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``conductor models``: list the model profiles, try out what a model can do, and measure it."""
+"""``conductor models``: list, probe and measure model profiles."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import httpx2
 from rich.console import Console
 from rich.progress import Progress
 
-from conductor.commands.check_item import Item, ok, warn
-from conductor.commands.output import write_table
+from conductor.commands.output import Item, ok, warn, write_table
 from conductor.errors import ModelError, SettingsError
 from conductor.logs import configure_logs
 from conductor.messages import UserMessage
@@ -27,10 +26,10 @@ from conductor.models.profiles import ModelProfile, load_profiles
 from conductor.models.registry import as_text, make_provider
 from conductor.settings import Settings, load_settings
 
-# Seconds to ask a service for its models, and for one request of a trial.
+# Seconds for a service's list of models, and for one request of a probe.
 LIST_TIMEOUT_S = 10.0
 TRIAL_TIMEOUT_S = 120.0
-# Models of a service that are named; hosted ones offer hundreds.
+# Models of a service to list; hosted services offer hundreds.
 MAX_OFFERED = 20
 
 _LONG = "Count from one to sixty in words, separated by commas."
@@ -40,13 +39,13 @@ _HEADINGS = ("profile", "model", "kind", "fallback", "price in", "price out", "u
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True)
-    listing = actions.add_parser("list", help="show the profiles, and the models that their services offer")
-    listing.add_argument("--offline", action="store_true", help="do not ask the services")
-    probe = actions.add_parser("probe", help="try out tool calls, streaming and cancellation")
-    bench = actions.add_parser("bench", help="measure the time to the first token, and tokens a second")
-    bench.add_argument("--requests", type=int, default=5, help="how many requests (5)")
+    listing = actions.add_parser("list", help="list the profiles, and the models of their services")
+    listing.add_argument("--offline", action="store_true", help="do not connect to the services")
+    probe = actions.add_parser("probe", help="test tool calls, streaming and cancellation")
+    bench = actions.add_parser("bench", help="measure the time to the first token, and tokens per second")
+    bench.add_argument("--requests", type=int, default=5, help="number of requests (5)")
     for action in (probe, bench):
-        action.add_argument("profile", nargs="?", help="which profile (the default one)")
+        action.add_argument("profile", nargs="?", help="the profile (default: the default profile)")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
     profiles = load_profiles(settings)
     name = options.profile or profiles.default
     if name not in profiles.by_name:
-        raise SettingsError(f'There is no profile "{name}"; there are: {", ".join(profiles.by_name)}.')
+        raise SettingsError(f'There is no profile "{name}". Profiles: {", ".join(profiles.by_name)}.')
     profile = profiles.by_name[name]
     if options.action == "probe":
         return asyncio.run(_with(profile, settings, lambda provider: probe(provider, profile, out)))
@@ -107,13 +106,13 @@ def _list(settings: Settings, out: TextIO, *, offline: bool) -> int:
     if offline:
         return 0
     if settings.local_only:
-        out.write("\nLOCAL_ONLY is set: the services were not asked.\n")
+        out.write("\nLOCAL_ONLY is set: models of the services are not listed.\n")
         return 0
     code = 0
     for profile in profiles.by_name.values():
         try:
             offered = _offered(profile)
-        except Exception as error:  # of two libraries, or an answer that is no list
+        except Exception as error:  # of two libraries, or an answer without a list
             out.write(f"\n{profile.name} did not list its models: {type(error).__name__}\n")
             code = 2
             continue
@@ -131,7 +130,7 @@ def _use(is_default: bool, profile: ModelProfile) -> str:
 
 
 def _offered(profile: ModelProfile) -> list[str] | None:
-    # None for what has no list.
+    # None for a provider without a list.
     if profile.provider == "anthropic":
         import anthropic
 
@@ -159,7 +158,7 @@ def _models_of(profile: ModelProfile) -> list[dict[str, Any]]:
 
 
 async def probe(provider: ModelProvider, profile: ModelProfile, out: TextIO) -> int:
-    """Try out what the model can do, and write a line for each. Raises `ModelError` if it does not answer."""
+    """Test the model's abilities, and write a line for each. Raises `ModelError` if it does not answer."""
     out.write(f"{profile.name}: {profile.title}\n")
     text = await _ask(provider, "Say hello.")
     items = [ok("answers", f"first token after {text.first_s:.2f} s.")]
@@ -172,8 +171,9 @@ async def probe(provider: ModelProvider, profile: ModelProfile, out: TextIO) -> 
 
 async def _probe_tools(provider: ModelProvider, profile: ModelProfile) -> Item:
     if profile.kind == "text":
-        called = await calls_tools(provider)
-        return ok("tools", "called, as text.") if called else warn("tools", "not called, though taught how.")
+        if await calls_tools(provider):
+            return ok("tools", "called, as text.")
+        return warn("tools", "not called, in spite of instructions.")
     if await calls_tools(provider):
         return ok("tools", 'called: kind = "native" fits.')
     if await calls_tools(as_text(provider, profile)):
@@ -185,15 +185,15 @@ async def _probe_streaming(provider: ModelProvider) -> Item:
     reply = await _ask(provider, _LONG)
     if reply.deltas > 1:
         return ok("streaming", f"{reply.deltas} pieces within {reply.seconds:.1f} s.")
-    return warn("streaming", "the reply came in one piece: speech begins late.")
+    return warn("streaming", "the reply is one piece: speech starts late.")
 
 
 async def _probe_cancellation(provider: ModelProvider) -> Item:
     async with aclosing(provider.stream(_request(_LONG))) as events:
         await anext(events)
-        begin = time.perf_counter()
-    closed_s = time.perf_counter() - begin
-    # A service that writes on answers the next one late.
+        start = time.perf_counter()
+    closed_s = time.perf_counter() - start
+    # A service that continues a cancelled reply delays the next one.
     after = await _ask(provider, "Say hello.")
     return ok(
         "cancellation",
@@ -205,21 +205,21 @@ async def _probe_cancellation(provider: ModelProvider) -> Item:
 
 
 class _Reply:
-    """What was measured of one reply; times are in seconds."""
+    """Measurements of one reply; times in seconds."""
 
-    def __init__(self, begin: float) -> None:
-        self._begin = begin
+    def __init__(self, start: float) -> None:
+        self._start = start
         self.first_s = 0.0
         self.seconds = 0.0
         self.deltas = 0
         self.tokens = 0
 
     def add(self, event: object) -> None:
-        now = time.perf_counter() - self._begin
+        now = time.perf_counter() - self._start
         if isinstance(event, TextDelta):
             self.deltas += 1
         if isinstance(event, Finished):
-            # Where the service counts none, a delta is about a token.
+            # Without a count of the service, a delta is about a token.
             self.tokens = event.usage.output_tokens or self.deltas
         self.first_s = self.first_s or now
         self.seconds = now
@@ -244,9 +244,9 @@ async def _ask(provider: ModelProvider, text: str) -> _Reply:
 
 
 async def bench(provider: ModelProvider, requests: int, out: TextIO) -> int:
-    """Send requests one after the other, after one that is not counted, and write what they took."""
+    """Send a warm-up request and ``requests`` more, one after the other, and write their times."""
     replies = []
-    # On stderr, so that the figures alone are piped on.
+    # On stderr, so that a pipe receives only the figures.
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for number in progress.track(range(requests + 1), description="asking"):
             reply = await _ask(provider, _LONG)

@@ -20,34 +20,34 @@ from conductor.tools.policies import REREAD_S, add, lint, load, policies_path, r
 from conductor.tools.rules import Rule, RuleError, describe, parse_json, parse_rule, rule_object
 from conductor.tools.validation import Valid, validate
 
-_TAKEN_UP = f"Running servers take it up within {REREAD_S:g} seconds."
+_APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="list|add|remove|explain")
-    listing = commands.add_parser("list", help="show the rules, and what is wrong with them")
+    listing = commands.add_parser("list", help="list the rules, and problems with them")
     listing.add_argument("--json", action="store_true", help="as JSON")
-    adding = commands.add_parser("add", help="add a rule at the end")
-    adding.add_argument("effect", choices=("allow", "ask", "deny"), help="what happens to the calls")
-    adding.add_argument("tool", help="a tool's name; * stands for any characters")
-    adding.add_argument("--source", help="only tools from there: device, builtin, mcp:NAME")
+    adding = commands.add_parser("add", help="append a rule")
+    adding.add_argument("effect", choices=("allow", "ask", "deny"), help="the effect on matching calls")
+    adding.add_argument("tool", help="a tool's name; * matches any characters")
+    adding.add_argument("--source", help="only tools of this source: device, builtin, mcp:NAME")
     adding.add_argument(
         "--arg",
         action="append",
         default=[],
         metavar="NAME:PRED=VALUE",
-        help="only calls with such an argument, for example path:under=/srv/notes; PRED is eq, in, glob, "
-        "under, host or max; several must all hold",
+        help="only calls with a matching argument, for example path:under=/srv/notes; PRED is eq, in, glob, "
+        "under, host or max; repeated options must all match",
     )
-    adding.add_argument("--expires", metavar="TIME", help="until then, for example 2030-01-31T18:00:00Z")
-    removing = commands.add_parser("remove", help="take a rule out")
-    removing.add_argument("number", type=int, help="the rule's number, as list shows it")
-    explaining = commands.add_parser("explain", help="say what would happen to a call, and why")
+    adding.add_argument("--expires", metavar="TIME", help="end of validity, for example 2030-01-31T18:00:00Z")
+    removing = commands.add_parser("remove", help="remove a rule")
+    removing.add_argument("number", type=int, help="the rule's number in the list")
+    explaining = commands.add_parser("explain", help="explain the decision on a call")
     explaining.add_argument("tool", help="the tool's name")
     explaining.add_argument("arguments", nargs="?", default="{}", help="the call's arguments as JSON ({})")
     explaining.add_argument(
-        "--tainted", action="store_true", help="as if text of strangers were in the conversation"
+        "--tainted", action="store_true", help="as if the conversation contained text of third parties"
     )
     explaining.add_argument("--json", action="store_true", help="as JSON")
 
@@ -56,7 +56,7 @@ def run(
     options: argparse.Namespace, stdout: TextIO | None = None, now: Callable[[], float] = time.time
 ) -> int:
     """Run a subcommand; returns the exit code. Raises `SettingsError` for a user's mistake."""
-    configure_logs("error", "console", cache=False)  # notes on the file are printed by this command
+    configure_logs("error", "console", cache=False)  # this command prints the notes on the file
     action = {"list": _list, "add": _add, "remove": _remove, "explain": _explain}[options.action]
     action(options, load_settings(), stdout or sys.stdout, now())
     return 0
@@ -84,33 +84,33 @@ def _row(number: int, rule: Rule) -> tuple[str, ...]:
 
 
 def _add(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
-    given = {"effect": options.effect, "tool": options.tool, "args": _predicates(options.arg)}
-    more = {"source": options.source, "expires": options.expires}
+    fields = {"effect": options.effect, "tool": options.tool, "args": _predicates(options.arg)}
+    optional = {"source": options.source, "expires": options.expires}
     try:
-        rule = parse_rule(given | {name: value for name, value in more.items() if value is not None})
+        rule = parse_rule(fields | {name: value for name, value in optional.items() if value is not None})
     except RuleError as error:
         raise SettingsError(f"The rule is not valid: {error}.") from None
     number = add(policies_path(settings), rule)
-    out.write(f"Rule {number} is now: {describe(rule)}.\n{_TAKEN_UP}\n")
+    out.write(f"Added rule {number}: {describe(rule)}.\n{_APPLIED}\n")
     for finding in lint([rule], known_tools(settings), now=now):
         out.write(f"warn  {finding.replace('Rule 1', f'Rule {number}', 1)}\n")
 
 
-def _predicates(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _predicates(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     args: dict[str, dict[str, Any]] = {}
-    for each in given:
-        left, equals, value = each.partition("=")
-        name, colon, predicate = left.partition(":")
+    for text in texts:
+        key, equals, value = text.partition("=")
+        name, colon, predicate = key.partition(":")
         if not (equals and colon and name):
-            raise SettingsError(f"--arg {each!r} must be NAME:PRED=VALUE, for example path:under=/srv/notes.")
+            raise SettingsError(f"--arg {text!r} must be NAME:PRED=VALUE, for example path:under=/srv/notes.")
         if predicate in args.setdefault(name, {}):
-            raise SettingsError(f"--arg {name}:{predicate} is given twice.")
+            raise SettingsError(f"--arg {name}:{predicate} is repeated.")
         args[name][predicate] = _value(predicate, value)
     return args
 
 
 def _value(predicate: str, text: str) -> Any:
-    # These are always text: a folder named 2024 is no number.
+    # These are always text: a folder named 2024 is not a number.
     if predicate in ("glob", "under", "host"):
         return text
     value = _json_or_text(text)
@@ -129,11 +129,10 @@ def _json_or_text(text: str) -> Any:
 def _remove(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
     removed = remove(policies_path(settings), options.number)
     try:
-        # An invalid rule can be removed, too, and then has no description.
-        said = describe(parse_rule(removed))
-    except RuleError:
-        said = json.dumps(removed)
-    out.write(f"Rule {options.number} is gone: {said}.\n{_TAKEN_UP}\n")
+        text = describe(parse_rule(removed))
+    except RuleError:  # an invalid rule has no description
+        text = json.dumps(removed)
+    out.write(f"Removed rule {options.number}: {text}.\n{_APPLIED}\n")
 
 
 def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: float) -> None:
@@ -145,10 +144,10 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
     policies, gate = load(policies_path(settings)), GateOptions.of(settings)
     rules = policies.rules
     verdict = decide(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
-    found = steps(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
+    trace = steps(spec, arguments, rules, now=now, tainted=options.tainted, options=gate)
 
     def number(rule: Rule | None) -> int | None:
-        return next((number for number, each in enumerate(rules, 1) if each is rule), None)
+        return next((number for number, other in enumerate(rules, 1) if other is rule), None)
 
     answer = {
         "tool": spec.name,
@@ -163,8 +162,13 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
         "ruleNumber": number(verdict.rule),
         "rule": rule_object(verdict.rule) if verdict.rule else None,
         "steps": [
-            {"step": one.name, "verdict": one.effect, "reasons": one.reasons, "ruleNumber": number(one.rule)}
-            for one in found
+            {
+                "step": step.name,
+                "verdict": step.effect,
+                "reasons": step.reasons,
+                "ruleNumber": number(step.rule),
+            }
+            for step in trace
         ],
         "offered": Gate(rules, gate).offers(spec),
         "dryRun": Gate(rules, gate).is_dry(spec),
@@ -175,8 +179,8 @@ def _explain(options: argparse.Namespace, settings: Settings, out: TextIO, now: 
 
 
 def _in_words(answer: Mapping[str, Any]) -> str:
-    def of_rule(found: Mapping[str, Any]) -> str:
-        return f" (rule {found['ruleNumber']})" if found["ruleNumber"] else ""
+    def of_rule(decision: Mapping[str, Any]) -> str:
+        return f" (rule {decision['ruleNumber']})" if decision["ruleNumber"] else ""
 
     warned = ", with a warning" if answer["warn"] else ""
     lines = [f"{answer['tool']}: {answer['verdict']}{warned}{of_rule(answer)}"]
@@ -187,11 +191,11 @@ def _in_words(answer: Mapping[str, Any]) -> str:
         lines.append(f"{step['step']:<8} {step['verdict'] or '-':<6} {reasons}{of_rule(step)}")
     lines.append("")
     if not answer["offered"]:
-        lines.append("The model does not get to see this tool.")
+        lines.append("The model does not see this tool.")
     if answer["dryRun"]:
-        lines.append("DRY_RUN is set: a call only says what it would do.")
+        lines.append("DRY_RUN is set: a call only describes its effect.")
     lines += [f"warn  {note}" for note in answer["notes"]]
-    lines.append("What people decided in their sessions is not looked at here.")
+    lines.append("Decisions of people in their sessions are not considered.")
     return "\n".join(lines) + "\n"
 
 
@@ -205,4 +209,4 @@ def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], str]:
     checked = validate(spec, text)
     if isinstance(checked, Valid):
         return checked.arguments, ""
-    return arguments, f"The call would be refused before that. {checked.error_message}"
+    return arguments, f"Validation refuses the call. {checked.error_message}"

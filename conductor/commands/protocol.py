@@ -21,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=FORMATS[0],
         help="an AsyncAPI 3.0 document (the default), JSON Schemas, or a reference for people",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
-    """Print or write the description; returns the exit code. Raises `SettingsError` for a bad file."""
+    """Print or write the description; returns the exit code. Raises `SettingsError` for a file error."""
     text = render(options.format)
     if options.output is None:
         (stdout or sys.stdout).write(text)
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None) -> int:
 
 def render(output_format: str) -> str:
     """Describe the protocol in one of `FORMATS`."""
-    # Imported here: the schemas of all events take a while to make.
+    # Imported here, because the schemas of all events are slow to build.
     from conductor.events.docs import markdown
     from conductor.events.schema import asyncapi, json_schema
 

@@ -1,4 +1,4 @@
-"""``conductor sessions``: list, show, export and delete stored sessions."""
+"""``conductor sessions``: list, show, export and delete stored sessions, and print their events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
+import msgspec
 from msgspec.structs import asdict
 
 from conductor.commands.output import as_json, write_table
@@ -20,8 +22,20 @@ from conductor.conversation.fields import RECORD_ID
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.settings import Settings, load_settings
-from conductor.stores.admin import SessionAdmin, SessionInfo
-from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionStore
+from conductor.stores.admin import SessionAdmin, SessionInfo, StoredSessions
+from conductor.stores.base import (
+    NEVER_EXPIRES,
+    AckOutbound,
+    AppendLog,
+    FinishCall,
+    OpenCall,
+    Operation,
+    PutOutbound,
+    RememberInbound,
+    SessionKey,
+    SessionStore,
+)
+from conductor.stores.records import Record, Stored
 from conductor.stores.registry import describe_store, make_session_admin, make_store
 
 _NUMBERS = ("messages", "open calls", "unacked", "size")
@@ -29,64 +43,56 @@ _HEADINGS = ("subject", "session", "last written", *_NUMBERS, "owned")
 
 
 class NoSuchSession(SettingsError):
-    """There is no such session; the message is a sentence."""
+    """The session does not exist; the message is a sentence."""
 
     exit_code = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|export|delete")
-    listing = commands.add_parser(
-        "list", help="show which sessions there are", description="Lists sessions by subject and id."
-    )
-    listing.add_argument("--subject", help="only this subject's")
-    listing.add_argument(
-        "--limit", type=int, default=1000, help="largest number of lines (default: %(default)s)"
-    )
-    listing.add_argument("--json", action="store_true", help="as JSON")
+    commands = parser.add_subparsers(dest="action", required=True, metavar="list|show|events|export|delete")
+    listing = commands.add_parser("list", help="list sessions by subject and id")
+    listing.add_argument("--limit", type=int, default=1000, help="maximum of lines (default: %(default)s)")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     showing = commands.add_parser(
         "show",
-        help="print all that is kept of a session",
-        description="Prints all that is kept of a session as JSON, with what was said.",
+        help="print a session as JSON",
+        description="Prints all records of a session as JSON, including the conversation.",
     )
-    showing.add_argument("session", help="the session's id")
-    showing.add_argument("--subject", help="whose it is; needed where several have one with this id")
+    events = commands.add_parser(
+        "events",
+        help="print a session's events, one a line",
+        description="Prints the events since the last snapshot of the session (up to 64 commits), in order: "
+        "time (UTC, if it is stored), revision, direction, type and fields.",
+    )
+    events.add_argument("--text", action="store_true", help="also print transcripts and arguments")
     exporting = commands.add_parser(
         "export",
-        help="write all that is kept, a line of JSON for each session",
-        description="Writes a line of JSON for each session: all that is kept, with what was said.",
+        help="write sessions as lines of JSON",
+        description="Writes all records of each session as a line of JSON, including the conversation.",
     )
-    exporting.add_argument("--subject", help="only this subject's")
-    exporting.add_argument(
-        "--output", type=Path, metavar="FILE", help="a new file, for its owner's eyes only"
-    )
-    exporting.add_argument("--force", action="store_true", help="replace the file if it is there")
+    exporting.add_argument("--output", type=Path, metavar="FILE", help="a new file, readable by its owner")
+    exporting.add_argument("--force", action="store_true", help="replace an existing file")
     deleting = commands.add_parser(
         "delete",
-        help="delete a session, or all that is kept of a subject",
-        description="Deletes for good. A server that serves the session is fenced: it can no longer write. "
-        "With --all, what the person allowed always goes too; it holds until they open another session.",
+        help="delete a session, or all data of a subject",
+        description="Deletes permanently. A server with the session is fenced: it can no longer write. --all "
+        "also deletes the permissions of scope always, which apply until the next session starts.",
     )
-    deleting.add_argument("session", nargs="?", help="the session's id")
-    deleting.add_argument(
-        "--subject", help="whose it is; needed with --all, and where several have such an id"
-    )
-    deleting.add_argument(
-        "--all", action="store_true", help="all of the subject's, and what they allowed always"
-    )
-    deleting.add_argument(
-        "--yes", action="store_true", help="do not ask; needed where the input is no terminal"
-    )
+    deleting.add_argument("--all", action="store_true", help="delete all data of the subject")
+    deleting.add_argument("--yes", action="store_true", help="do not ask; required without a terminal")
+    for command in (listing, showing, events, exporting, deleting):
+        command.add_argument("--subject", help="the session's subject; required if the id is ambiguous")
+    for command in (showing, events, deleting):
+        command.add_argument("session", nargs="?" if command is deleting else None, help="the session's id")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
-    """Run a subcommand; returns the exit code, 1 for a deletion that was declined.
+    """Run a subcommand; returns the exit code, 1 for a declined deletion.
 
-    Raises `NoSuchSession`, and `SettingsError` for a user's mistake and for a store that is empty or cannot
-    be used.
+    Raises `NoSuchSession`, and `SettingsError` for a wrong argument and for an empty or unusable store.
     """
-    configure_logs("critical", "console", cache=False)  # errors of the store are printed by this command
+    configure_logs("critical", "console", cache=False)  # this command prints errors of the store
     out, settings = stdout or sys.stdout, load_settings()
     try:
         match options.action:
@@ -94,6 +100,8 @@ def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO
                 asyncio.run(_list(options, settings, out))
             case "show":
                 asyncio.run(_show(options, settings, out))
+            case "events":
+                asyncio.run(_events(options, settings, out))
             case "export":
                 asyncio.run(_export(options, settings, out))
             case _:
@@ -108,27 +116,101 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
     if limit < 1:
         raise SettingsError("--limit must be at least 1.")
     async with _opened(settings) as admin:
-        # One more than is shown tells whether there are more.
-        found = await admin.sessions(options.subject, limit=min(limit + 1, sys.maxsize))
-    if not found:
-        raise _nothing(settings, options.subject)
-    shown, more = found[:limit], len(found) > limit
+        infos = await admin.sessions(options.subject, limit=min(limit + 1, sys.maxsize))
+    if not infos:
+        raise _no_sessions(settings, options.subject)
+    more = len(infos) > limit
     if options.json:
-        sessions = [{**asdict(info), "kind": kind(info.session_id)} for info in shown]
+        sessions = [{**asdict(info), "kind": kind(info.session_id)} for info in infos[:limit]]
         out.write(as_json({"sessions": sessions, "more": more}, indent=2))
         return
-    write_table(out, _HEADINGS, map(row, shown), _NUMBERS)
+    write_table(out, _HEADINGS, map(row, infos[:limit]), _NUMBERS)
     if more:
-        out.write(f"There are more; --limit {2 * limit} shows more of them.\n")
+        out.write(f"There are more sessions; use --limit {2 * limit}.\n")
 
 
 async def _show(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
     async with _opened(settings) as admin:
         key = await _find(admin, options.session, options.subject)
-        kept = await admin.show(key)
-    if kept is None:
+        session = await admin.show(key)
+    if session is None:
         raise _no_session(key)
-    out.write(as_json(kept, indent=2))
+    out.write(as_json(session, indent=2))
+
+
+async def _events(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
+    async with aclosing(_existing_store(settings)) as store:
+        admin = make_session_admin(settings, store)
+        await store.open()
+        key = await _find(admin, options.session, options.subject)
+        stored = await cast(StoredSessions, store).read(key)
+    if stored is None:
+        raise _no_session(key)
+    rows = event_rows(stored, text=options.text)
+    write_table(out, ("time", "revision", "", "event", "fields"), rows, ("revision",))
+
+
+_FIELDS = {
+    "id",
+    "turn",
+    "call_id",
+    "callId",
+    "approvalId",
+    "name",
+    "source",
+    "effect",
+    "position",
+    "is_error",
+}
+"""Fields that are printed without ``--text``; others may contain words of people."""
+
+
+def event_rows(stored: Stored, *, text: bool) -> Iterator[tuple[str, ...]]:
+    """Make a row for each stored event: time, revision, direction, type and fields."""
+    for revision, data in sorted(stored.records.items()):
+        record = msgspec.json.decode(data, type=Record)
+        if record.state is not None:
+            yield ("", str(revision), "", "snapshot", f"messages={len(record.state.log)}")
+        events = [_event(operation) for operation in record.operations]
+        # The events of a commit are simultaneous, but not all have a time.
+        times = [time_ms for time_ms, *_ in events if time_ms]
+        for time_ms, direction, kind, values in events:
+            time_ms = time_ms or next(iter(times), 0)
+            moment = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+            fields = " ".join(
+                f"{name}={value}" if text or name in _FIELDS else f"{name}=({len(str(value))} characters)"
+                for name, value in values.items()
+                if value
+            )
+            yield (moment.replace("+00:00", "Z") if time_ms else "", str(revision), direction, kind, fields)
+
+
+def _event(operation: Operation) -> tuple[int, str, str, dict[str, Any]]:
+    # Epoch milliseconds (0: unknown), direction, type and fields.
+    match operation:
+        case PutOutbound(event=event):
+            frame = msgspec.json.decode(event.frame)
+            values = {"id": event.event_id, "turn": event.turn_id, **frame["payload"]}
+            if event.kind == "state":
+                values["name"] = f"{values['name']} {values.pop('arguments')}"
+            return event.created_ms, "out", frame["type"], values
+        case AckOutbound(event_id=event_id):
+            return 0, "in", "acknowledged", {"id": event_id}
+        case RememberInbound(event_id=event_id):
+            return 0, "in", "received", {"id": event_id}
+        case AppendLog(entry=entry):
+            values = msgspec.to_builtins(entry)
+            kind = values.pop("type")
+            values["name"] = ",".join(call["name"] for call in values.get("calls", ()))
+            return 0, "", f"log {kind}", values
+        case OpenCall(call=call):
+            values = {"turn": call.turn_id, "call_id": call.call_id, "name": call.name, "source": call.source}
+            return call.opened_ms, "", "call opened", values
+        case FinishCall(call_id=call_id, result=result):
+            return 0, "", "call finished", {"call_id": call_id, "is_error": result.is_error}
+        case _:
+            values = msgspec.to_builtins(operation)
+            return 0, "", str(values.pop("op")), values
 
 
 async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) -> None:
@@ -139,12 +221,12 @@ async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) 
                 file.write(as_json(session))
                 count += 1
         if not count:
-            raise _nothing(settings, options.subject)
+            raise _no_sessions(settings, options.subject)
         return count
 
     if options.output is None:
         if options.force:
-            raise SettingsError("--force goes with --output.")
+            raise SettingsError("--force requires --output.")
         await write(out)
     else:
         with private_file(options.output, replace=options.force) as file:
@@ -154,15 +236,15 @@ async def _export(options: argparse.Namespace, settings: Settings, out: TextIO) 
 
 def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answers: TextIO) -> int:
     if options.all == (options.session is not None):
-        raise SettingsError("Say either which session to delete, or --all.")
+        raise SettingsError("Give either a session to delete, or --all.")
     if options.all and options.subject is None:
-        raise SettingsError("--all needs --subject: say whose sessions to delete.")
+        raise SettingsError("--all requires --subject.")
     if not options.yes and not answers.isatty():
-        raise SettingsError("The input is no terminal to ask at: give --yes.")
-    keys = asyncio.run(_doomed(options, settings))
-    what = _called(keys)
-    if not options.yes:  # asked outside of the event loop, which would swallow Ctrl-C
-        out.write(f"Delete {what}, for good? [y/N] ")
+        raise SettingsError("The input is not a terminal; use --yes.")
+    keys = asyncio.run(_matches(options, settings))
+    names = _describe(keys)
+    if not options.yes:  # outside of the event loop, which would swallow Ctrl-C
+        out.write(f"Delete {names} permanently? [y/N] ")
         out.flush()
         if answers.readline().strip().lower() not in ("y", "yes"):
             out.write("Nothing was deleted.\n")
@@ -174,20 +256,20 @@ def _delete(options: argparse.Namespace, settings: Settings, out: TextIO, answer
 
     count = asyncio.run(carry_out())
     if not count:
-        raise NoSuchSession(f"There is nothing left of {what}.")
-    out.write(f"Deleted {what if count == len(keys) else _sessions(count)}.\n")
+        raise NoSuchSession(f"{names} no longer exists.")
+    out.write(f"Deleted {names if count == len(keys) else _sessions(count)}.\n")
     return 0
 
 
-async def _doomed(options: argparse.Namespace, settings: Settings) -> list[SessionKey]:
+async def _matches(options: argparse.Namespace, settings: Settings) -> list[SessionKey]:
     async with _opened(settings) as admin:
         if options.all:
             infos = await admin.sessions(options.subject, limit=sys.maxsize)
             if not infos:
-                raise _nothing(settings, options.subject)
+                raise _no_sessions(settings, options.subject)
             return [SessionKey(info.subject, info.session_id) for info in infos]
         key = await _find(admin, options.session, options.subject)
-        # Before the question: there is nothing to confirm if it is gone.
+        # Before the question, which is not needed for a missing session.
         if key.subject not in await admin.subjects(key.session_id):
             raise _no_session(key)
         return [key]
@@ -202,9 +284,9 @@ async def _opened(settings: Settings) -> AsyncIterator[SessionAdmin]:
 
 
 def _existing_store(settings: Settings) -> SessionStore:
-    # Looking at a SQLite file that does not exist must not create it.
+    # A missing SQLite file must not be created.
     if settings.store_kind == "sqlite" and not os.path.exists(settings.store_path):
-        raise SettingsError(f"There is no session store yet: {describe_store(settings)} is not there.")
+        raise SettingsError(f"There is no session store: {describe_store(settings)} does not exist.")
     return make_store(settings)
 
 
@@ -215,9 +297,7 @@ async def _find(admin: SessionAdmin, session_id: str, subject: str | None) -> Se
     if not subjects:
         raise NoSuchSession(f"There is no session {session_id!r}.")
     if len(subjects) > 1:
-        raise SettingsError(
-            f"{len(subjects)} subjects have a session {session_id!r}: say whose with --subject."
-        )
+        raise SettingsError(f"{len(subjects)} subjects have a session {session_id!r}; use --subject.")
     return SessionKey(subjects[0], session_id)
 
 
@@ -225,17 +305,14 @@ def _no_session(key: SessionKey) -> NoSuchSession:
     return NoSuchSession(f"There is no session {key.session_id!r} of {key.subject!r}.")
 
 
-def _nothing(settings: Settings, subject: str | None) -> SettingsError:
+def _no_sessions(settings: Settings, subject: str | None) -> SettingsError:
     if subject is not None:
         return NoSuchSession(f"There is no session of {subject!r}.")
     return SettingsError(f"There are no sessions in {describe_store(settings)}.")
 
 
-# -- words
-
-
 def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
-    """Tell conversations from the server's own records, such as what a person allowed always."""
+    """Distinguish conversations from records of the server, such as permissions."""
     if session_id == RECORD_ID:
         return "grants"
     return "record" if session_id.startswith(NEVER_EXPIRES) else "conversation"
@@ -243,12 +320,12 @@ def kind(session_id: str) -> Literal["conversation", "grants", "record"]:
 
 def row(info: SessionInfo) -> tuple[str, ...]:
     """Make a session's row in the list, with its local time."""
-    what = kind(info.session_id)
+    record = kind(info.session_id)
     session, figures, owned = info.session_id, (info.messages, info.calls, info.outbound), info.owned
-    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.updated))
-    if what != "conversation":  # a record of the server: it has no messages and no owner
-        return (info.subject, f"{session} ({what})", written, "-", "-", "-", _size(info.size), "-")
-    return (info.subject, session, written, *map(str, figures), _size(info.size), "yes" if owned else "no")
+    updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.updated))
+    if record != "conversation":  # it has no messages and no owner
+        return (info.subject, f"{session} ({record})", updated, "-", "-", "-", _size(info.size), "-")
+    return (info.subject, session, updated, *map(str, figures), _size(info.size), "yes" if owned else "no")
 
 
 def _size(size: int) -> str:
@@ -257,15 +334,14 @@ def _size(size: int) -> str:
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
-def _called(keys: list[SessionKey]) -> str:
+def _describe(keys: list[SessionKey]) -> str:
     talks = [key.session_id for key in keys if kind(key.session_id) == "conversation"]
     parts = []
     if talks:
         parts.append(f"session {talks[0]!r}" if len(talks) == 1 else _sessions(len(talks)))
     if any(key.session_id == RECORD_ID for key in keys):
-        parts.append("what was always allowed")
-    said = " and ".join(parts) or "the server's own records"
-    return f"{said} of {keys[0].subject!r}"
+        parts.append("the permissions")
+    return f"{' and '.join(parts) or 'the records'} of {keys[0].subject!r}"
 
 
 def _sessions(count: int) -> str:
@@ -274,25 +350,25 @@ def _sessions(count: int) -> str:
 
 @contextmanager
 def private_file(target: Path, *, replace: bool) -> Iterator[TextIO]:
-    """Write a file that only its owner may read; it appears when the block ends without an error.
+    """Write a file that only its owner may read; it is created at the end of the block.
 
-    Raises `SettingsError` for a file that exists, unless ``replace``.
+    Raises `SettingsError` for an existing file, unless ``replace``.
     """
     try:
         if not replace and os.path.lexists(target):
             raise FileExistsError
         with tempfile.TemporaryDirectory(prefix=".conductor-", dir=target.parent) as folder:
             temporary = Path(folder, target.name)
-            # Before anything is written: it holds what people said.
+            # Before anything is written, because it contains conversations.
             temporary.touch(0o600)
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             if not replace:
-                target.touch(0o600, exist_ok=False)  # a file that another process has created is kept
+                target.touch(0o600, exist_ok=False)  # keep a file of another process
             temporary.replace(target)
     except FileExistsError:
-        raise SettingsError(f"{target} is there already; --force replaces it.") from None
+        raise SettingsError(f"{target} exists; --force replaces it.") from None
     except OSError as error:
         raise SettingsError(f"{target} cannot be written: {error.strerror}.") from None

@@ -36,25 +36,25 @@ from conductor.tools.rules import Rule, RuleError, describe, parse_rule
 
 # Seconds until an MCP server has connected and listed its tools.
 CONNECT_S = 20.0
-_TAKEN_UP = f"Running servers take it up within {REREAD_S:g} seconds."
+_APPLIED = f"Running servers apply it within {REREAD_S:g} seconds."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|disable|enable|call")
-    listing = actions.add_parser("list", help="show the tools, and what happens to a call of each")
+    listing = actions.add_parser("list", help="list the tools, and the decision on a call of each")
     listing.add_argument("--json", action="store_true", help="as JSON")
-    disable = actions.add_parser("disable", help="take tools away from the model, by a rule")
-    enable = actions.add_parser("enable", help="give them back")
+    disable = actions.add_parser("disable", help="hide tools from the model, by a rule")
+    enable = actions.add_parser("enable", help="remove such a rule")
     for action in (disable, enable):
-        action.add_argument("tool", help="a tool's name; * stands for any characters")
-        action.add_argument("--source", help="only tools from there: device, builtin, mcp:NAME")
+        action.add_argument("tool", help="a tool's name; * matches any characters")
+        action.add_argument("--source", help="only tools of this source: device, builtin, mcp:NAME")
     for action in (listing, disable, enable):
-        action.add_argument("--session", help="in the session of this id only")
-    call = actions.add_parser("call", help="call a tool that runs in the server, by the same rules")
-    call.add_argument("tool", help="its name")
+        action.add_argument("--session", help="only in this session")
+    call = actions.add_parser("call", help="call a tool of the server, by the same rules")
+    call.add_argument("tool", help="the tool's name")
     call.add_argument("arguments", nargs="?", default="{}", help="the arguments as JSON ({})")
-    call.add_argument("--yes", action="store_true", help="do not ask what the rules would ask a person")
+    call.add_argument("--yes", action="store_true", help="consent to the call in advance")
 
 
 def run(options: argparse.Namespace, stdout: TextIO | None = None, stdin: TextIO | None = None) -> int:
@@ -89,7 +89,7 @@ class _ConnectedServer:
 async def _toolsets(
     settings: Settings, servers: Iterable[McpServerConfig]
 ) -> AsyncIterator[tuple[list[Toolset], list[str]]]:
-    # The server's toolsets, and what is wrong with MCP servers that do not answer.
+    # The server's toolsets, and the problems of MCP servers.
     toolsets: list[Toolset] = [
         BuiltinToolset(builtin_tools(settings)),
         PythonToolset(python_tools(settings.tools_path)),
@@ -102,7 +102,7 @@ async def _toolsets(
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await stack.enter_async_context(connection.connected())
-            except Exception as error:  # of the package, of the system, or of a program that is no server
+            except Exception as error:  # of the package, the system or a program that is not a server
                 problems.append(f"{config.name} is down: {connection.describe(error)}")
             else:
                 toolsets.append(_ConnectedServer(connection))
@@ -121,15 +121,15 @@ def _servers(settings: Settings) -> list[McpServerConfig]:
 
 async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
     gate = GateOptions.of(settings)
-    rules = [one for one in _rules(settings) if one.session in (None, options.session)]
+    rules = [rule for rule in _rules(settings) if rule.session in (None, options.session)]
     async with _toolsets(settings, _servers(settings)) as (toolsets, problems):
         specs = [spec for toolset in toolsets for spec in toolset.specs()]
     specs += load_catalog(settings.device_tools_file)
-    shown = []
+    rows = []
     for spec in specs:
         verdict = decide(spec, {}, rules, now=time.time(), tainted=False, options=gate)
         effect = verdict.effect if Gate(rules, gate).offers(spec) else "disabled"
-        shown.append(
+        rows.append(
             {
                 "tool": spec.name,
                 "source": spec.source,
@@ -140,9 +140,9 @@ async def _list(options: argparse.Namespace, settings: Settings, out: TextIO) ->
             }
         )
     if options.json:
-        out.write(as_json({"tools": shown, "problems": problems}, indent=2))
+        out.write(as_json({"tools": rows, "problems": problems}, indent=2))
         return 0
-    write_table(out, tuple(shown[0]), [tuple(row.values()) for row in shown])
+    write_table(out, tuple(rows[0]), [tuple(row.values()) for row in rows])
     out.writelines(f"warn  {problem}\n" for problem in problems)
     return 0
 
@@ -155,30 +155,33 @@ def _rules(settings: Settings) -> tuple[Rule, ...]:
 
 
 def _disable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
-    given = {"tool": options.tool, "source": options.source, "session": options.session}
+    fields = {
+        "effect": "deny",
+        "tool": options.tool,
+        "source": options.source,
+        "session": options.session,
+    }
     try:
-        rule = parse_rule(
-            {"effect": "deny", **{name: value for name, value in given.items() if value is not None}}
-        )
+        rule = parse_rule({name: value for name, value in fields.items() if value is not None})
     except RuleError as error:
-        raise SettingsError(f"That is no tool: {error}.") from None
+        raise SettingsError(f"The tool is not valid: {error}.") from None
     number = add(policies_path(settings), rule)
-    out.write(f"Rule {number} is now: {describe(rule)}.\n{_TAKEN_UP}\n")
+    out.write(f"Added rule {number}: {describe(rule)}.\n{_APPLIED}\n")
     return 0
 
 
 def _enable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int:
     def disables(rule: Rule) -> bool:
-        place = (rule.tool, rule.source, rule.session)
-        same = place == (options.tool, options.source, options.session)
-        return same and rule.effect == "deny" and rule.unconditional
+        scope = (rule.tool, rule.source, rule.session)
+        same_scope = scope == (options.tool, options.source, options.session)
+        return same_scope and rule.effect == "deny" and rule.unconditional
 
-    found = [number for number, rule in enumerate(_rules(settings), 1) if disables(rule)]
-    if not found:
-        raise SettingsError(f"No rule disables {options.tool} so; policy list shows the rules.")
-    for number in reversed(found):
+    numbers = [number for number, rule in enumerate(_rules(settings), 1) if disables(rule)]
+    if not numbers:
+        raise SettingsError(f"No such rule disables {options.tool}; policy list shows the rules.")
+    for number in reversed(numbers):
         remove(policies_path(settings), number)
-    out.write(f"{options.tool} is enabled.\n{_TAKEN_UP}\n")
+    out.write(f"{options.tool} is enabled.\n{_APPLIED}\n")
     return 0
 
 
@@ -186,8 +189,8 @@ def _enable(options: argparse.Namespace, settings: Settings, out: TextIO) -> int
 
 
 async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, stdin: TextIO) -> int:
-    # Only the server that has the tool is started.
-    servers = [one for one in _servers(settings) if options.tool.startswith(f"{one.name}.")]
+    # Only the tool's own server is started.
+    servers = [server for server in _servers(settings) if options.tool.startswith(f"{server.name}.")]
     async with _toolsets(settings, servers) as (toolsets, problems):
         if problems:
             raise SettingsError(f"{problems[0]}.")
@@ -200,7 +203,7 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
         prepared = executor.prepare(ToolCall(call_id, options.tool, options.arguments))
         if isinstance(prepared, ApprovalNeeded):
             if not (options.yes or _consents(prepared, out, stdin)):
-                out.write("Nothing was run.\n")
+                out.write("The tool did not run.\n")
                 return 2
             prepared = prepared.ready
         if isinstance(prepared, DryRun):
@@ -215,17 +218,16 @@ async def _call(options: argparse.Namespace, settings: Settings, out: TextIO, st
 
 
 def _unknown(name: str, toolsets: Sequence[Toolset], settings: Settings) -> str:
-    known = [spec.name for toolset in toolsets for spec in toolset.specs()]
     if name in (spec.name for spec in load_catalog(settings.device_tools_file)):
         return f"{name} runs on the device: only a conversation can call it."
-    if name in known:
-        return f"{name} is disabled; tools list says why."
+    if name in (spec.name for toolset in toolsets for spec in toolset.specs()):
+        return f"{name} is disabled; tools list gives the reason."
     return f"There is no tool {name!r}."
 
 
-def _consents(asked: ApprovalNeeded, out: TextIO, stdin: TextIO) -> bool:
-    spec = asked.ready.spec
-    out.write(f"{spec.name} ({spec.risk} risk, {spec.effect}): {' '.join(asked.verdict.reasons)}\n")
-    out.write(as_json(asked.ready.arguments) + "Run it? [y/N] ")
+def _consents(request: ApprovalNeeded, out: TextIO, stdin: TextIO) -> bool:
+    spec = request.ready.spec
+    out.write(f"{spec.name} ({spec.risk} risk, {spec.effect}): {' '.join(request.verdict.reasons)}\n")
+    out.write(as_json(request.ready.arguments) + "Run it? [y/N] ")
     out.flush()
     return stdin.readline().strip().lower() in ("y", "yes")

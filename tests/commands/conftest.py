@@ -1,4 +1,4 @@
-"""What tests of the commands share: a folder without settings, and no settings of the developer's."""
+"""Fixtures of the commands: a folder and an environment without settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from conductor.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def no_settings_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the developer's own environment and .env out of the tests."""
+def remove_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Remove the developer's own settings."""
     for name in Settings.model_fields:
         monkeypatch.delenv(name.upper(), raising=False)
         monkeypatch.delenv(name, raising=False)
@@ -21,8 +21,8 @@ def no_settings_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 @pytest.fixture(autouse=True)
-def logs_as_they_were() -> Iterator[None]:
-    """Undo what a command does to the process's log: others look at theirs."""
+def restore_logs() -> Iterator[None]:
+    """Restore the logging configuration."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)

@@ -1,4 +1,4 @@
-"""How the start's output names the server's address and this Python."""
+"""The banner's address and Python command."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from conductor.settings import Settings
     ("host", "address"),
     [("0.0.0.0", "127.0.0.1:81"), ("::", "[::1]:81"), ("::1", "[::1]:81"), ("localhost", "127.0.0.1:81")],
 )
-def test_a_server_on_all_addresses_is_reached_at_this_machines_own(host: str, address: str) -> None:
+def test_a_server_on_all_addresses_has_a_local_address(host: str, address: str) -> None:
     assert server_address(Settings(host=host, port=81)) == address
 
 
-def test_python_is_named_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_command_is_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.chdir(tmp_path)
     assert python_command() == ".venv/bin/python"

@@ -1,4 +1,4 @@
-"""The session store's part of ``conductor check``: it is opened and written to, and nothing stays."""
+"""``conductor check``: the session store."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PASSWORD = "hunter2-hunter2"
 WAIT = 5.0
 
 
-async def found(min_free: int = 0, seconds: float = WAIT, **values: object) -> list[str]:
-    """Check the store of some settings; give the lines."""
+async def run_checks(min_free: int = 0, seconds: float = WAIT, **values: object) -> list[str]:
+    """Check the store of these settings; return the lines."""
     items = store_items(load_settings(None, **values), seconds=seconds, min_free=min_free)
     lines = [str(item) async for item in reported("sessions", items)]
     assert PASSWORD not in "\n".join(lines)
@@ -33,54 +33,54 @@ async def found(min_free: int = 0, seconds: float = WAIT, **values: object) -> l
 # -- memory
 
 
-async def test_sessions_in_memory_are_good_for_one_process() -> None:
-    (line,) = await found()
+async def test_memory_suits_one_process() -> None:
+    (line,) = await run_checks()
     assert line.startswith("ok    sessions: in memory: they end with the server")
 
 
-async def test_several_processes_cannot_share_memory(tmp_path: Path) -> None:
-    (line,) = await found(workers=2)
+async def test_memory_does_not_suit_several_processes(tmp_path: Path) -> None:
+    (line,) = await run_checks(workers=2)
     assert line.startswith("fail  sessions: WORKERS is 2, but a store in memory belongs to one process")
-    (line,) = await found(workers=2, data_dir=tmp_path)
+    (line,) = await run_checks(workers=2, data_dir=tmp_path)
     assert line.startswith("ok ")
 
 
 # -- a file
 
 
-async def test_a_store_that_is_not_there_yet_is_tried_and_not_made(tmp_path: Path) -> None:
-    (line,) = await found(data_dir=tmp_path / "new" / "data")
+async def test_a_missing_store_is_tested_without_creating_it(tmp_path: Path) -> None:
+    (line,) = await run_checks(data_dir=tmp_path / "new" / "data")
     assert line.startswith(
-        f"ok    sessions: {tmp_path}/new/data/conductor.db, which is not there yet; a write"
+        f"ok    sessions: {tmp_path}/new/data/conductor.db, not created yet; a write in its folder"
     )
     assert line.endswith(" ms.")
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_store_in_use_is_written_to_and_keeps_what_it_had(tmp_path: Path) -> None:
+async def test_a_store_in_use_keeps_its_sessions(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "conductor.db")
     await store.open()
     claim = await store.claim(SessionKey("subject", "s-1"))
-    (line,) = await found(data_dir=tmp_path)
+    (line,) = await run_checks(data_dir=tmp_path)
     assert line.startswith(f"ok    sessions: {tmp_path}/conductor.db; a write took ")
     await store.commit(claim, "commit-1", [SetField("a", "b")])
     assert [info.session_id for info in await SessionAdmin(store).sessions()] == ["s-1"]
     await store.aclose()
 
 
-async def test_a_file_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+async def test_a_readable_file_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "conductor.db"
     store = SqliteStore(file)
     await store.open()
     await store.aclose()
     file.chmod(0o640)
-    good, loose = await found(data_dir=tmp_path)
-    assert good.startswith("ok ") and loose.startswith("warn  sessions: others on this machine may open ")
+    good, loose = await run_checks(data_dir=tmp_path)
+    assert good.startswith("ok ") and loose.startswith("warn  sessions: other users may read ")
 
 
-async def test_little_space_is_warned_of_whether_the_file_is_there_or_not(tmp_path: Path) -> None:
+async def test_little_disk_space_is_a_warning(tmp_path: Path) -> None:
     for _ in range(2):
-        good, full = await found(data_dir=tmp_path, min_free=1 << 60)
+        good, full = await run_checks(data_dir=tmp_path, min_free=1 << 60)
         assert good.startswith("ok ")
         assert full.startswith("warn  sessions: only ") and "MB are free" in full
         store = SqliteStore(tmp_path / "conductor.db")
@@ -88,24 +88,24 @@ async def test_little_space_is_warned_of_whether_the_file_is_there_or_not(tmp_pa
         await store.aclose()
 
 
-async def test_a_folder_that_is_none_fails(tmp_path: Path) -> None:
+async def test_a_file_in_place_of_the_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for folder in ("file", "file/below"):
-        (line,) = await found(data_dir=tmp_path / folder)
+        (line,) = await run_checks(data_dir=tmp_path / folder)
         assert line.startswith("fail  sessions: ") and line.endswith("/file: not a directory.")
 
 
-async def test_a_folder_in_which_nothing_can_be_made_fails() -> None:
-    (line,) = await found(data_dir="/proc/none")  # where root, too, makes no folder
+async def test_an_unwritable_folder_fails() -> None:
+    (line,) = await run_checks(data_dir="/proc/none")  # root cannot create a folder there either
     assert line.startswith(
         "fail  sessions: The session store's file /proc/none/conductor.db cannot be made in /proc: "
     )
 
 
-async def test_something_else_in_the_files_place_fails_and_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "conductor.db"
     file.write_text("hello " * 1000)
-    (line,) = await found(data_dir=tmp_path)
+    (line,) = await run_checks(data_dir=tmp_path)
     assert line == f"fail  sessions: The session store's file {file} is damaged, or no SQLite database."
     assert file.read_text() == "hello " * 1000
 
@@ -122,61 +122,61 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     running.kill()
 
 
-async def test_a_server_is_written_to_and_what_may_lose_sessions_is_warned_of(server: RedisServer) -> None:
+async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServer) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
 
     def ask(*command: str) -> str:
         return server.ask(*command, options=("--no-auth-warning", "-a", PASSWORD))
 
-    good, warned = await found(session_store_url=url)
+    good, warned = await run_checks(session_store_url=url)
     assert good.startswith(f"ok    sessions: redis://127.0.0.1:{server.port}/0; a write took ")
     assert warned == "warn  sessions: appendonly is off: a restart loses unsaved commits."
     ask("CONFIG", "SET", "appendonly", "yes")
-    assert len(await found(session_store_url=url)) == 1
-    # What was written is gone after a second; each question takes a few milliseconds.
+    assert len(await run_checks(session_store_url=url)) == 1
+    # The test session expires after a second; each request takes a few milliseconds.
     assert any(ask("KEYS", "*") == "" for _ in range(2_000))
 
 
-async def test_replicas_that_are_not_there_are_noticed(server: RedisServer) -> None:
+async def test_missing_replicas_fail(server: RedisServer) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
-    (line,) = await found(session_store_url=url, session_store_replicas=1)
+    (line,) = await run_checks(session_store_url=url, session_store_replicas=1)
     assert line == "fail  sessions: The session store cannot be reached: fewer than 1 replicas have it."
 
 
-async def test_a_server_that_is_not_there_or_refuses_fails_without_the_password(server: RedisServer) -> None:
-    (line,) = await found(session_store_url=f"redis://:{PASSWORD}@127.0.0.1:1")
+async def test_a_failed_connection_does_not_print_the_password(server: RedisServer) -> None:
+    (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@127.0.0.1:1")
     assert line.startswith("fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot")
-    (line,) = await found(session_store_url=f"redis://:x{PASSWORD}@127.0.0.1:{server.port}")
+    (line,) = await run_checks(session_store_url=f"redis://:x{PASSWORD}@127.0.0.1:{server.port}")
     assert line.startswith(f"fail  sessions: SESSION_STORE_URL names redis://127.0.0.1:{server.port}/0, ")
-    (line,) = await found(session_store_url=f"redis://:{PASSWORD}@h:port")
+    (line,) = await run_checks(session_store_url=f"redis://:{PASSWORD}@h:port")
     assert line.startswith("fail  sessions: SESSION_STORE_URL is no Redis address")
 
 
-async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+async def test_a_silent_server_fails_in_time() -> None:
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
         port = silent.sockets[0].getsockname()[1]
-        (line,) = await found(session_store_url=f"redis://127.0.0.1:{port}", seconds=0.1)
-    assert line == f"fail  sessions: redis://127.0.0.1:{port}/0 did not take a session within 0.1 s."
+        (line,) = await run_checks(session_store_url=f"redis://127.0.0.1:{port}", seconds=0.1)
+    assert line == f"fail  sessions: redis://127.0.0.1:{port}/0 did not store a session within 0.1 s."
 
 
-async def test_the_check_takes_no_session_from_its_server(server: RedisServer) -> None:
+async def test_the_check_does_not_affect_other_sessions(server: RedisServer) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/1"
     store = RedisStore(url)
     claim = await store.claim(SessionKey("anonymous", "check"))
-    await found(session_store_url=url)
+    await run_checks(session_store_url=url)
     await store.commit(claim, "commit-1", [SetField("a", "b")])
     await store.aclose()
 
 
-async def test_a_postgres_server_is_written_to_and_nothing_of_it_stays() -> None:
+async def test_a_postgres_server_keeps_nothing_of_the_check() -> None:
     server = PostgresServer()
     server.start()
     try:
-        (line,) = await found(session_store_url=server.url)
+        (line,) = await run_checks(session_store_url=server.url)
         assert line.startswith(f"ok    sessions: postgres://127.0.0.1:{server.port}/postgres; a write took ")
         assert server.ask("SELECT count(*) FROM conductor_session WHERE epoch>0") == "0"
     finally:

@@ -1,4 +1,4 @@
-"""``conductor knowledge index``: what it says, and its mistakes in one sentence."""
+"""``conductor knowledge index``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conductor.errors import SettingsError
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("Herons.")
@@ -27,16 +27,16 @@ def index() -> tuple[int, str]:
     return knowledge.run(argparse.Namespace(action="index"), out), out.getvalue()
 
 
-def test_it_says_what_it_did(here: Path) -> None:
+def test_the_result_is_printed(folder: Path) -> None:
     code, text = index()
-    assert code == 0 and text.startswith("1 documents: 1 indexed, 0 removed, 0 not readable, in ")
-    assert (here / "data" / "knowledge.db").exists()
+    assert code == 0 and text.startswith("1 documents: 1 indexed, 0 removed, 0 unreadable, in ")
+    assert (folder / "data" / "knowledge.db").exists()
 
 
-def test_it_lists_what_cannot_be_read(here: Path) -> None:
-    (here / "docs" / "b.txt").write_bytes(b"\0")
+def test_unreadable_documents_are_listed(folder: Path) -> None:
+    (folder / "docs" / "b.txt").write_bytes(b"\0")
     code, text = index()
-    assert code == 2 and text.splitlines()[1:] == ["document  why it is left out", "b.txt     it is not text"]
+    assert code == 2 and text.splitlines()[1:] == ["document  reason", "b.txt     it is not text"]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_it_lists_what_cannot_be_read(here: Path) -> None:
         ("DATA_DIR", "docs/a.md", "The index cannot be written: .*"),
     ],
 )
-def test_a_mistake_is_one_sentence(
-    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+def test_a_wrong_setting_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=f"^{message}$"):

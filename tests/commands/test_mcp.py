@@ -1,4 +1,4 @@
-"""``conductor mcp``: the file that it writes, and trying a server out."""
+"""``conductor mcp``: its file, and tests of servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ["-m", "tests.stand_ins.mcp_server"]
 
 
-def written() -> dict[str, object]:
+def saved_servers() -> dict[str, object]:
     servers: dict[str, object] = json.loads(Path("mcp.json").read_text())["mcpServers"]
     return servers
 
@@ -23,7 +23,7 @@ def written() -> dict[str, object]:
 def test_servers_are_added_listed_and_removed(conductor: Main) -> None:
     assert conductor("mcp", "add", "--trust", "--env", "A=b=c", "files", "npx", "-y", "x")[0] == 0
     assert conductor("mcp", "add", "--header", "X=y", "web", "https://a.example/mcp")[0] == 0
-    assert written() == {
+    assert saved_servers() == {
         "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b=c"}, "trust": True},
         "web": {"url": "https://a.example/mcp", "headers": {"X": "y"}},
     }
@@ -35,26 +35,26 @@ def test_servers_are_added_listed_and_removed(conductor: Main) -> None:
         ["web", "http", "https://a.example/mcp", "yes"],
     ]
     assert conductor("mcp", "remove", "files")[0] == 0
-    assert list(written()) == ["web"]
+    assert list(saved_servers()) == ["web"]
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "says"),
     [
         (["add", "a.b", "x"], 'mcp.json, server "a.b": a name is 1 to 32'),
         (["add", "a", "https://"], "url must begin with"),
         (["add", "--env", "novalue", "a", "x"], "novalue must be NAME=VALUE"),
-        (["remove", "none"], 'There is no server "none"; there are: none.'),
+        (["remove", "none"], 'There is no server "none". Servers: -.'),
         (["test", "none"], 'There is no server "none"'),
     ],
 )
-def test_a_mistake_is_one_sentence_and_changes_nothing(conductor: Main, given: list[str], says: str) -> None:
-    code, _, err = conductor("mcp", *given)
+def test_an_error_changes_nothing(conductor: Main, arguments: list[str], says: str) -> None:
+    code, _, err = conductor("mcp", *arguments)
     assert code == 2 and says in err
     assert not list(Path().iterdir())
 
 
-def test_a_server_is_tried_out(conductor: Main) -> None:
+def test_a_server_is_tested(conductor: Main) -> None:
     options = ["--trust", "--env", f"PYTHONPATH={ROOT}"]
     assert conductor("mcp", "add", *options, "s", sys.executable, *STAND_IN)[0] == 0
     code, out, _ = conductor("mcp", "test", "s")
@@ -62,16 +62,16 @@ def test_a_server_is_tried_out(conductor: Main) -> None:
     assert "protocol 2026-07-28" in out and "s.echo" in out and "s.echo answered 4 bytes in" in out
 
 
-def test_a_program_that_is_no_server_is_said(conductor: Main) -> None:
+def test_a_program_that_is_not_a_server_is_an_error(conductor: Main) -> None:
     assert conductor("mcp", "add", "s", "sh", "-c", "echo broken >&2")[0] == 0
     code, out, _ = conductor("mcp", "test", "s")
     assert code == 2 and "standard error: broken" in out
 
 
-def test_a_login_that_cannot_be_is_a_mistake(conductor: Main) -> None:
+def test_an_impossible_login_is_an_error(conductor: Main) -> None:
     conductor("mcp", "add", "s", "http://127.0.0.1:1/mcp")
-    code, _, said = conductor("mcp", "login", "s")
-    assert code == 2 and "DATA_DIR" in said
+    code, _, error = conductor("mcp", "login", "s")
+    assert code == 2 and "DATA_DIR" in error
     Path(".env").write_text("DATA_DIR=data\n")
-    code, _, said = conductor("mcp", "login", "s")
-    assert code == 2 and "oauth" in said
+    code, _, error = conductor("mcp", "login", "s")
+    assert code == 2 and "oauth" in error

@@ -1,4 +1,4 @@
-"""``conductor models``: what it lists, tries out and measures, of scripts and of services on loopback."""
+"""``conductor models``, with scripted models and services on loopback."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ WORDS: Script = [TextDelta("one, "), TextDelta("two"), Finished("end_turn", Usag
 
 @pytest.fixture
 def service() -> Iterator[Callable[[Any], str]]:
-    """Serve a JSON answer at ``/v1/models``; gives its address."""
+    """Serve a JSON answer at ``/v1/models``; returns its address."""
     servers: list[ThreadingHTTPServer] = []
 
     def serve(answer: Any) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                known = self.path.startswith("/v1/models")
+                is_list = self.path.startswith("/v1/models")
                 body = json.dumps(answer).encode()
-                self.send_response(200 if known else 404)
+                self.send_response(200 if is_list else 404)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Do not log."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
@@ -62,14 +62,14 @@ def replies(tools: Script, words: Script = WORDS) -> ScriptedProvider:
     return ScriptedProvider(reply)
 
 
-async def probed(provider: ScriptedProvider, profile: ModelProfile = HOME) -> list[str]:
+async def run_probe(provider: ScriptedProvider, profile: ModelProfile = HOME) -> list[str]:
     out = io.StringIO()
     assert await probe(provider, profile, out) == 0
     return out.getvalue().splitlines()
 
 
-async def test_a_model_that_can_do_all_is_said_to() -> None:
-    title, *lines = await probed(replies(CALL))
+async def test_a_capable_model_passes_the_probe() -> None:
+    title, *lines = await run_probe(replies(CALL))
     assert title == "home: demo"
     assert [line.split(":")[0] for line in lines] == [
         "ok    answers",
@@ -79,14 +79,14 @@ async def test_a_model_that_can_do_all_is_said_to() -> None:
     ]
 
 
-async def test_what_a_text_model_was_taught_is_tried_out() -> None:
+async def test_a_text_model_is_probed_for_its_text_calls() -> None:
     text = HOME.model_copy(update={"kind": "text"})
-    assert "ok    tools: called, as text." in await probed(replies(CALL), text)
-    assert "warn  tools: not called, though taught how." in await probed(replies(WORDS), text)
+    assert "ok    tools: called, as text." in await run_probe(replies(CALL), text)
+    assert "warn  tools: not called, in spite of instructions." in await run_probe(replies(WORDS), text)
 
 
 async def test_a_reply_in_one_piece_is_a_warning() -> None:
-    lines = await probed(replies(CALL, [TextDelta("all at once")]))
+    lines = await run_probe(replies(CALL, [TextDelta("all at once")]))
     assert lines[3].startswith("warn  streaming")
 
 
@@ -115,7 +115,7 @@ prices = {{ input = 1, output = 5.5 }}
 """
 
 
-def test_the_profiles_and_what_the_services_offer_are_listed(
+def test_profiles_and_models_of_services_are_listed(
     conductor: Main, tmp_path: Path, service: Callable[[Any], str]
 ) -> None:
     url = service({"data": [{"id": "claude-a", "type": "model"}, {"id": "b\x1b[2J", "type": "model"}]})
@@ -127,10 +127,10 @@ def test_the_profiles_and_what_the_services_offer_are_listed(
     assert "Claude (claude-test)" in cloud and cloud.split()[-3:] == ["1", "5.5", "-"]
     assert offer == "cloud offers claude-a, b\\x1b[2J"
     assert "offers" not in conductor("models", "list", "--offline", CLOUD_KEY=SECRET)[1]
-    assert "were not asked" in conductor("models", "list", CLOUD_KEY=SECRET, LOCAL_ONLY="true")[1]
+    assert "are not listed" in conductor("models", "list", CLOUD_KEY=SECRET, LOCAL_ONLY="true")[1]
 
 
-def test_a_service_that_does_not_answer_is_said(conductor: Main, tmp_path: Path) -> None:
+def test_an_unreachable_service_is_an_error(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
     code, out, err = conductor("models", "list", CLOUD_KEY=SECRET)
     assert (code, err) == (2, "") and "cloud did not list its models: APIConnectionError" in out
@@ -140,12 +140,14 @@ def test_a_service_that_does_not_answer_is_said(conductor: Main, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["probe", "away"], 'There is no profile "away"; there are: home, cloud.'),
+        (["probe", "away"], 'There is no profile "away". Profiles: home, cloud.'),
         (["bench", "--requests", "0"], "--requests must be 1 or more."),
         (["probe", "cloud"], "cloud: Claude (claude-test): The connection to the model service failed."),
     ],
 )
-def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_a_wrong_argument_is_an_error(
+    conductor: Main, tmp_path: Path, arguments: list[str], says: str
+) -> None:
     (tmp_path / "models.toml").write_text(MODELS.format("http://127.0.0.1:1"))
     code, out, err = conductor("models", *arguments, CLOUD_KEY=SECRET)
     assert (code, err) == (2, f"conductor: {says}\n")

@@ -1,4 +1,4 @@
-"""``conductor sessions``: a real store, beside its server, seen and changed by an operator."""
+"""``conductor sessions`` on a store that its server is using."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from conductor.commands import sessions
@@ -22,15 +23,21 @@ from conductor.commands.sessions import NoSuchSession, private_file, row
 from conductor.conversation.fields import RECORD_ID, SubjectRecords
 from conductor.conversation.grants import FIELD as GRANTS
 from conductor.errors import Fenced, SettingsError
+from conductor.events.envelope import encode_event
+from conductor.events.server import set_state
 from conductor.messages import UserMessage
 from conductor.settings import load_settings
 from conductor.stores.admin import SessionInfo
 from conductor.stores.base import (
+    AckOutbound,
     AppendLog,
     CallRecord,
     Claim,
     OpenCall,
+    Operation,
+    OutboundRecord,
     PutOutbound,
+    RememberInbound,
     SessionKey,
     SessionStore,
     SetField,
@@ -41,12 +48,13 @@ from tests.stores.contract import outbound
 from tests.stores.redis_server import RedisServer
 
 WAIT = 15.0
-SAID = "Remind me of 日本\x9b2J\u202e."
+TRANSCRIPT = "Remind me of 日本\x9b2J\u202e."
 FILE = Path("data/conductor.db")
+THINKING = '{"state":"thinking"}'
 
 
 class Terminal(io.StringIO):
-    """What somebody types."""
+    """The input of a person at a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -62,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name a store of either kind in the environment; there is nothing in it."""
+    """Configure an empty store of either kind in the environment."""
     if request.param == "sqlite":
         monkeypatch.setenv("DATA_DIR", "data")
         return str(FILE)
@@ -74,64 +82,64 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[SessionStore]:
-    """Open the store as a server does, which goes on using it."""
+    """Open the store as a running server does."""
     opened = make_store(load_settings())
     await opened.open()
     yield opened
     await opened.aclose()
 
 
-async def talk(store: SessionStore, subject: str, session_id: str, said: str = SAID) -> Claim:
+async def talk(store: SessionStore, subject: str, session_id: str, transcript: str = TRANSCRIPT) -> Claim:
     claim = await store.claim(SessionKey(subject, session_id))
     record = CallRecord("c-1", "agent.status", "turn-1", "device", "read", 1_772_366_400_123)
     await store.commit(
-        claim, "commit-1", [AppendLog(UserMessage(said)), OpenCall(record), PutOutbound(outbound())]
+        claim, "commit-1", [AppendLog(UserMessage(transcript)), OpenCall(record), PutOutbound(outbound())]
     )
     return claim
 
 
-def run(*given: str, answers: io.StringIO | None = None) -> tuple[int, str]:
-    """Run a command; give its exit code and what it wrote."""
+def run(*arguments: str, answers: io.StringIO | None = None) -> tuple[int, str]:
+    """Run a command; return its exit code and output."""
     parser = argparse.ArgumentParser()
     sessions.add_arguments(parser)
     out = io.StringIO()
-    code = sessions.run(parser.parse_args(given), out, answers or io.StringIO())
+    code = sessions.run(parser.parse_args(arguments), out, answers or io.StringIO())
     return code, out.getvalue()
 
 
-async def ran(*given: str, code: int = 0, answers: io.StringIO | None = None) -> str:
-    """Run a command beside the open store; give what it wrote."""
-    ended, out = await asyncio.wait_for(asyncio.to_thread(run, *given, answers=answers), WAIT)
+async def run_async(*arguments: str, code: int = 0, answers: io.StringIO | None = None) -> str:
+    """Run a command while the store is open; return its output."""
+    ended, out = await asyncio.wait_for(asyncio.to_thread(run, *arguments, answers=answers), WAIT)
     assert ended == code
     return out
 
 
-async def missing(*given: str) -> str:
-    """Run a command that finds nothing of what was named; give its sentence."""
+async def missing(*arguments: str) -> str:
+    """Run a command on a missing session; return the error."""
     with pytest.raises(NoSuchSession) as caught:
-        await ran(*given)
+        await run_async(*arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-async def mistake(*given: str) -> str:
-    """Run a command that ends with a mistake; give its sentence."""
+async def mistake(*arguments: str) -> str:
+    """Run a command with a wrong argument; return the error."""
     with pytest.raises(SettingsError) as caught:
-        await ran(*given)
+        await run_async(*arguments)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
     return str(caught.value)
 
 
 def text(file: Path, value: str | None = None) -> str:
-    """Read a file, after having written it where there is something to write."""
+    """Read a file, after writing a given value."""
     if value is not None:
         file.write_text(value, encoding="utf-8")
     return file.read_text(encoding="utf-8")
 
 
-async def listed(*given: str) -> list[tuple[str, str]]:
-    found = json.loads(await ran("list", "--json", *given))
-    return [(one["subject"], one["session_id"]) for one in found["sessions"]]
+async def list_keys(*arguments: str) -> list[tuple[str, str]]:
+    answer = json.loads(await run_async("list", "--json", *arguments))
+    return [(session["subject"], session["session_id"]) for session in answer["sessions"]]
 
 
 # -- list
@@ -139,7 +147,7 @@ async def listed(*given: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(params=[("UTC0", "2026-03-01 12:00"), ("XST-5:45", "2026-03-01 17:45")])
 def noon(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Set the process's time zone; give what noon in Greenwich is called in it."""
+    """Set the process's time zone; return noon UTC in that zone."""
     zone, name = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
@@ -151,7 +159,7 @@ def noon(request: pytest.FixtureRequest) -> Iterator[str]:
 async def test_sessions_are_listed_as_a_table(store: SessionStore) -> None:
     await store.release(await talk(store, "token-2", "s-1", "x" * 3000))
     await talk(store, "anonymous", "s-2")
-    headings, first, second = (await ran("list")).splitlines()
+    headings, first, second = (await run_async("list")).splitlines()
     assert headings.split() == "subject session last written messages open calls unacked size owned".split()
     assert first.split()[:2] == ["anonymous", "s-2"] and first.split()[4:7] == ["1", "1", "1"]
     assert first.split()[-1] == "yes"
@@ -159,78 +167,93 @@ async def test_sessions_are_listed_as_a_table(store: SessionStore) -> None:
     assert len({len(line.rstrip()) - len(line.split()[-1]) for line in (first, second)}) == 1
 
 
-def test_the_time_is_the_operators_own(noon: str) -> None:
+def test_times_are_local(noon: str) -> None:
     assert noon in row(SessionInfo("anonymous", "s-1", 1_772_366_400.5, 1, 1, False, 1, 1, 1, 1))
 
 
-async def test_what_is_always_allowed_is_marked_as_no_conversation(store: SessionStore) -> None:
+async def test_permissions_are_listed_as_a_record(store: SessionStore) -> None:
     await SubjectRecords(store).update(
         "anonymous", GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
     )
     await talk(store, "anonymous", "s-1")
-    _, grants, talked = (await ran("list")).splitlines()
+    _, grants, conversation = (await run_async("list")).splitlines()
     assert grants.split()[:3] == ["anonymous", "$grants", "(grants)"] and grants.split()[5:8] == ["-"] * 3
-    assert "grants" not in talked
-    kinds = [one["kind"] for one in json.loads(await ran("list", "--json"))["sessions"]]
+    assert "grants" not in conversation
+    kinds = [session["kind"] for session in json.loads(await run_async("list", "--json"))["sessions"]]
     assert kinds == ["grants", "conversation"]
 
 
-async def test_one_subjects_sessions_are_listed(store: SessionStore) -> None:
+async def test_sessions_of_one_subject_are_listed(store: SessionStore) -> None:
     for subject in ("a", "b"):
         await talk(store, subject, f"of-{subject}")
-    assert await listed("--subject", "b") == [("b", "of-b")]
+    assert await list_keys("--subject", "b") == [("b", "of-b")]
     assert await missing("list", "--subject", "c") == "There is no session of 'c'."
 
 
-async def test_a_limit_is_kept_and_it_is_said_that_there_are_more(store: SessionStore) -> None:
+async def test_a_list_has_a_limit(store: SessionStore) -> None:
     keys = [("a", f"s-{number}") for number in range(5)]
     for key in keys:
         await talk(store, *key)
-    assert await listed("--limit", "2") == keys[:2]
-    assert json.loads(await ran("list", "--json", "--limit", "2"))["more"] is True
-    assert json.loads(await ran("list", "--json", "--limit", "5"))["more"] is False
-    lines = (await ran("list", "--limit", "2")).splitlines()
-    assert len(lines) == 4 and lines[-1] == "There are more; --limit 4 shows more of them."
-    assert len((await ran("list", "--limit", "5")).splitlines()) == 6
+    assert await list_keys("--limit", "2") == keys[:2]
+    assert json.loads(await run_async("list", "--json", "--limit", "2"))["more"] is True
+    assert json.loads(await run_async("list", "--json", "--limit", "5"))["more"] is False
+    lines = (await run_async("list", "--limit", "2")).splitlines()
+    assert len(lines) == 4 and lines[-1] == "There are more sessions; use --limit 4."
+    assert len((await run_async("list", "--limit", "5")).splitlines()) == 6
     assert await mistake("list", "--limit", "0") == "--limit must be at least 1."
 
 
-async def test_a_list_goes_through_all_pages(store: SessionStore) -> None:
-    keys = [(subject, f"s-{number:04}") for subject in "ab" for number in range(600)]
-    await asyncio.gather(*(store.claim(SessionKey(*key)) for key in keys))
-    assert await listed("--limit", "1200") == await listed("--limit", "5000") == keys
-    assert await listed() == keys[:1000]
-
-
-async def test_names_that_a_terminal_would_act_upon_are_escaped(store: SessionStore) -> None:
+async def test_control_characters_in_names_are_escaped(store: SessionStore) -> None:
     await talk(store, "\x1b[2J", "s\n1")
-    listing = await ran("list")
+    listing = await run_async("list")
     assert "\\x1b[2J" in listing and "s\\n1" in listing and "\x1b" not in listing
 
 
 # -- show and export
 
 
-async def test_a_session_is_shown_whole_and_nobody_is_fenced(store: SessionStore) -> None:
+async def test_a_session_is_shown_without_fencing_its_owner(store: SessionStore) -> None:
     claim = await talk(store, "anonymous", "s-1")
-    whole = await ran("show", "s-1")
-    shown = json.loads(whole)
-    assert shown["subject"] == "anonymous" and shown["log"][0]["text"] == SAID
-    assert [record["call_id"] for record in shown["call_records"]] == ["c-1"]
-    assert "日本" in whole and "\x9b" not in whole and "\u202e" not in whole
+    output = await run_async("show", "s-1")
+    session = json.loads(output)
+    assert session["subject"] == "anonymous" and session["log"][0]["text"] == TRANSCRIPT
+    assert [record["call_id"] for record in session["call_records"]] == ["c-1"]
+    assert "日本" in output and "\x9b" not in output and "\u202e" not in output
     await store.commit(claim, "commit-2", [SetField("a", "b")])
-    assert json.loads(await ran("show", "s-1", "--subject", "anonymous"))["fields"] == {"a": "b"}
+    assert json.loads(await run_async("show", "s-1", "--subject", "anonymous"))["fields"] == {"a": "b"}
 
 
-async def test_a_session_id_that_several_have_needs_its_subject(store: SessionStore) -> None:
+async def test_events_are_rows_with_times_and_without_words_of_people(store: SessionStore) -> None:
+    claim = await store.claim(SessionKey("anonymous", "s-1"))
+    frame = msgspec.Raw(encode_event("evt-1", "s-1", set_state("c-1", "thinking")))
+    state = OutboundRecord("evt-1", "state", "c-1", "turn-1", 1_772_366_400_123, frame)
+    operations: list[Operation] = [
+        RememberInbound("in-1"),
+        AppendLog(UserMessage(TRANSCRIPT)),
+        PutOutbound(state),
+    ]
+    await store.commit(claim, "commit-1", operations)
+    await store.commit(claim, "commit-2", [AckOutbound("evt-1"), SetField("a", "b")])
+    moment = "2026-03-01T12:00:00.123Z"
+    assert [line.split() for line in (await run_async("events", "s-1")).splitlines()[1:]] == [
+        [moment, "1", "in", "received", "id=in-1"],
+        [moment, "1", "log", "user", "text=(20", "characters)"],
+        [moment, *f"1 out tool.call id=evt-1 turn=turn-1 callId=c-1 name=convo.setState {THINKING}".split()],
+        ["2", "in", "acknowledged", "id=evt-1"],
+        ["2", "set", "name=a", "value=(1", "characters)"],
+    ]
+    assert "text=Remind me of 日本" in await run_async("events", "s-1", "--text")
+
+
+async def test_an_ambiguous_id_needs_its_subject(store: SessionStore) -> None:
     for subject in ("a", "b"):
         await talk(store, subject, "s-1", f"of {subject}")
-    sentence = "2 subjects have a session 's-1': say whose with --subject."
+    sentence = "2 subjects have a session 's-1'; use --subject."
     assert await mistake("show", "s-1") == await mistake("delete", "s-1", "--yes") == sentence
-    assert json.loads(await ran("show", "s-1", "--subject", "b"))["log"][0]["text"] == "of b"
+    assert json.loads(await run_async("show", "s-1", "--subject", "b"))["log"][0]["text"] == "of b"
 
 
-async def test_a_session_that_is_not_there_is_exit_code_1(store: SessionStore) -> None:
+async def test_a_missing_session_is_exit_code_1(store: SessionStore) -> None:
     await talk(store, "a", "s-1")
     assert await missing("show", "s-2") == "There is no session 's-2'."
     assert await missing("show", "s-1", "--subject", "b") == "There is no session 's-1' of 'b'."
@@ -238,39 +261,42 @@ async def test_a_session_that_is_not_there_is_exit_code_1(store: SessionStore) -
     assert await missing("delete", "s-1", "--subject", "b", "--yes") == "There is no session 's-1' of 'b'."
     assert await missing("delete", "--all", "--subject", "b", "--yes") == "There is no session of 'b'."
     assert await missing("export", "--subject", "b") == "There is no session of 'b'."
-    assert await listed() == [("a", "s-1")]
+    assert await list_keys() == [("a", "s-1")]
 
 
-async def test_all_is_exported_a_line_for_each_session(store: SessionStore) -> None:
+async def test_an_export_has_a_line_for_each_session(store: SessionStore) -> None:
     keys = [("a", "s-1"), ("a", "s-2"), ("b", "s-1")]
     for key in keys:
         await talk(store, *key, "two\nlines\u2028")
-    lines = (await ran("export")).splitlines()
-    assert [(one["subject"], one["session_id"]) for one in map(json.loads, lines)] == keys
+    lines = (await run_async("export")).splitlines()
+    assert [(session["subject"], session["session_id"]) for session in map(json.loads, lines)] == keys
     assert {json.loads(line)["log"][0]["text"] for line in lines} == {"two\nlines\u2028"}
-    assert len((await ran("export", "--subject", "a")).splitlines()) == 2
+    assert len((await run_async("export", "--subject", "a")).splitlines()) == 2
 
 
-async def test_an_export_to_a_file_is_its_owners_alone_and_replaces_nothing_by_chance(
+async def test_an_exported_file_is_private_and_replaces_no_file(
     store: SessionStore,
 ) -> None:
     await talk(store, "a", "s-1")
     file = Path("kept.jsonl")
-    assert await ran("export", "--output", "kept.jsonl") == "1 session written to kept.jsonl.\n"
+    assert await run_async("export", "--output", "kept.jsonl") == "1 session written to kept.jsonl.\n"
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     first = text(file)
-    assert json.loads(first)["log"][0]["text"] == SAID
+    assert json.loads(first)["log"][0]["text"] == TRANSCRIPT
     await talk(store, "a", "s-2")
-    sentence = "kept.jsonl is there already; --force replaces it."
+    sentence = "kept.jsonl exists; --force replaces it."
     assert await mistake("export", "--output", "kept.jsonl") == sentence
     assert text(file) == first
     os.chmod(file, 0o644)
-    assert await ran("export", "--output", "kept.jsonl", "--force") == "2 sessions written to kept.jsonl.\n"
+    assert (
+        await run_async("export", "--output", "kept.jsonl", "--force")
+        == "2 sessions written to kept.jsonl.\n"
+    )
     assert len(text(file).splitlines()) == 2
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 
 
-async def test_an_export_that_fails_leaves_no_file_and_the_old_one_as_it_was(store: SessionStore) -> None:
+async def test_a_failed_export_changes_no_file(store: SessionStore) -> None:
     before = set(os.listdir())
     assert "no sessions" in await mistake("export", "--output", "new.jsonl")
     assert set(os.listdir()) == before
@@ -278,12 +304,12 @@ async def test_an_export_that_fails_leaves_no_file_and_the_old_one_as_it_was(sto
     assert "no sessions" in await mistake("export", "--output", "old.jsonl", "--force")
     assert text(Path("old.jsonl")) == "old" and set(os.listdir()) == {*before, "old.jsonl"}
     assert "cannot be written: No such file" in await mistake("export", "--output", "none/new.jsonl")
-    assert await mistake("export", "--force") == "--force goes with --output."
+    assert await mistake("export", "--force") == "--force requires --output."
 
 
-def test_a_file_that_came_up_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_of_another_process_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "new.jsonl"
-    with pytest.raises(SettingsError, match="is there already"), private_file(target, replace=False) as file:
+    with pytest.raises(SettingsError, match="exists; --force"), private_file(target, replace=False) as file:
         file.write("ours")
         target.write_text("theirs")
     assert target.read_text() == "theirs" and os.listdir(tmp_path) == ["new.jsonl"]
@@ -292,92 +318,95 @@ def test_a_file_that_came_up_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 # -- delete
 
 
-async def test_a_deleted_session_is_gone_and_its_owner_fenced(store: SessionStore) -> None:
+async def test_a_deleted_session_fences_its_owner(store: SessionStore) -> None:
     claim = await talk(store, "a", "s-1")
     await talk(store, "a", "s-2")
-    assert await ran("delete", "s-1", "--subject", "a", "--yes") == "Deleted session 's-1' of 'a'.\n"
+    assert await run_async("delete", "s-1", "--subject", "a", "--yes") == "Deleted session 's-1' of 'a'.\n"
     with pytest.raises(Fenced):
         await store.commit(claim, "commit-2", [])
-    assert await listed() == [("a", "s-2")]
+    assert await list_keys() == [("a", "s-2")]
 
 
-async def test_all_of_a_subject_is_deleted_with_what_they_always_allowed(store: SessionStore) -> None:
+async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(store: SessionStore) -> None:
     for subject in ("a", "b"):
         await SubjectRecords(store).update(
             subject, GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
         )
         for number in range(3):
             await talk(store, subject, f"s-{number}")
-    said = await ran("delete", "--subject", "a", "--all", "--yes")
-    assert said == "Deleted 3 sessions and what was always allowed of 'a'.\n"
-    assert {subject for subject, _ in await listed()} == {"b"} and len(await listed()) == 4
+    output = await run_async("delete", "--subject", "a", "--all", "--yes")
+    assert output == "Deleted 3 sessions and the permissions of 'a'.\n"
+    assert {subject for subject, _ in await list_keys()} == {"b"} and len(await list_keys()) == 4
     grants = SubjectRecords(store)
     await grants.load("a")
     assert not grants.get("a", GRANTS)
     assert (
-        await ran("delete", RECORD_ID, "--subject", "b", "--yes")
-        == "Deleted what was always allowed of 'b'.\n"
+        await run_async("delete", RECORD_ID, "--subject", "b", "--yes") == "Deleted the permissions of 'b'.\n"
     )
 
 
 @pytest.mark.parametrize(("answer", "deleted"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False)])
-async def test_a_person_is_asked_first(store: SessionStore, answer: str, deleted: bool) -> None:
+async def test_a_deletion_is_confirmed(store: SessionStore, answer: str, deleted: bool) -> None:
     for number in range(2):
         await talk(store, "a", f"s-{number}")
-    said = await ran("delete", "--subject", "a", "--all", code=0 if deleted else 1, answers=Terminal(answer))
+    output = await run_async(
+        "delete", "--subject", "a", "--all", code=0 if deleted else 1, answers=Terminal(answer)
+    )
     end = "Deleted 2 sessions of 'a'.\n" if deleted else "Nothing was deleted.\n"
-    assert said == f"Delete 2 sessions of 'a', for good? [y/N] {end}"
+    assert output == f"Delete 2 sessions of 'a' permanently? [y/N] {end}"
     if not deleted:
-        assert len(await listed()) == 2
+        assert len(await list_keys()) == 2
 
 
-async def test_where_nobody_can_be_asked_nothing_is_deleted_without_a_word(store: SessionStore) -> None:
+async def test_a_deletion_without_a_terminal_needs_yes(store: SessionStore) -> None:
     await talk(store, "a", "s-1")
-    assert await mistake("delete", "s-1") == "The input is no terminal to ask at: give --yes."
-    assert await listed() == [("a", "s-1")]
+    assert await mistake("delete", "s-1") == "The input is not a terminal; use --yes."
+    assert await list_keys() == [("a", "s-1")]
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("arguments", "sentence"),
     [
-        ([], "Say either which session to delete, or --all."),
-        (["s-1", "--all"], "Say either which session to delete, or --all."),
-        (["--all"], "--all needs --subject: say whose sessions to delete."),
+        ([], "Give either a session to delete, or --all."),
+        (["s-1", "--all"], "Give either a session to delete, or --all."),
+        (["--all"], "--all requires --subject."),
     ],
 )
-async def test_what_to_delete_must_be_said_in_one_way(given: list[str], sentence: str) -> None:
-    assert await mistake("delete", *given, "--yes") == sentence
+async def test_a_deletion_names_a_session_or_all(arguments: list[str], sentence: str) -> None:
+    assert await mistake("delete", *arguments, "--yes") == sentence
 
 
-# -- stores that have nothing to show
+# -- unusable stores
 
-COMMANDS = [["list"], ["list", "--json"], ["show", "s-1"], ["export"], ["delete", "s-1", "--yes"]]
+COMMANDS = [["list"], ["events", "s-1"], ["show", "s-1"], ["export"], ["delete", "s-1", "--yes"]]
 
 
-@pytest.mark.parametrize("given", COMMANDS)
-async def test_a_file_that_is_not_there_is_said_and_not_made(
-    monkeypatch: pytest.MonkeyPatch, given: list[str]
+@pytest.mark.parametrize("arguments", COMMANDS)
+async def test_a_missing_file_is_an_error_and_not_created(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setenv("DATA_DIR", "data")
-    assert await mistake(*given) == "There is no session store yet: data/conductor.db is not there."
+    assert await mistake(*arguments) == "There is no session store: data/conductor.db does not exist."
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("given", COMMANDS)
-async def test_sessions_in_memory_cannot_be_seen(given: list[str]) -> None:
-    assert (await mistake(*given)).startswith("Sessions are in memory, and only their server can read them")
+@pytest.mark.parametrize("arguments", COMMANDS)
+async def test_sessions_in_memory_are_not_available(arguments: list[str]) -> None:
+    assert (await mistake(*arguments)).startswith(
+        "Sessions are in memory, and only their server can read them"
+    )
 
 
-@pytest.mark.parametrize("given", COMMANDS)
-async def test_a_server_that_is_away_is_said_without_the_password(
-    monkeypatch: pytest.MonkeyPatch, given: list[str]
+@pytest.mark.parametrize("arguments", COMMANDS)
+async def test_an_unreachable_store_is_an_error_without_the_password(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setenv("SESSION_STORE_URL", "redis://:hunter2-hunter2@127.0.0.1:1/0")
-    sentence = await mistake(*given)
+    sentence = await mistake(*arguments)
     assert sentence.startswith("SESSION_STORE_URL names redis://127.0.0.1:1/0, which cannot be used: ")
 
 
-async def test_an_empty_store_is_said(store: SessionStore, url: str) -> None:
+async def test_an_empty_store_is_an_error(store: SessionStore, url: str) -> None:
     sentence = f"There are no sessions in {url}."
     assert await mistake("list") == await mistake("list", "--json") == await mistake("export") == sentence
 
@@ -385,11 +414,11 @@ async def test_an_empty_store_is_said(store: SessionStore, url: str) -> None:
 # -- as a process
 
 
-def process(*given: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+def process(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     environment = {**os.environ, "DATA_DIR": "data", "PYTHONPATH": str(Path(__file__).parents[2])}
-    environment.pop("PYTHONUNBUFFERED", None)  # output is written as a user's is
+    environment.pop("PYTHONUNBUFFERED", None)  # output is buffered as a user's output
     return subprocess.Popen(
-        [sys.executable, "-m", "conductor", "sessions", *given],
+        [sys.executable, "-m", "conductor", "sessions", *arguments],
         env=environment,
         stdin=stdin,
         stdout=subprocess.PIPE,
@@ -399,27 +428,27 @@ def process(*given: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[st
     )
 
 
-def ended(*given: str) -> tuple[int, str, str]:
-    with process(*given) as running:
+def ended(*arguments: str) -> tuple[int, str, str]:
+    with process(*arguments) as running:
         out, err = running.communicate(timeout=30)
         return running.returncode, out, err
 
 
-async def test_the_command_ends_with_its_exit_code_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_is_one_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_DIR", "data")
-    absent = "conductor: There is no session store yet: data/conductor.db is not there.\n"
+    absent = "conductor: There is no session store: data/conductor.db does not exist.\n"
     assert await asyncio.to_thread(ended, "list") == (2, "", absent)
     store = make_store(load_settings())
     await store.open()
     await talk(store, "anonymous", "s-1")
     code, out, err = await asyncio.to_thread(ended, "list")
     assert (code, err) == (0, "") and "s-1" in out
-    gone = "conductor: There is no session 's-2'.\n"
-    assert await asyncio.to_thread(ended, "show", "s-2") == (1, "", gone)
+    message = "conductor: There is no session 's-2'.\n"
+    assert await asyncio.to_thread(ended, "show", "s-2") == (1, "", message)
     await store.aclose()
 
 
-async def test_an_interrupt_at_the_question_ends_it_and_deletes_nothing(
+async def test_ctrl_c_at_the_question_deletes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DATA_DIR", "data")
@@ -432,7 +461,7 @@ async def test_an_interrupt_at_the_question_ends_it_and_deletes_nothing(
         try:
             with process("delete", "s-1", stdin=terminal) as running:
                 assert running.stdout is not None
-                question = "Delete session 's-1' of 'a', for good? [y/N] "
+                question = "Delete session 's-1' of 'a' permanently? [y/N] "
                 assert running.stdout.read(len(question)) == question
                 running.send_signal(signal.SIGINT)
                 try:
@@ -445,17 +474,15 @@ async def test_an_interrupt_at_the_question_ends_it_and_deletes_nothing(
 
     assert await asyncio.to_thread(interrupt) == 130
     await store.aclose()
-    assert await listed() == [("a", "s-1")]
+    assert await list_keys() == [("a", "s-1")]
 
 
 @pytest.mark.parametrize("lines", [0, 1])
-async def test_a_reader_that_has_seen_enough_ends_it_as_a_closed_pipe_does(
-    monkeypatch: pytest.MonkeyPatch, lines: int
-) -> None:
+async def test_a_closed_pipe_ends_an_export(monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
     monkeypatch.setenv("DATA_DIR", "data")
     store = make_store(load_settings())
     await store.open()
-    for number in range(1 + 200 * lines):  # less than is written at once, or more than a pipe takes
+    for number in range(1 + 200 * lines):  # less than one write, or more than a pipe's buffer
         await talk(store, "anonymous", f"s-{number}", "x" * 1_000)
     await store.aclose()
 
@@ -468,22 +495,3 @@ async def test_a_reader_that_has_seen_enough_ends_it_as_a_closed_pipe_does(
 
     read, err, code = await asyncio.to_thread(read_some)
     assert [json.loads(line)["session_id"] for line in read] == ["s-0"] * lines and (err, code) == ("", 141)
-
-
-@pytest.mark.parametrize("action", ["show", "export"])
-def test_the_help_says_that_it_holds_what_people_said(
-    action: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = argparse.ArgumentParser()
-    sessions.add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([action, "--help"])
-    assert "what was said" in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_help_of_delete_says_that_an_owner_is_fenced(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    sessions.add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["delete", "--help"])
-    assert "is fenced" in " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""``conductor tools``: listed with what happens to a call, disabled, enabled, called by the same rules."""
+"""``conductor tools``: list, disable, enable and call tools."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(*arguments: str, said: str = "", code: int = 0) -> str:
+def run_tools(*arguments: str, answer: str = "", code: int = 0) -> str:
     parser = argparse.ArgumentParser()
     tools.add_arguments(parser)
     out = io.StringIO()
-    assert tools.run(parser.parse_args(arguments), out, io.StringIO(said)) == code
+    assert tools.run(parser.parse_args(arguments), out, io.StringIO(answer)) == code
     return out.getvalue()
 
 
-def listed(*arguments: str) -> dict[str, dict[str, Any]]:
-    return {row["tool"]: row for row in json.loads(ran("list", "--json", *arguments))["tools"]}
+def list_tools(*arguments: str) -> dict[str, dict[str, Any]]:
+    return {row["tool"]: row for row in json.loads(run_tools("list", "--json", *arguments))["tools"]}
 
 
-def test_each_tool_is_listed_with_what_happens_to_a_call() -> None:
-    found = listed()
-    assert found["calculator"] == {
+def test_each_tool_is_listed_with_the_decision_on_a_call() -> None:
+    rows = list_tools()
+    assert rows["calculator"] == {
         "tool": "calculator",
         "source": "builtin",
         "risk": "safe",
@@ -53,70 +53,68 @@ def test_each_tool_is_listed_with_what_happens_to_a_call() -> None:
         "call": "allow",
         "why": "It is safe.",
     }
-    assert found["schedule_task"]["call"] == "ask"
-    assert found["agent.spawn"]["source"] == "device"
-    assert ran("list").splitlines()[0].split() == ["tool", "source", "risk", "effect", "call", "why"]
+    assert rows["schedule_task"]["call"] == "ask"
+    assert rows["agent.spawn"]["source"] == "device"
+    assert run_tools("list").splitlines()[0].split() == ["tool", "source", "risk", "effect", "call", "why"]
 
 
-def test_a_disabled_tool_is_gone_until_it_is_enabled() -> None:
-    ran("disable", "calc*")
-    assert listed()["calculator"]["call"] == "disabled"
+def test_a_disabled_tool_is_hidden_until_it_is_enabled() -> None:
+    run_tools("disable", "calc*")
+    assert list_tools()["calculator"]["call"] == "disabled"
     with pytest.raises(SettingsError, match="is disabled"):
-        ran("call", "calculator", '{"expression": "1"}')
-    ran("enable", "calc*")
-    assert listed()["calculator"]["call"] == "allow"
-    with pytest.raises(SettingsError, match="No rule disables"):
-        ran("enable", "calculator")
+        run_tools("call", "calculator", '{"expression": "1"}')
+    run_tools("enable", "calc*")
+    assert list_tools()["calculator"]["call"] == "allow"
+    with pytest.raises(SettingsError, match="No such rule disables"):
+        run_tools("enable", "calculator")
 
 
 def test_a_tool_may_be_disabled_in_one_session() -> None:
-    ran("disable", "calculator", "--session", "s-1")
-    assert listed()["calculator"]["call"] == "allow"
-    assert listed("--session", "s-1")["calculator"]["call"] == "disabled"
+    run_tools("disable", "calculator", "--session", "s-1")
+    assert list_tools()["calculator"]["call"] == "allow"
+    assert list_tools("--session", "s-1")["calculator"]["call"] == "disabled"
     services = make_services(toolsets=[BuiltinToolset()])
     rules = load(policies_path(load_settings(None))).rules
 
     def offered(session: str) -> ToolSpec | None:
-        made = replace(services, rules=rules)
-        return ClientProfile(made, session, PendingCalls()).executor.spec("calculator")
+        profile_services = replace(services, rules=rules)
+        return ClientProfile(profile_services, session, PendingCalls()).executor.spec("calculator")
 
     assert offered("s-1") is None
     assert offered("s-2") is not None
 
 
-def test_a_call_is_checked_and_asked_about_as_any() -> None:
-    outcome = json.loads(ran("call", "calculator", '{"expression": "6*7"}'))
+def test_a_call_is_validated_and_needs_consent() -> None:
+    outcome = json.loads(run_tools("call", "calculator", '{"expression": "6*7"}'))
     assert (outcome["success"], outcome["data"]) == (True, {"result": "42"})
-    wrong = json.loads(ran("call", "calculator", '{"expresion": "1"}', code=2))
+    wrong = json.loads(run_tools("call", "calculator", '{"expresion": "1"}', code=2))
     assert wrong["error_type"] == "validation_failed"
-    said = ran("call", "schedule_task", '{"text": "x", "in_minutes": 1}', said="n\n", code=2)
-    assert "It changes something." in said and said.endswith("Nothing was run.\n")
-    done = ran("call", "schedule_task", '{"text": "x", "in_minutes": 1}', said="y\n", code=2)
-    assert "cannot keep reminders" in done
-    assert "cannot keep reminders" in ran(
-        "call", "schedule_task", '{"text": "x", "in_minutes": 1}', "--yes", code=2
-    )
+    call = ("call", "schedule_task", '{"text": "x", "in_minutes": 1}')
+    output = run_tools(*call, answer="n\n", code=2)
+    assert "It changes something." in output and output.endswith("The tool did not run.\n")
+    assert "cannot keep reminders" in run_tools(*call, answer="y\n", code=2)
+    assert "cannot keep reminders" in run_tools(*call, "--yes", code=2)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [("agent.spawn", "runs on the device"), ("calculater", "There is no tool 'calculater'")],
 )
-def test_a_tool_that_cannot_be_called_here_is_one_sentence(name: str, says: str) -> None:
+def test_a_tool_that_cannot_be_called_is_an_error(name: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
-        ran("call", name)
+        run_tools("call", name)
 
 
-def test_mcp_servers_are_listed_and_called_and_one_that_is_down_is_said(folder: Path) -> None:
-    place = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
-    servers = {"s": {**place, "trust": True}, "gone": {"command": "no-such-program"}}
+def test_mcp_tools_are_listed_with_the_servers_that_are_down(folder: Path) -> None:
+    config = {"command": sys.executable, "args": ["-m", "tests.stand_ins.mcp_server"], "cwd": str(ROOT)}
+    servers = {"s": {**config, "trust": True}, "gone": {"command": "no-such-program"}}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    answer = json.loads(ran("list", "--json"))
+    answer = json.loads(run_tools("list", "--json"))
     assert any(row["source"] == "mcp:s" for row in answer["tools"])
     (problem,) = answer["problems"]
     assert problem.startswith("gone is down: ")
     with pytest.raises(SettingsError, match="gone is down"):
-        ran("call", "gone.x")
+        run_tools("call", "gone.x")
 
 
 def test_a_tool_of_python_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,4 +128,4 @@ def greet(name: str) -> str:
 """
     )
     monkeypatch.setenv("TOOLS_PATH", str(folder / "mine.py"))
-    assert json.loads(ran("call", "greet", '{"name": "Ann"}'))["data"] == "Hello Ann"
+    assert json.loads(run_tools("call", "greet", '{"name": "Ann"}'))["data"] == "Hello Ann"
