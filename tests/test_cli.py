@@ -125,7 +125,7 @@ def is_one_sentence(code: int, out: str, err: str) -> str:
         ([], {"DATA_DIR": "/proc/none"}, "/proc/none/conductor.db cannot be made in /proc: "),
         ([], {"SYSTEM_PROMPT_FILE": "none.md"}, "system prompt file"),
         ([], {"DEVICE_TOOLS_FILE": "none.json"}, "tool catalog none.json"),
-        ([], {"POLICIES_FILE": "none.json"}, "none.json is not there"),
+        ([], {"POLICIES_FILE": "none.json"}, "none.json cannot be read: No such file"),
         ([], {"POLICIES_FILE": "x" * 5000}, "File name too long"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL is no address"),

@@ -112,7 +112,7 @@ class Approvals:
         by_card = "approval" in self.profile.capabilities
         questions: list[PendingApproval] = []
         for need in needs:
-            await asyncio.sleep(0)  # others run between two steps: 64 KiB of arguments take 30 ms in each
+            await asyncio.sleep(0)  # let other sessions run: 64 KiB of arguments take 30 ms in each step
             arguments = self._redacted(need)
             await asyncio.sleep(0)
             preview = await self.profile.executor.preview(need.ready) if by_card else ""
@@ -169,7 +169,7 @@ class Approvals:
         return [SetField(FIELD, ""), SetField(DECIDED, self.closed.dump())], events
 
     def withdraw_cards(self) -> None:
-        """Withdraw all cards: the client that is connected now may not support them, or gets new ones."""
+        """Withdraw all cards: the connected client may not support them, or gets new ones."""
         for question in self.pending.values():
             self.withdraw_card(question)
             question.by_card = False
@@ -369,7 +369,9 @@ class Approvals:
     ) -> None:
         approval_id = question.approval.approval_id
         events = [*utterance.events, *self._resolved(question, outcome)]
-        following = next((other for key, other in self.pending.items() if key != approval_id), None)
+        following = next(
+            (question_after for key, question_after in self.pending.items() if key != approval_id), None
+        )
         # The microphone stays open for the answer to a card, and when a question expires nobody has spoken.
         if outcome != "expired" and (following is None or not following.by_card):
             events.append(set_state(new_call_id(), "thinking"))
@@ -439,7 +441,7 @@ class Approvals:
             pass  # the turn ended first
         except StoreError as error:
             # The turn records the outcome once the store is back.
-            log.error("expiry not recorded", error=type(error).__name__)
+            log.error("approval expiry not recorded", error=type(error).__name__)
             self._close(question, "expired")
             question.batch.put(Decided(question.need, None, result))
 

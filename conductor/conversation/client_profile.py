@@ -176,7 +176,7 @@ class ClientProfile:
         segment = None
         if "segments" in self.capabilities:
             segment = Segment(speech.speech_id, speech.segment, speech.last)
-        return speak(speech.call_id, speech.spoken, segment)
+        return speak(speech.call_id, speech.voice_text, segment)
 
     def append_message(
         self,

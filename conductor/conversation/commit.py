@@ -1,4 +1,4 @@
-"""Commit, then send: a session's state changes and its durable events leave only here."""
+"""Commits: every state change and durable event of a session is recorded here, then sent."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class EventEncoder:
                 self.outbox.send(event.frame)
 
     def frame(self, event: ServerEvent, *, first: bool = False) -> Frame:
-        """Encode an event that may be lost; ``first``: nothing was sent on its connection before.
+        """Encode an event that may be lost; ``first``: it is the first on its connection.
 
-        Durable events may be held or not recorded yet while it leaves. A client that names it in a ``resume``
-        has not handled those, so its id stands behind the last one that was sent.
+        It may overtake durable events. Its id follows the last durable event that was sent, so a ``resume``
+        that names it does not acknowledge them.
         """
         event_id = _event_ids.after("" if first else self.outbox.last_written)
         data = encode_event(event_id, self._session_id, event)
@@ -135,9 +135,9 @@ Operations: TypeAlias = Sequence[Operation] | Callable[[], Sequence[Operation]]
 class Committer:
     """A session's claim, and its state as of the last commit.
 
-    ``state`` is the claim's, which mirrors the store. ``on_lost`` is called once, when
-    another claim owns the session (``stale`` False), or when the store's state differs from ``state`` or is
-    gone (``stale`` True). After that nothing is recorded or sent.
+    ``state`` mirrors the store. ``on_lost`` is called once, when another claim owns the session (``stale``
+    False), or when the stored state is missing or differs from ``state`` (``stale`` True). After that nothing
+    is recorded or sent.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Committer:
         self.state = claim.state
         self.epoch = claim.epoch
         self.durable = store.is_async
-        self.lost = False
+        self.is_lost = False
         self._store = store
         self._claim = claim
         self._encoder = encoder
@@ -179,17 +179,17 @@ class Committer:
         turn_id: str = "",
         *,
         snapshots: Mapping[str, Callable[[], str]] | None = None,
-        then: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
     ) -> None:
-        """Record the operations and the durable ones of the events, then send the events.
+        """Record the operations and the durable events, then send all events.
 
         ``snapshots`` are fields that change with this commit. They, and operations that are a function, are
-        read when it holds the lock. ``then`` is called when it is recorded, before the next commit starts.
-        The commits of one session run one at a time, so events leave in their order. Raises `StoreError`:
-        then nothing is sent, and probably nothing was recorded (the store's answer may have been lost).
+        read when it holds the lock. ``after`` is called before the next commit starts. The commits of a
+        session run one at a time, so events leave in their order. Raises `StoreError`: then nothing is sent,
+        and usually nothing was recorded (the store's answer may have been lost).
         """
         outgoing = self._encoder.make_ready(events, turn_id)
-        commit = self._commit(operations, outgoing, snapshots if self.durable else None, then)
+        commit = self._commit(operations, outgoing, snapshots if self.durable else None, after)
         if not self.durable:
             await commit
             return
@@ -202,11 +202,11 @@ class Committer:
             await self.commit([])
 
     async def try_flush(self) -> None:
-        """Flush; if the store is unreachable, a later commit records the same."""
+        """Flush; if the store is unreachable, a later commit writes the snapshots."""
         try:
             await self.flush()
         except StoreError as error:
-            log.debug("not flushed", session=self.key.session_id, error=type(error).__name__)
+            log.debug("snapshots not written", session=self.key.session_id, error=type(error).__name__)
 
     async def verify(self) -> bool:
         """Tell whether this claim still owns the session, in the same state. Raises `StoreError`."""
@@ -223,10 +223,10 @@ class Committer:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if self.lost and task.cancelled():
+            if self.is_lost and task.cancelled():
                 # `Tasks.close` cancelled the commit, not the caller.
                 raise Fenced("Another claim owns this session.") from None
-            task.add_done_callback(_hear)
+            task.add_done_callback(_log_failure)
             raise
 
     async def _verify(self) -> None:
@@ -238,7 +238,7 @@ class Committer:
         operations: Operations,
         outgoing: Sequence[EncodedEvent],
         snapshots: Mapping[str, Callable[[], str]] | None,
-        then: Callable[[], None] | None,
+        after: Callable[[], None] | None,
     ) -> None:
         async with self._lock:
             outbox = self._encoder.outbox
@@ -256,12 +256,12 @@ class Committer:
                     outbox.removed[:0] = removed
                     self._changed |= changed
                     raise
-            if then is not None:
-                then()
+            if after is not None:
+                after()
             self._encoder.send(outgoing)
 
     async def _record(self, operations: Sequence[Operation]) -> None:
-        if self.lost:
+        if self.is_lost:
             raise Fenced("Another claim owns this session.")
         try:
             try:
@@ -271,18 +271,17 @@ class Committer:
                 self._behind = True
                 await self._write(operations)
         except (Conflict, Rollback) as error:
-            # A commit that seemed to have failed was recorded, or another claim has committed. The mirror is
-            # stale: only the store knows the state.
-            log.warning("session is other in the store", session=self.key.session_id)
+            # A commit that seemed to fail was recorded, or another claim has committed: the mirror is stale.
+            log.warning("session state diverged from store", session=self.key.session_id)
             self._lose(stale=True)
-            raise Fenced("The session has to be taken from the store again.") from error
+            raise Fenced("The session must be reloaded from the store.") from error
         except Fenced as error:
             self._lose(stale=error.gone)
             raise
 
     async def _write(self, operations: Sequence[Operation]) -> None:
         if self._behind:
-            # A failover lost the store's last commits: this state, which has them, is written again.
+            # A failover lost the store's last commits: write this state, which includes them.
             claim = await self._store.claim(self.key)
             if not self.state.continues(claim.state):
                 raise Conflict("Another claim came between.")
@@ -291,14 +290,14 @@ class Committer:
         await self._store.commit(self._claim, _commit_ids(), operations)
 
     def _lose(self, *, stale: bool) -> None:
-        if not self.lost:
-            self.lost = True
+        if not self.is_lost:
+            self.is_lost = True
             self._on_lost(stale)
 
     async def release(self) -> None:
         """Flush, then release the claim. Raises `StoreError`."""
         try:
-            if not self.lost:
+            if not self.is_lost:
                 await self.flush()
         except Fenced:
             pass
@@ -310,9 +309,9 @@ class Committer:
             async with asyncio.timeout(seconds), self._lock:
                 pass
         except TimeoutError:
-            log.warning("a commit takes long", session=self.key.session_id)
+            log.warning("commit still running", session=self.key.session_id, seconds=seconds)
 
 
-def _hear(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.debug("not recorded", error=type(task.exception()).__name__)
+        log.debug("commit failed", error=type(task.exception()).__name__)

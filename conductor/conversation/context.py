@@ -1,4 +1,4 @@
-"""What the turns of a session share: its collaborators, and the steps that several of them take part in."""
+"""The context that the turns of a session share: its collaborators, and steps that involve several."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ENDED: Mapping[str, Callable[[], str]] = {TURN: str}
 
 
 class TurnContext:
-    """What the turns of one session need of it; ``turn`` is the one that runs."""
+    """The collaborators of one session's turns; ``turn`` is the running one."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TurnContext:
         self.history = HistoryBudget(services.history_tokens)
         self.bridge_phrases = services.bridge_phrases
         self.tracer = services.tracer
-        # One that tells nobody who it is.
+        # Does not reveal the subject.
         key = f"{committer.key.subject} {committer.key.session_id}".encode("utf-8", "replace")
         self.cache_key = hashlib.sha256(key).hexdigest()[:32]
         self._metrics = services.metrics
@@ -109,39 +109,36 @@ class TurnContext:
             messages.insert(0, Note(f"Summary of the conversation so far: {summary.text}", summary.untrusted))
         return messages
 
-    def messages_after(self, sent: Sequence[Message], position: int) -> list[Message]:
-        """Give the history to send after ``sent``, with the log's messages from ``position`` on.
+    def messages_after(self, request_messages: Sequence[Message], position: int) -> list[Message]:
+        """Return the history of the turn's next request: its last one, and the log from ``position`` on.
 
-        What was sent stays as it was, though an earlier speech may have been found interrupted since.
+        Messages that were sent stay the same, even if an earlier speech was interrupted since.
         """
         state = self.committer.state
-        return repair([*sent, *state.log[position - state.log_start :]])
+        return repair([*request_messages, *state.log[position - state.log_start :]])
 
     async def commit(
         self,
         operations: Sequence[Operation],
         events: Sequence[ServerEvent] = (),
         snapshots: Mapping[str, Callable[[], str]] | None = None,
-        then: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
     ) -> None:
         """Record the operations, then send the events. Raises `StoreError`."""
-        told: list[ServerEvent] = []
+        cancellations: list[ServerEvent] = []
         stopped = self.turn.stopped_for if self.turn is not None else None
         reason = _CANCEL_REASONS.get(stopped or "interrupted", "barge_in")
         for operation in operations:
             if isinstance(operation, ForgetCall):
-                told += self.device.give_up(operation.call_id, reason)
+                cancellations += self.device.give_up(operation.call_id, reason)
         turn_id = self.turn.id if self.turn is not None else ""
-        await self.committer.commit(operations, [*told, *events], turn_id, snapshots=snapshots, then=then)
-
-    async def note_attempt(self) -> None:
-        """Record that the model is about to be asked again. Raises `StoreError`."""
-        self.committer.mark_dirty(TURN)
-        await self.committer.flush()
+        await self.committer.commit(
+            operations, [*cancellations, *events], turn_id, snapshots=snapshots, after=after
+        )
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
-        """Decide about a call with validated arguments."""
-        # Untrusted text in the history may steer the model.
+        """Decide whether a call with validated arguments may run."""
+        # Untrusted text in the history may influence the model.
         summary = self.summary
         tainted = (summary is not None and summary.untrusted) or any(
             isinstance(message, ToolResult | Note) and message.untrusted
@@ -191,32 +188,32 @@ class TurnContext:
         error: str = "",
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note a part of the turn that has just ended, for its trace; does nothing without traces."""
+        """Note a step that has just ended for the turn's trace; does nothing without traces."""
         if self.tracer is not None and self.turn is not None:
             step = Step(kind, name, start_ns, time.time_ns(), error, attributes or {})
             self.turn.stats.steps.append(step)
 
     def count(self, request: ModelRequest, finished: Finished) -> None:
-        """Count the tokens and the money of a reply."""
+        """Count the tokens and the cost of a reply."""
         self.history.learn(request, finished.usage)
         profile = finished.profile or self.provider.name
         self._model_metrics.used(profile, finished.usage, finished.cost)
 
     def count_warming(self, finished: Finished) -> None:
-        """Count the tokens and the money of a request that only filled the prompt cache."""
+        """Count the tokens and the cost of a request that only filled the prompt cache."""
         profile = finished.profile or self.provider.name
         self._model_metrics.warmed(profile, finished.usage, finished.cost)
 
-    def speech(self, turn: TurnState, text: str, said: str) -> Speech | None:
-        """Make a speech of ``said``; None if it has no speakable text.
+    def speech(self, turn: TurnState, text: str, text_to_speak: str) -> Speech | None:
+        """Make a speech of ``text_to_speak``; None if it has no speakable text.
 
-        ``text`` is the message that is about to be logged, and that a barge-in truncates.
+        ``text`` is the message that is about to be logged; a barge-in truncates it.
         """
-        spoken = for_the_ear(said)
-        if not spoken:
+        voice_text = for_the_ear(text_to_speak)
+        if not voice_text:
             return None
         position = self.committer.state.log_end
-        return Speech(new_call_id(), turn.id, position, text, spoken, tuple(turn.actions))
+        return Speech(new_call_id(), turn.id, position, text, voice_text, tuple(turn.actions))
 
     def speech_events(self, speech: Speech | None) -> list[ServerEvent]:
         """Make the UI calls that speak a speech."""
@@ -253,21 +250,21 @@ class TurnContext:
         """Send an event without recording it."""
         self.outbox.send(self.encoder.frame(event))
 
-    def report(self, turn: TurnState, reason: EndReason, error: ErrorCode | None, seconds: float) -> None:
+    def report(self, turn: TurnState, reason: EndReason, error: ErrorCode | None) -> None:
         """Report a turn that has ended: in the metrics, its trace and the log, and to the client."""
         stats = turn.stats
         self._session_metrics.ended(turn.cause, reason, stats)
         if self.tracer is not None:
             key, traceparent = self.committer.key, self.profile.traceparent
             self.tracer.end_turn(turn, reason, error, key, traceparent)
-        content = {"said": stats.said, "answered": stats.answered} if self._log_content else {}
+        content = {"transcript": stats.transcript, "reply": stats.reply} if self._log_content else {}
         log.info(
             "turn",
             session=self.committer.key.session_id,
             turn=turn.id,
             end=reason,
             error=error,
-            ms=round(seconds * 1000),
+            ms=_ms(time.monotonic() - stats.started),
             first_token_ms=_ms(stats.first_token_s),
             rounds=stats.rounds,
             subject=self.committer.key.subject,

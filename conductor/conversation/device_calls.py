@@ -48,11 +48,11 @@ _JOB_S = 86_400.0
 class LateCall:
     """A call whose turn continued without its result.
 
-    ``wanted``: its result starts a turn of its own if no turn is running; that of a ``job`` always does.
+    ``starts_turn``: its result starts a turn of its own if no turn is running; that of a ``job`` always does.
     """
 
     record: CallRecord
-    wanted: bool
+    starts_turn: bool
     expires: float
     job: bool = False
 
@@ -65,9 +65,9 @@ class LateCalls:
         self._seconds = seconds
         self._calls: OrderedDict[str, LateCall] = OrderedDict()
 
-    def add(self, call: CallRecord, now: float, *, wanted: bool) -> None:
+    def add(self, call: CallRecord, now: float, *, starts_turn: bool) -> None:
         """Remember a call that was closed without its result."""
-        self._calls[call.call_id] = LateCall(call, wanted, now + self._seconds)
+        self._calls[call.call_id] = LateCall(call, starts_turn, now + self._seconds)
         if len(self._calls) > self._limit:
             self._calls.popitem(last=False)
 
@@ -75,20 +75,20 @@ class LateCalls:
         """Remember a call that became a job for ``seconds`` from now; its result starts a turn."""
         call = self._calls.get(call_id)
         if call is not None:
-            self._calls[call_id] = replace(call, wanted=True, expires=now + seconds, job=True)
+            self._calls[call_id] = replace(call, starts_turn=True, expires=now + seconds, job=True)
 
     def dump(self) -> tuple[LateCallsSnapshot, ...]:
         """Encode for the snapshot."""
         return tuple(
-            LateCallsSnapshot(one.record, one.wanted, epoch_ms(one.expires), one.job)
-            for one in self._calls.values()
+            LateCallsSnapshot(call.record, call.starts_turn, epoch_ms(call.expires), call.job)
+            for call in self._calls.values()
         )
 
     def restore(self, stored: Sequence[LateCallsSnapshot]) -> None:
         """Restore from a snapshot."""
-        for one in stored:
-            call = LateCall(one.call, one.wanted, loop_time(one.expires_ms), one.job)
-            self._calls[one.call.call_id] = call
+        for snapshot in stored:
+            call = LateCall(snapshot.call, snapshot.starts_turn, loop_time(snapshot.expires_ms), snapshot.job)
+            self._calls[snapshot.call.call_id] = call
 
     def holds(self, call_id: str, now: float) -> bool:
         """Tell whether a late result of this call would be used."""
@@ -132,8 +132,8 @@ class Unknowns:
 
     def restore(self, stored: Sequence[UnknownCallsSnapshot]) -> None:
         """Restore from a snapshot."""
-        for one in stored:
-            self._calls[one.call_id] = (one.digest, loop_time(one.expires_ms))
+        for snapshot in stored:
+            self._calls[snapshot.call_id] = (snapshot.digest, loop_time(snapshot.expires_ms))
 
     def settle(self, call_id: str) -> None:
         """Forget a call whose outcome is known now."""
@@ -141,7 +141,9 @@ class Unknowns:
 
     def holds(self, digest: str, now: float) -> bool:
         """Tell whether an identical call may have happened."""
-        return any(known == digest and expires > now for known, expires in self._calls.values())
+        return any(
+            digest_of_call == digest and expires > now for digest_of_call, expires in self._calls.values()
+        )
 
 
 CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
@@ -217,7 +219,7 @@ class DeviceCalls:
             if record is None:
                 self._outbox.acknowledge(event.call_id)
             else:
-                self._late.add(record, _now(), wanted=True)  # its result may overtake the commit
+                self._late.add(record, _now(), starts_turn=True)  # its result may overtake the commit
                 self._late.extend(event.call_id, _now(), _JOB_S)
                 self._committer.mark_dirty(LATE)
                 await self._finish(record, job_outcome(event.job_id, _seconds_since(record)), goes_on=True)
@@ -233,14 +235,14 @@ class DeviceCalls:
             return
         outcome = self._profile.executor.timed_out(record.effect, _seconds_since(record))
         events = self._cancelling(record, "timeout")
-        self._late.add(record, _now(), wanted=True)
+        self._late.add(record, _now(), starts_turn=True)
         self._committer.mark_dirty(LATE)
         try:
             await self._results.settle(record, outcome, events)
         except Duplicate:
             # The device's result came, or the turn ended, while this waited for the commit.
-            known = self._committer.state.calls.get(call_id)
-            if known is not None and known.result is not None:
+            current = self._committer.state.calls.get(call_id)
+            if current is not None and current.result is not None:
                 self._late.take(call_id, _now())
                 self._committer.mark_dirty(LATE)
             return
@@ -256,19 +258,19 @@ class DeviceCalls:
         record = self._results.open(call_id)
         if record is None or record.source != "device" or not self._outbox.is_outstanding(call_id):
             return []
-        sent = self._outbox.was_written(call_id)
-        self._late.add(record, _now(), wanted=record.effect != "read")
+        was_written = self._outbox.was_written(call_id)
+        self._late.add(record, _now(), starts_turn=record.effect != "read")
         self._committer.mark_dirty(LATE)
         self._outbox.abandon(call_id)
         spec = self._profile.executor.spec(record.name)
         stops = reason == "timeout" or (spec is not None and spec.on_interrupt == "cancel")
-        return self._cancelling(record, reason) if sent and stops else []
+        return self._cancelling(record, reason) if was_written and stops else []
 
     # -- snapshot
 
-    def dump(self, told: int = 0) -> str:
+    def dump(self, delivered: int = 0) -> str:
         """Encode the snapshot, without the first ``told`` notes."""
-        notes = tuple(self.notes[told:])
+        notes = tuple(self.notes[delivered:])
         snapshot = DeviceSnapshot(
             self._late.dump(), self.unknowns.dump(), notes, self.wants_turn and bool(notes)
         )
@@ -321,7 +323,7 @@ class DeviceCalls:
         executor, record = self._profile.executor, late.record
         result = executor.to_result(call_id, outcome(record), untrusted=record.untrusted)
         self.notes.append(Note(late_result(record.name, result.content), record.untrusted))
-        own_turn = late.job or (late.wanted and not self._is_busy())
+        own_turn = late.job or (late.starts_turn and not self._is_busy())
         self.wants_turn = self.wants_turn or own_turn
         if "late" in self._profile.capabilities:
             event = ToolLate(call_id, "turn" if own_turn else "context")

@@ -52,15 +52,15 @@ def repair(messages: Sequence[Message]) -> list[Message]:
 
 
 def _results(calls: Sequence[ToolCall], messages: Sequence[Message], index: int) -> list[ToolResult]:
-    found: dict[str, ToolResult] = {}
+    results: dict[str, ToolResult] = {}
     while index < len(messages):
         message = messages[index]
         if isinstance(message, AssistantMessage):
             break
         if isinstance(message, ToolResult):
-            found.setdefault(message.call_id, message)
+            results.setdefault(message.call_id, message)
         index += 1
-    return [found.get(call.call_id) or lost_result(call.call_id) for call in calls]
+    return [results.get(call.call_id) or lost_result(call.call_id) for call in calls]
 
 
 def lost_result(call_id: str) -> ToolResult:

@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 
 class InboundResult(Enum):
-    """What an event was. ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn."""
+    """The kind of an event. ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn."""
 
     ORDINARY = auto()
     EXPECTED = auto()
@@ -59,15 +59,15 @@ _RECORDED = (
     client.AgentCompleted,
     client.ApprovalResponse,
 )
-# Diagnostics a session sends; a client could cause any number of different ones.
+# Diagnostics sent in a session; a client could cause any number of them.
 _MAX_DIAGNOSTICS = 64
-# Seconds: one event.ack, and one commit, for all events of a burst.
+# Seconds: the events of a burst share one event.ack and one commit.
 _BURST_S = 0.1
-# Seconds: told to a client that came when the queue was full, or at a restart.
+# Seconds until a client may retry after a full queue or a restart.
 _RETRY_S = 2.0
 # Seconds: an older notice starts no turn of its own; it joins the next one.
 _NOTICE_S = 600.0
-# Characters of a client's own name that a message repeats.
+# Characters of a client's name that a message repeats.
 _MAX_NAME = 80
 # W3C Trace Context: no version ff, and no ids of zeros only; versions after 00 may append fields.
 _TRACEPARENT = re.compile(
@@ -105,7 +105,7 @@ class InboundHandler:
         self._tasks = tasks
         self._warming = warming
         self._flushing: asyncio.TimerHandle | None = None
-        self._taken: list[str] = []
+        self._unacknowledged: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
         self._diagnosed: set[str] = set()
 
@@ -118,17 +118,17 @@ class InboundHandler:
     async def receive(self, inbound: Inbound, transport: Transport) -> InboundResult:
         """Handle one event from a connection that is bound to this session. Never waits for a turn."""
         event = inbound.event
-        shown = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
+        is_ui_result = isinstance(event, client.ToolResultEvent) and self._outbox.is_ui_call(event.call_id)
         try:
             result = await self._take(inbound, transport)
             if result is not InboundResult.REFUSED:
                 self._acknowledge(inbound, transport)
-            if shown and not (self._turns.busy or self._outbox.outstanding):
+            if is_ui_result and not (self._turns.busy or self._outbox.outstanding):
                 self._flush_soon()
             return result
         except Duplicate:
             log.debug("event repeated", type=inbound.type, session=self._session_id)
-            if self._is_recorded(inbound.id):  # else its commit is running, and may fail
+            if self._is_recorded(inbound.id):  # else its commit is running and may fail
                 self._acknowledge(inbound, transport)
             if isinstance(event, client.TranscriptFinal):
                 await self.reopen_microphone()  # its turn may be over
@@ -150,8 +150,8 @@ class InboundHandler:
                 self._turns.deliver_notices()
                 return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
             case client.TranscriptFinal():
-                taken = await self._take_transcript(inbound.id, event.text, transport)
-                return InboundResult.ORDINARY if taken else InboundResult.REFUSED
+                is_accepted = await self._take_transcript(inbound.id, event.text, transport)
+                return InboundResult.ORDINARY if is_accepted else InboundResult.REFUSED
             case client.TranscriptPartial():
                 self._floor.hold()
                 self._spoken_approvals.person_speaks()
@@ -177,53 +177,56 @@ class InboundHandler:
         state = self._committer.state
         waiting = decode(state.fields.get(WAITING), PendingInputsSnapshot)
         return event_id in state.seen or any(
-            one.event_id == event_id for one in (waiting.transcripts if waiting is not None else ())
+            transcript.event_id == event_id
+            for transcript in (waiting.transcripts if waiting is not None else ())
         )
 
     def _acknowledge(self, inbound: Inbound, transport: Transport) -> None:
         if transport.resumes and isinstance(inbound.event, _RECORDED):
-            self._taken.append(inbound.id)
+            self._unacknowledged.append(inbound.id)
             if self._acking is None:
                 self._send_acks()
 
     def _send_acks(self) -> None:
         self._acking = None
-        taken, self._taken = self._taken, []
+        event_ids, self._unacknowledged = self._unacknowledged, []
         transport = self._outbox.transport
-        if taken and transport is not None and transport.resumes:
-            transport.send(self._encoder.frame(EventAck(taken)))
+        if event_ids and transport is not None and transport.resumes:
+            transport.send(self._encoder.frame(EventAck(event_ids)))
             self._acking = asyncio.get_running_loop().call_later(_BURST_S, self._send_acks)
 
     async def _take_extension(self, inbound: Inbound, transport: Transport) -> None:
-        spoken = self._profile.capabilities
+        capabilities = self._profile.capabilities
         match event := inbound.event:
-            case client.ApprovalResponse() if "approval" in spoken:
+            case client.ApprovalResponse() if "approval" in capabilities:
                 await self._take_decisions(event, transport)
-            case client.ApprovalShown() if "approval" in spoken:
+            case client.ApprovalShown() if "approval" in capabilities:
                 self._approvals.card_shown(event.approval_id)
-            case client.ResponseCancel() if "cancel" in spoken:
+            case client.ResponseCancel() if "cancel" in capabilities:
                 self._turns.interrupt()
-            case client.ToolCancelled() if "cancel" in spoken:
+            case client.ToolCancelled() if "cancel" in capabilities:
                 await self._device.take_cancelled(event)
                 self._turns.deliver_notices()
-            case client.ToolAccepted() if "async" in spoken:
+            case client.ToolAccepted() if "async" in capabilities:
                 await self._device.take_accepted(event)
-            case client.ToolStarted() | client.ToolProgress() if "lease" in spoken:
+            case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
                 self._outbox.extend(event.call_id)
             case _:
                 log.debug("event ignored", type=inbound.type[:64], session=self._session_id)
                 self.diagnose([of_ignored(inbound)])
 
-    def diagnose(self, found: Iterable[Diagnostic]) -> None:
-        """Send each diagnostic once to a client with the capability; log each code once, without its text."""
-        for one in found:
-            if one.code not in self._diagnosed:
-                self._diagnosed.add(one.code)
-                log.info("diagnostic", code=one.code, session=self._session_id)
-            wanted = "diagnostics" in self._profile.capabilities and len(self._diagnosed) < _MAX_DIAGNOSTICS
-            if wanted and one.message not in self._diagnosed:
-                self._diagnosed.add(one.message)
-                self._outbox.send(self._encoder.frame(one))
+    def diagnose(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Send each diagnostic once to a client with the capability; log each code once, without the text."""
+        for diagnostic in diagnostics:
+            if diagnostic.code not in self._diagnosed:
+                self._diagnosed.add(diagnostic.code)
+                log.info("diagnostic", code=diagnostic.code, session=self._session_id)
+            is_wanted = (
+                "diagnostics" in self._profile.capabilities and len(self._diagnosed) < _MAX_DIAGNOSTICS
+            )
+            if is_wanted and diagnostic.message not in self._diagnosed:
+                self._diagnosed.add(diagnostic.message)
+                self._outbox.send(self._encoder.frame(diagnostic))
 
     async def refuse(
         self,
@@ -243,7 +246,7 @@ class InboundHandler:
         await self.reopen_microphone()
 
     async def reopen_microphone(self) -> None:
-        """Send ``idle`` if no turn will: the app stays in its transcribing state until then."""
+        """Send ``idle`` if no turn will: the app transcribes until it receives a state."""
         if self._turns.busy and not self._approvals.open:
             return
         idle = set_state(new_call_id(), "idle")
@@ -255,13 +258,13 @@ class InboundHandler:
             self._outbox.send(self._encoder.frame(idle))
 
     async def probe(self) -> None:
-        """Send a probe: its answer shows which replayed calls a reconnected client had already handled."""
+        """Send a probe: its answer shows which replayed calls a reconnected client has handled."""
         call_id = new_call_id()
         state = self._outbox.send_probe(call_id)
         try:
             await self._committer.commit([], [set_state(call_id, state)])
         except StoreError as error:  # without a probe the replayed calls wait for their time limits
-            log.debug("not asked", session=self._session_id, error=type(error).__name__)
+            log.debug("probe not sent", session=self._session_id, error=type(error).__name__)
 
     async def _take_transcript(self, event_id: str, text: str, transport: Transport) -> bool:
         self._floor.leave()
@@ -299,24 +302,22 @@ class InboundHandler:
         speech = self._speeches.interrupt(self._now())
         if speech is not None and self._spoken_approvals.prompt_interrupted(speech.call_id):
             self._outbox.end_speech(speech.call_id)
-            await self._approvals.commit(
-                operations, []
-            )  # the approval now counts as not presented: record that, too
+            # Records, too, that the approval does not count as presented.
+            await self._approvals.commit(operations, [])
             return
         if speech is None and self._spoken_approvals.will_repeat:
-            await self._committer.commit(
-                operations
-            )  # a second interruption of the same prompt: a tap after the voice
+            # The same prompt was interrupted twice, by voice and by a tap.
+            await self._committer.commit(operations)
             return
         # The running turn continues only if the interrupted speech is another turn's and was not over.
-        other = speech if speech is not None and speech.over_at is None else None
-        heard = None if event.spoken_text is None else event.spoken_text.strip()
+        playing = speech if speech is not None and speech.over_at is None else None
+        heard_text = None if event.spoken_text is None else event.spoken_text.strip()
         if speech is not None and speech.position < 0:  # a segment of a reply that is being written
-            heard = heard_part(speech, event.spoken_text, event.played_ms)
-        self._turns.interrupt(other, heard)
+            heard_text = heard_part(speech, event.spoken_text, event.played_ms)
+        self._turns.interrupt(playing, heard_text)
         if speech is not None:
-            for one in self._speeches.of_reply(speech.speech_id):
-                self._outbox.end_speech(one.call_id)
+            for segment in self._speeches.of_reply(speech.speech_id):
+                self._outbox.end_speech(segment.call_id)
             operations += self._speeches.amend(speech, event.spoken_text, event.played_ms)
         await self._committer.commit(operations)
         self._turns.deliver_notices()
@@ -331,9 +332,7 @@ class InboundHandler:
             if approval_id in decided:
                 refusal = "One decision at a time about each question."
             elif decision.decision == "edit" and self._bucket.take(self._now()):
-                refusal = (
-                    "Too many changes; wait."  # an edit is validated again, so it costs as much as a turn
-                )
+                refusal = "Too many changes; wait."  # validating an edit costs as much as a turn
             if refusal:
                 answer(ApprovalResolved(approval_id, "refused", refusal))
             else:

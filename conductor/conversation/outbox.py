@@ -24,11 +24,11 @@ from conductor.settings import Limits
 from conductor.stores.base import OutboundRecord
 
 _UI_CALLS = ("state", "message", "speak")
-# Kinds that are never evicted: they are few, and a turn waits for each.
+# Kinds that are never evicted: they are few, and a turn waits for each of them.
 _KEPT = ("call", "approval")
-# Least seconds that are left to a call from another process: its client has just connected.
-_LEFT_S = 1.0
-# Unanswered UI calls (a turn sends four before its speech) that show that a client acknowledges none.
+# Minimum seconds for a call of another process: its client has just connected.
+_MIN_RESTORED_S = 1.0
+# A client with this many unanswered UI calls acknowledges none; a turn sends four before its speech.
 _SIGNS_OF_SILENCE = 4
 
 
@@ -86,7 +86,7 @@ class Outbox:
         A call's time limit includes the time since it was created.
         """
         if record.kind == "call":
-            limit = max(_LEFT_S, limit - (time.time() - record.created_ms / 1000))
+            limit = max(_MIN_RESTORED_S, limit - (time.time() - record.created_ms / 1000))
         entry = UnackedEvent(record, limit)
         entry.frame.written = was_sent
         self._add(entry)
@@ -99,13 +99,13 @@ class Outbox:
         self._backlog.clear()
 
     def put(self, record: OutboundRecord, limit: float) -> None:
-        """Add a committed event, and send it unless it has to wait."""
+        """Add a committed event, and send it unless it must wait."""
         if self.is_probe(record.call_id):
             self._put_probe(record, limit)
             return
         entry = UnackedEvent(record, limit)
         if record.kind == "approval" and record.call_id in self._by_call:
-            self._remove(self._by_call[record.call_id])  # a new card replaces the former one
+            self._remove(self._by_call[record.call_id])  # a new card replaces the old one
         self._add(entry)
         self._evict()
         if self.transport is not None:
@@ -127,7 +127,7 @@ class Outbox:
     def _put_probe(self, record: OutboundRecord, limit: float) -> None:
         self._probed = self.unconfirmed
         if not self._probed or self.transport is None or self._state_sent() != self._probe_state:
-            self.removed.append(record.event_id)  # a newer state was sent, and serves as the probe
+            self.removed.append(record.event_id)  # a newer state was sent and serves as the probe
             return
         entry = UnackedEvent(record, limit)
         self._entries[record.event_id] = self._by_call[record.call_id] = entry
@@ -145,11 +145,11 @@ class Outbox:
         self._probed = []
 
     def send(self, frame: Frame) -> None:
-        """Send a frame that is not replayed; it keeps its place among held events."""
+        """Send a frame that is not replayed, behind the events that are held."""
         if self.transport is None:
             return
         if self._backlog:
-            # A partial that was held would be out of date: the final says all of it.
+            # A held partial would be out of date: the final text follows.
             if not frame.partial:
                 self._backlog.append(frame)
             return
@@ -160,7 +160,7 @@ class Outbox:
         return call_id in self._by_call
 
     def is_ui_call(self, call_id: str) -> bool:
-        """Tell whether it is an unanswered UI call: state, message or speech."""
+        """Tell whether this is an unanswered UI call: state, message or speech."""
         entry = self._by_call.get(call_id)
         return entry is not None and entry.record.kind in _UI_CALLS
 
@@ -174,18 +174,17 @@ class Outbox:
     def acknowledge(self, call_id: str) -> OutboundRecord | None:
         """Take a call's answer; returns the call's record if it was outstanding.
 
-        The client reads in order, so an answer also acknowledges the UI events written before it, but not a
-        speech: that ends with its own answer.
+        The client reads in order: an answer also acknowledges the UI events written before it, but no speech.
         """
         entry = self._by_call.get(call_id)
         if entry is None:
             return None
-        # An abandoned call is not among the entries: what was before it is not known any more.
+        # An abandoned call is not among the entries, so the events before it are unknown.
         for earlier in self._before(entry) if entry.record.event_id in self._entries else ():
             if earlier.record.kind in ("state", "message", "final") and earlier.frame.written:
                 self._finish(earlier)
             elif earlier.record.kind == "speak" and earlier.replayed and not self._queues_speeches:
-                # Its answer was lost with the old socket; an app that has spoken it does not answer twice.
+                # Its answer was lost with the old socket; the app does not answer again.
                 self._lose(earlier)
         if entry.record.kind in _UI_CALLS:
             self._client_acknowledges = True
@@ -197,7 +196,7 @@ class Outbox:
         return entry.record
 
     def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for acknowledgements of a client that sent none in a whole turn and starts another."""
+        """Stop waiting for acknowledgements if the client sent none in a whole turn and starts another."""
         if self._client_acknowledges is False:
             for entry in list(self._entries.values()):
                 if entry.record.kind == "speak" and entry.frame.written:
@@ -248,9 +247,9 @@ class Outbox:
         return cast(ConversationState, msgspec.json.decode(call["payload"]["arguments"])["state"])
 
     def send_probe(self, call_id: str) -> ConversationState:
-        """Name the next call as the probe: it overtakes held events. Returns the state that it repeats.
+        """Make this call the probe, which overtakes held events; returns the state that it repeats.
 
-        Its answer shows that the client has handled everything that was replayed before it.
+        Its answer shows that the client has handled all events replayed before it.
         """
         self._probe, self._probe_state = call_id, self._state_sent()
         return self._probe_state
@@ -281,7 +280,7 @@ class Outbox:
                 del self._by_call[call_id]
 
     def handled(self, event_id: str | None, *, queues_speeches: bool = False) -> None:
-        """Acknowledge everything up to this event, which the client's ``resume`` names as handled.
+        """Acknowledge all events up to the one that the client's ``resume`` names as handled.
 
         A client that ``queues_speeches`` may not have spoken the earlier speeches yet.
         """
@@ -294,11 +293,11 @@ class Outbox:
             if kind in ("state", "message", "final"):
                 self._finish(entry)
             elif kind == "speak" and own_id != event_id and not queues_speeches:
-                self._lose(entry)  # the client is past it, so its answer was lost
+                self._lose(entry)  # its answer was lost
         self._settle()
 
     def attach(self, transport: Transport, *, states: bool = True, relaunched: bool = False) -> None:
-        """Send to this transport from now on, and replay to it what was not acknowledged.
+        """Send to this transport from now on, and replay the unacknowledged events to it.
 
         Replays only the latest state (none without ``states``: a fresh one follows), but each speech with its
         ``speaking``, without which the app speaks with its microphone open. Drops stale speeches. Does not
@@ -368,7 +367,7 @@ class Outbox:
         assert self.transport is not None
         kind = entry.record.kind
         if kind == "speak" and self._client_acknowledges is False:
-            # Without acknowledgements, assume that the client is playing its newest speech.
+            # Without acknowledgements, assume that the client plays the newest speech.
             for earlier in self._before(entry):
                 if earlier.record.kind == "speak":
                     self._lose(earlier)

@@ -72,7 +72,7 @@ class PendingInputs:
 
     def add_notice(self, notice: ServerNotice) -> None:
         """Queue a notice, and drop the oldest over the limit."""
-        if all(notice.text != other.text for other in self._notices):
+        if all(notice.text != waiting.text for waiting in self._notices):
             self._notices.append(notice)
             del self._notices[: max(0, len(self._notices) - self._max_notices)]
 

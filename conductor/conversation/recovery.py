@@ -1,8 +1,7 @@
 """Recovery of a turn that another process started, and backoff against repeated takeovers.
 
-The record decides. A device call keeps its id and waits for its result. A server call that only reads runs
-again. A call that may have changed something and has no result becomes unknown, and never runs again
-(durability, "Operations").
+A device call keeps its id and waits for its result. A server call that only reads runs again. A call that may
+have changed something and has no result is reported as unknown, and never runs again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 FIELD = "claims"
-# Seconds: two clients that take a session from each other claim often in it.
+# Seconds in which the claims of a session are counted: two clients may take it from each other.
 _TAKEOVER_WINDOW_S = 30.0
 _MAX_BACKOFF_S = 5.0
 
@@ -48,8 +47,8 @@ def takeover_delay(fields: Mapping[str, str], limits: Limits) -> float:
     return 0.0 if over < 0 else min(_MAX_BACKOFF_S, limits.takeover_backoff * 2.0**over)
 
 
-def with_claim_of_now(fields: Mapping[str, str], limits: Limits) -> str:
-    """Encode the recent claims, with one of now."""
+def add_claim(fields: Mapping[str, str], limits: Limits) -> str:
+    """Encode the recent claims and a new one."""
     return encode(ClaimsSnapshot((*_recent(fields), time.time())[-2 * limits.free_takeovers :]))
 
 
@@ -72,11 +71,11 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedRound:
     """A tool round as it was recorded; ``standing`` are its pending approvals.
 
-    ``unknown`` are calls that may have run and will get no result; ``changes`` names the tools that have
-    changed something in it.
+    ``unknown`` are calls that may have run and will get no result; ``changes`` are the tools that changed
+    something.
     """
 
     round: ToolRound
@@ -89,7 +88,7 @@ def recover(context: TurnContext, snapshot: TurnSnapshot) -> Recovered:
     """Restore the tool round and the approvals of another process's turn."""
     state = context.committer.state
     approvals = state.fields.get(APPROVALS, "")
-    tool_round = unfinished(state, context.executor, context.outbox.is_outstanding, approvals)
+    tool_round = find_unfinished(state, context.executor, context.outbox.is_outstanding, approvals)
     if tool_round is None:
         return Recovered(snapshot, None)
     for ready in tool_round.round.device_calls:
@@ -100,10 +99,10 @@ def recover(context: TurnContext, snapshot: TurnSnapshot) -> Recovered:
     return Recovered(snapshot, tool_round.round, context.approvals.restore(tool_round.standing))
 
 
-def unfinished(
+def find_unfinished(
     state: SessionState, executor: ToolExecutor, was_sent: Callable[[str], bool], approvals: str
-) -> Unfinished | None:
-    """Return the tool round whose results are not in the log yet; None if there is none.
+) -> UnfinishedRound | None:
+    """Return the tool round whose results are not in the log yet, if there is one.
 
     ``was_sent`` tells whether a device call's event waits for an answer. ``approvals`` are the pending
     approvals as stored.
@@ -113,70 +112,72 @@ def unfinished(
         return None
     if message.calls[0].call_id not in state.calls:
         return None
-    asked_about = {one.call_id: one for one in _readable(approvals)}
-    found = Unfinished(ToolRound(message.calls))
+    approvals_by_call = {one.call_id: one for one in _readable(approvals)}
+    unfinished = UnfinishedRound(ToolRound(message.calls))
     for call in message.calls:
         record = state.calls.get(call.call_id)
         if record is not None and record.result is not None:
-            found.round.results[call.call_id] = record.result
+            unfinished.round.results[call.call_id] = record.result
             if record.effect != "read":
-                _take_recorded(found, executor, call, record.result)
+                _take_recorded(unfinished, executor, call, record.result)
         elif record is not None:
-            approval = asked_about.get(call.call_id)
-            how = _go_on(executor, call, record, approval, sent=was_sent(call.call_id))
-            _take(found, executor, record, call, how, approval)
-    return found
+            approval = approvals_by_call.get(call.call_id)
+            how = _go_on(executor, call, record, approval, was_sent=was_sent(call.call_id))
+            _take(unfinished, executor, record, call, how, approval)
+    return unfinished
 
 
-def _take_recorded(found: Unfinished, executor: ToolExecutor, call: ToolCall, result: ToolResult) -> None:
+def _take_recorded(
+    unfinished: UnfinishedRound, executor: ToolExecutor, call: ToolCall, result: ToolResult
+) -> None:
     if not result.is_error:
-        found.changes.append(call.name)
+        unfinished.changes.append(call.name)
         return
     outcome = msgspec.json.decode(result.content, type=ToolOutcome)
     ready = executor.restore(call, ())
     if outcome.error_type == "unknown" and ready is not None:
-        found.unknown.append((ready, outcome))
+        unfinished.unknown.append((ready, outcome))
 
 
 def _take(
-    found: Unfinished,
+    unfinished: UnfinishedRound,
     executor: ToolExecutor,
     record: CallRecord,
     call: ToolCall,
-    how: PreparedCall | ApprovalNeeded | ToolOutcome,
+    decision: PreparedCall | ApprovalNeeded | ToolOutcome,
     approval: Approval | None,
 ) -> None:
-    match how:
+    match decision:
         case PreparedCall():
-            found.round.ready.append(how)
+            unfinished.round.ready.append(decision)
         case ApprovalNeeded():
-            found.round.gated.append(how)
+            unfinished.round.gated.append(decision)
             if approval is not None:
-                found.standing.append((how, approval))
+                unfinished.standing.append((decision, approval))
         case ToolOutcome():
-            outcome = with_timing(how, 0.0, record.notes)
-            found.round.results[call.call_id] = executor.to_result(call.call_id, outcome)
+            outcome = with_timing(decision, 0.0, record.notes)
+            unfinished.round.results[call.call_id] = executor.to_result(call.call_id, outcome)
             ready = executor.restore(call, record.notes)
             if outcome.error_type == "unknown" and ready is not None:
-                found.unknown.append((ready, outcome))
+                unfinished.unknown.append((ready, outcome))
 
 
 def _go_on(
-    executor: ToolExecutor, call: ToolCall, record: CallRecord, approval: Approval | None, *, sent: bool
+    executor: ToolExecutor, call: ToolCall, record: CallRecord, approval: Approval | None, *, was_sent: bool
 ) -> PreparedCall | ApprovalNeeded | ToolOutcome:
     arguments = approval.arguments if approval is not None else None
     ready = executor.restore(call, record.notes, arguments)
     if ready is None:  # the tool was removed
-        return interrupted_outcome(record.effect, sent=sent or record.consent != "asked", reason=_LOST)
+        return interrupted_outcome(record.effect, sent=was_sent or record.consent != "asked", reason=_LOST)
     if record.consent == "asked":
         if approval is None:
             return ApprovalNeeded(ready, Verdict("ask", ("It was to be asked about.",), None, warn=False))
         if approval.fingerprint != ready.spec.fingerprint:
             return failed("permission_denied", DEFINITION_CHANGED, reason="definition_changed")
         return ApprovalNeeded(ready, Verdict("ask", approval.reasons, None, warn=False))
-    # The device still has the call, or its result is unknown: it must not get a second one.
+    # The device still has the call, or its result is unknown: do not send it again.
     if record.source == "device":
-        return ready if sent else interrupted_outcome(record.effect, sent=True, reason=_LOST)
+        return ready if was_sent else interrupted_outcome(record.effect, sent=True, reason=_LOST)
     if record.effect == "read" and not record.consent:
         return ready
     return interrupted_outcome(record.effect, sent=True, reason=_LOST)
@@ -186,5 +187,5 @@ def _readable(approvals: str) -> tuple[Approval, ...]:
     try:
         return decode_approvals(approvals)
     except ValueError:
-        log.error("open questions not readable")
+        log.error("stored approvals not readable")
         return ()

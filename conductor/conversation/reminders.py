@@ -81,14 +81,14 @@ class Reminders:
         if self._closed or self._telling or not text or self._outbox.transport is None:
             return
         loop, reminders, now = asyncio.get_running_loop(), read_reminders(text), self._now_ms()
-        if any(self._may_take(one, now) for one in reminders):
+        if any(self._may_take(reminder, now) for reminder in reminders):
             if loop.time() >= self._not_before:
                 self._telling = True
                 self._tasks.spawn(self._tell())
             else:
                 self._timer = loop.call_at(self._not_before, self.look)
         else:
-            waits = [(one.due_ms - now) / 1000 for one in reminders if one.due_ms > now]
+            waits = [(reminder.due_ms - now) / 1000 for reminder in reminders if reminder.due_ms > now]
             self._timer = loop.call_later(min([*waits, _LOOK_S]), self.look)
 
     def _cancel(self) -> None:
@@ -97,17 +97,17 @@ class Reminders:
             self._timer = None
 
     def _may_take(self, reminder: Reminder, now: int) -> bool:
-        taken = reminder.session not in ("", self._session) and now - reminder.taken_ms < _TAKEN_MS
-        return reminder.due_ms <= now and not taken
+        is_taken = reminder.session not in ("", self._session) and now - reminder.taken_ms < _TAKEN_MS
+        return reminder.due_ms <= now and not is_taken
 
     async def _tell(self) -> None:
         self._not_before = asyncio.get_running_loop().time() + _RETRY_S
         try:
-            taken = await self._take(MAX_NOTICES - len(self._waiting.notices()))
-            for reminder in taken:
+            reminders = await self._take(MAX_NOTICES - len(self._waiting.notices()))
+            for reminder in reminders:
                 await self._record(reminder)
-            if taken:
-                await self._drop(taken)
+            if reminders:
+                await self._drop(reminders)
                 self._not_before = 0.0
         except Fenced:
             self.close()
@@ -117,41 +117,45 @@ class Reminders:
             self._telling = False
         self._deliver()
 
-    async def _take(self, room: int) -> list[Reminder]:
-        taken: dict[str, Reminder] = {}
+    async def _take(self, limit: int) -> list[Reminder]:
+        claimed: dict[str, Reminder] = {}
 
         def take(text: str | None) -> str:
             reminders, now = read_reminders(text), self._now_ms()
-            due = [one for one in reminders if self._may_take(one, now)][:room]
-            taken.clear()
-            taken.update(
-                (one.id, msgspec.structs.replace(one, session=self._session, taken_ms=now)) for one in due
+            due = [reminder for reminder in reminders if self._may_take(reminder, now)][:limit]
+            claimed.clear()
+            claimed.update(
+                (reminder.id, msgspec.structs.replace(reminder, session=self._session, taken_ms=now))
+                for reminder in due
             )
-            return write_reminders(tuple(taken.get(one.id, one) for one in reminders))
+            return write_reminders(tuple(claimed.get(reminder.id, reminder) for reminder in reminders))
 
         await self._person.update(FIELD, take)
-        return list(taken.values())
+        return list(claimed.values())
 
     async def _record(self, reminder: Reminder) -> None:
         late = self._now_ms() - reminder.due_ms > _LOOK_S * 1000
         expires = asyncio.get_running_loop().time() + _NOTICE_S
         notice = ServerNotice(reminder_notice(reminder.text, reminder.local, late=late), expires)
         self._waiting.add_notice(notice)
-        told = RememberInbound(f"{reminder.id}@{reminder.due_ms}")
+        event = RememberInbound(f"{reminder.id}@{reminder.due_ms}")
         try:
-            await self._committer.commit([told], snapshots={WAITING: self._waiting.dump})
+            await self._committer.commit([event], snapshots={WAITING: self._waiting.dump})
         except Duplicate:
             self._waiting.drop_notices([notice])  # it was told before this session was restored
         except StoreError:
             self._waiting.drop_notices([notice])
             raise
 
-    async def _drop(self, told: list[Reminder]) -> None:
-        due = {one.id: one.due_ms for one in told}
+    async def _drop(self, delivered: list[Reminder]) -> None:
+        due = {reminder.id: reminder.due_ms for reminder in delivered}
 
         def drop(text: str | None) -> str:
             now = self._now_ms()
-            kept = (one.next(now) if due.get(one.id) == one.due_ms else one for one in read_reminders(text))
-            return write_reminders(tuple(one for one in kept if one is not None))
+            repetitions = (
+                reminder.next(now) if due.get(reminder.id) == reminder.due_ms else reminder
+                for reminder in read_reminders(text)
+            )
+            return write_reminders(tuple(reminder for reminder in repetitions if reminder is not None))
 
         await self._person.update(FIELD, drop)

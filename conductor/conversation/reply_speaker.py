@@ -29,18 +29,22 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
     """
     if not _CITATION.search(text):
         return text
-    found = [one.content for one in messages if isinstance(one, ToolResult) and _RESULTS in one.content]
-    returned = {number for content in found for number in _NUMBER.findall(content)}
-    if not found:
+    contents = [
+        message.content
+        for message in messages
+        if isinstance(message, ToolResult) and _RESULTS in message.content
+    ]
+    returned = {number for content in contents for number in _NUMBER.findall(content)}
+    if not contents:
         return text
 
-    def kept(citation: re.Match[str]) -> str:
+    def valid_numbers(citation: re.Match[str]) -> str:
         numbers = [number for number in re.findall(r"\d+", citation[1]) if number in returned]
         begin = citation[0][: citation[0].index("[")]
         return f"{begin}[{', '.join(numbers)}]" if numbers else ""
 
     prose_and_code = _CODE.split(text)
-    prose_and_code[::2] = [_CITATION.sub(kept, prose) for prose in prose_and_code[::2]]
+    prose_and_code[::2] = [_CITATION.sub(valid_numbers, prose) for prose in prose_and_code[::2]]
     return "".join(prose_and_code)
 
 
@@ -56,7 +60,7 @@ class ReplySpeaker:
         self._splitter = SegmentSplitter(context.profile.locale)
         self._segments = 0
         self._phrases: set[str] = set()
-        turn.speech_id, turn.said = new_speech_id(), ""
+        turn.speech_id, turn.spoken_text = new_speech_id(), ""
 
     @property
     def spoke(self) -> bool:
@@ -75,13 +79,17 @@ class ReplySpeaker:
             events = context.speech_events(speech)
             with turn.committing():
                 await context.committer.commit(
-                    [], events, turn.id, snapshots={TURN: turn.dump}, then=partial(self._said, speech)
+                    [],
+                    events,
+                    turn.id,
+                    snapshots={TURN: turn.dump},
+                    after=partial(self._note_speech, speech),
                 )
 
     def last(self, text: str) -> Speech | None:
         """Make the speech of what is left of the whole reply, ``text``, which is about to be logged."""
         if not self.spoke:
-            self._turn.said = ""  # which no voice can say
+            self._turn.spoken_text = ""  # which no voice can say
         speech = self._next(self._splitter.tail if self.spoke else text)
         if speech is not None:
             speech.text, speech.position, speech.last = text, self._context.committer.state.log_end, True
@@ -89,19 +97,19 @@ class ReplySpeaker:
 
     def _next(self, segment: str) -> Speech | None:
         turn = self._turn
-        before, turn.said = turn.said, turn.said + segment
-        spoken = for_the_ear(without_invented(segment, self._context.committer.state.log))
-        if not spoken or spoken in self._phrases:
+        before, turn.spoken_text = turn.spoken_text, turn.spoken_text + segment
+        voice_text = for_the_ear(without_invented(segment, self._context.committer.state.log))
+        if not voice_text or voice_text in self._phrases:
             return None
-        if spoken in (CODE_PHRASE, TABLE_PHRASE):
-            self._phrases.add(spoken)
+        if voice_text in (CODE_PHRASE, TABLE_PHRASE):
+            self._phrases.add(voice_text)
         number, self._segments = self._segments, self._segments + 1
         return Speech(
             new_call_id(),
             turn.id,
             -1,
-            turn.said.strip(),
-            spoken,
+            turn.spoken_text.strip(),
+            voice_text,
             tuple(turn.actions),
             speech_id=turn.speech_id,
             before=before.strip(),
@@ -109,6 +117,6 @@ class ReplySpeaker:
             last=False,
         )
 
-    def _said(self, speech: Speech) -> None:
+    def _note_speech(self, speech: Speech) -> None:
         self._context.speeches.add(speech)
         self._turn.stats.note_speech()

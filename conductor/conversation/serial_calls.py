@@ -11,15 +11,15 @@ from conductor.conversation.transport import Frame
 from conductor.rate_limit import STILL_S
 from conductor.stores.base import OutboundRecord
 
-# Least seconds left after the process was suspended: what arrived in that time must first be read.
+# Minimum seconds after a suspension of the process: answers that arrived in that time must first be read.
 _UNREAD_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class UnackedEvent:
-    """An unacknowledged event. ``limit`` is its time limit in seconds from when it is first in the queue.
+    """An unacknowledged event. ``limit`` is its time limit in seconds, once it is first in the queue.
 
-    A speech and the state sent just before it (``speaking``) refer to each other: they are replayed together.
+    A speech and the ``speaking`` state before it refer to each other: they are replayed together.
     """
 
     record: OutboundRecord
@@ -36,8 +36,8 @@ class UnackedEvent:
 class SerialCallQueue:
     """Calls in order. ``on_expired`` gets the first one when it times out, and must remove it.
 
-    A timer that fires far too late shows that the process was suspended, and has not read what arrived in
-    that time: the call gets as much more time as the timer was late.
+    A timer that fires far too late shows that the process was suspended and has not read the events that
+    arrived in that time. The call's time is extended by the delay.
     """
 
     def __init__(self, on_expired: Callable[[UnackedEvent], None]) -> None:
@@ -57,10 +57,6 @@ class SerialCallQueue:
     @property
     def entries(self) -> list[UnackedEvent]:
         return list(self._entries.values())
-
-    @property
-    def ticking(self) -> bool:
-        return self._timer is not None
 
     async def quiet(self) -> None:
         """Wait until the queue is empty."""
@@ -83,7 +79,7 @@ class SerialCallQueue:
 
     def retain(self, keeps: Callable[[str], bool]) -> None:
         """Keep only some entries, by event id; the first one's timer runs until `watch`."""
-        self._entries = OrderedDict((key, one) for key, one in self._entries.items() if keeps(key))
+        self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keeps(key))
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -112,9 +108,9 @@ class SerialCallQueue:
     def postpone(self, seconds: float) -> None:
         """Extend the first entry's time by ``seconds``, but at most by its limit."""
         if self._head is not None and self._timer is not None:
-            left = self._due - asyncio.get_running_loop().time()
+            remaining = self._due - asyncio.get_running_loop().time()
             self._stop()
-            self._start(self._head, max(_UNREAD_S, left + min(seconds, self._head.limit)))
+            self._start(self._head, max(_UNREAD_S, remaining + min(seconds, self._head.limit)))
 
     def _start(self, entry: UnackedEvent, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from conductor.conversation.inbound import InboundHandler, InboundResult, of_sta
 from conductor.conversation.outbox import Outbox
 from conductor.conversation.pending_approvals import SpokenPrompts
 from conductor.conversation.recovery import FIELD as CLAIMS
-from conductor.conversation.recovery import with_claim_of_now
+from conductor.conversation.recovery import add_claim
 from conductor.conversation.services import Services
 from conductor.conversation.snapshot import LATE, PROFILE, SPEECH
 from conductor.conversation.speech import FloorControl, SpeechTracker
@@ -52,7 +52,7 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ResumeAnswer:
     """The answer to ``resume``: calls whose result to resend, and calls that the server does not wait for."""
 
     resend: list[str]
@@ -85,7 +85,7 @@ class Session:
         committer = self._committer = Committer(services.store, claim, encoder, tasks, self._lose)
         grants = Grants(committer, services.subject_records)
         fields, records = Fields(committer), services.subject_records
-        # Who is anonymous is known by the session alone.
+        # An anonymous person has no identity beyond the session.
         person: SessionFields = fields
         if records is not None and self.key.subject != ANONYMOUS:
             person = PersonFields(records, self.key.subject)
@@ -120,7 +120,7 @@ class Session:
             self._warming,
         )
         self._reopening: asyncio.Task[None] | None = None
-        claims = with_claim_of_now(claim.state.fields, services.limits)
+        claims = add_claim(claim.state.fields, services.limits)
         unsent = former.unsent(claim) if former is not None else set[str]()
         self._committer.register(CLAIMS, lambda: claims)
         self._committer.mark_dirty(CLAIMS)
@@ -133,7 +133,7 @@ class Session:
         outbound = list(state.outbound.values())
         for record in outbound:
             call = state.calls.get(record.call_id)
-            # A call with a result stays here only because no commit has recorded its answer since.
+            # The acknowledgement of a call with a result was not recorded: no commit followed it.
             if record.kind != "call" or (call is not None and call.result is None):
                 limit = self._encoder.limit(record, call.name if call is not None else None)
                 self._outbox.restore(record, limit, was_sent=record.event_id not in unsent)
@@ -155,9 +155,9 @@ class Session:
             self._tasks.spawn(self._device.time_out(record.call_id))
 
     def unsent(self, claim: Claim) -> set[str]:
-        """List the stored events that this session never sent, because a commit seemed to have failed.
+        """List the stored events that this session never sent, because their commit seemed to fail.
 
-        ``claim`` is the one after this session's. Empty, if another process may have sent them.
+        ``claim`` is the one after this session's. Empty if another process may have sent them.
         """
         claims = claim.state.fields.get(CLAIMS)
         if claim.epoch != self._committer.epoch + 1 or claims != self._committer.state.fields.get(CLAIMS):
@@ -203,25 +203,25 @@ class Session:
         return self._outbox.transport
 
     def attach(self, transport: Transport, *, resumed: bool, same_process: bool = False) -> None:
-        """Send to this connection from now on, and suspend any other one of this session.
+        """Send to this connection from now on, and suspend the previous one.
 
-        ``same_process``: the client has not been relaunched since it was last attached.
+        ``same_process``: the client was not relaunched since it was last attached.
         """
         previous = self._outbox.transport
         reopens = resumed and not self.busy and not self._approvals.open
         if previous is not transport:
             if previous is not None:
                 previous.suspend()
-                # Without ``resume`` an app reconnects after any close: the two would fight for the session.
+                # Without ``resume`` an app reconnects after any close: the two would take turns forever.
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
             self._outbox.attach(transport, states=not reopens, relaunched=not same_process)
-            # Without a turn the fresh ``idle`` serves as the probe, unless it waits behind a speech itself.
+            # Without a turn the new ``idle`` serves as the probe, unless it is held behind a speech.
             if self._outbox.unconfirmed and (self.busy or self._outbox.has_backlog) and not transport.resumes:
                 self._tasks.spawn(self._inbound_handler.probe())
         self._spoken_approvals.attached(new=previous is not transport, same_process=same_process)
         if reopens:
-            # A transcript lost with the old socket has left the app waiting for ``idle``.
+            # A transcript may have been lost with the old socket, and the app waits for ``idle``.
             self._reopening = self._tasks.spawn(self._reopen())
         else:
             self._turns.deliver_notices()
@@ -236,7 +236,7 @@ class Session:
             self._outbox.detach()
 
     def reload(self, services: Services) -> None:
-        """Use another system prompt and catalog; the model is shown them from the next turn on."""
+        """Use another system prompt and catalog, from the next turn on."""
         self._profile.reload(services)
 
     def drain(self, seconds: float = 0.0) -> None:
@@ -250,16 +250,16 @@ class Session:
     async def settled(self) -> None:
         """Wait until no turn is running, and every call of the client was answered or has timed out.
 
-        With a durable store another process resumes the turn: then this does not wait for an approval, nor
-        for a client that is not connected.
+        With a durable store another process resumes the turn: this does not wait for an approval or for a
+        client that is not connected.
         """
         while self._waits_for_turn or self._waits_for_client:
             await self._look_again()
 
     @property
     def _waits_for_turn(self) -> bool:
-        left = self._approvals.open or (self.transport is None and self._turns.waits_for_device)
-        return self.busy and not (self._committer.durable and left)
+        may_leave = self._approvals.open or (self.transport is None and self._turns.waits_for_device)
+        return self.busy and not (self._committer.durable and may_leave)
 
     @property
     def _waits_for_client(self) -> bool:
@@ -288,7 +288,7 @@ class Session:
         self._outbox.close()
         await self._committer.settled(self._limits.close_timeout)
         await self._tasks.close(self._limits.close_timeout)
-        # Last: another process may claim the session from here on.
+        # Last: from now on another process may claim the session.
         await self._committer.release()
         self._profile.close()
 
@@ -300,10 +300,10 @@ class Session:
         transport: Transport,
         *,
         resumed: bool,
-        known: Known | None = None,
+        answer: ResumeAnswer | None = None,
         readings: Sequence[Reading] | None = None,
     ) -> None:
-        """Answer ``session.start``, then replay what this connection has not seen.
+        """Answer ``session.start``, then replay unacknowledged events.
 
         ``readings`` are those of the event's tools by `read_declarations`.
         """
@@ -319,8 +319,8 @@ class Session:
             self._profile.declared if rejected is not None else None,
             rejected,
             None if resumed else "new" if event.resume is None else "not_kept",
-            known.resend if known is not None else None,
-            known.drop if known is not None else None,
+            answer.resend if answer is not None else None,
+            answer.drop if answer is not None else None,
             self._profile.serving,
             self._local_only or None,
         )
@@ -328,11 +328,11 @@ class Session:
             self._approvals.withdraw_cards()
         self._metrics.started("resumed" if resumed else started.reason or "new")
         transport.send(self._encoder.frame(started, first=True))
-        self.attach(transport, resumed=resumed, same_process=known is not None)
+        self.attach(transport, resumed=resumed, same_process=answer is not None)
         self._inbound_handler.diagnose(of_start(event, self._profile.model))
         self._warming.session_starts()
 
-    async def learn(self, event: client.SessionStart) -> Known | None:
+    async def learn(self, event: client.SessionStart) -> ResumeAnswer | None:
         """Record the results that a reconnecting client reports, before `start`. Raises `StoreError`.
 
         None without ``resume``.
@@ -342,19 +342,19 @@ class Session:
             return None
         resend: list[str] = []
         drop: list[str] = []
-        for done in resume.done:
-            if not self._device.wants(done.call_id):
-                drop.append(done.call_id)
-            elif done.result is None and done.error is None:
-                resend.append(done.call_id)
+        for report in resume.done:
+            if not self._device.wants(report.call_id):
+                drop.append(report.call_id)
+            elif report.result is None and report.error is None:
+                resend.append(report.call_id)
             else:
-                # Before the replay, which sends calls without a result again.
-                await self._device.take(client.ToolResultEvent(done.call_id, done.result, done.error))
+                # Before the replay, which repeats calls without a result.
+                await self._device.take(client.ToolResultEvent(report.call_id, report.result, report.error))
         drop += [call_id for call_id in resume.pending if not self._device.wants(call_id)]
-        # UI calls are acknowledged by `handled`; the bound holds against any number of made-up ids.
+        # UI calls are acknowledged by `handled`. The limit protects against made-up ids.
         drop = [call_id for call_id in drop if not self._outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
         self._outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
-        return Known(resend, drop)
+        return ResumeAnswer(resend, drop)
 
     async def flush(self) -> None:
         """Record dirty snapshots; if the store is unreachable, a later commit records them."""
@@ -377,10 +377,10 @@ class Session:
     async def request(self, name: str, arguments: str) -> ToolResult:
         """Make a call for a program of the person, after the running turn; ``arguments`` is JSON.
 
-        It passes the same rules and questions as a call of the model, and is part of the history.
+        It is subject to the same rules and approvals as a call of the model, and is part of the history.
         """
         return await self._turns.request(name, arguments)
 
     async def reopen_microphone(self) -> None:
-        """Send ``idle`` if no turn will: the app stays in its transcribing state until then."""
+        """Send ``idle`` if no turn will: the app transcribes until it receives a state."""
         await self._inbound_handler.reopen_microphone()

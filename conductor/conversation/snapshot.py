@@ -1,4 +1,4 @@
-"""Snapshots: session fields beside the log, from which another process resumes the session.
+"""Snapshots: the session fields from which another process resumes the session.
 
 A field that cannot be decoded counts as missing: another version wrote it.
 """
@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The running turn. ``attempts`` counts requests to the model since its last reply.
 
-    ``said`` is the part of the model's running reply that is spoken already, ``bridged`` tells whether a
-    bridging phrase was. ``stop`` is the reason why the turn is being stopped.
+    ``spoken_text`` is the spoken part of the running reply. ``bridged``: a bridging phrase was spoken.
+    ``stop`` is the reason for stopping the turn.
     """
 
     turn_id: str
@@ -45,12 +45,12 @@ class TurnSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     refused_rounds: int = 0
     actions: tuple[str, ...] = ()
     stop: Literal["interrupted", "session_end", "timed_out"] | None = None
-    said: str = ""
+    spoken_text: str = ""
     bridged: bool = False
 
 
 class SummarySnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was said before the log begins. ``untrusted``: third parties wrote part of it."""
+    """The summary of the messages before the log. ``untrusted``: third parties wrote part of them."""
 
     text: str
     untrusted: bool = False
@@ -81,7 +81,7 @@ class LateCallsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call whose result may still come; ``expires_ms`` is epoch milliseconds."""
 
     call: CallRecord
-    wanted: bool
+    starts_turn: bool
     expires_ms: int
     job: bool = False
 
@@ -104,7 +104,7 @@ class DeviceSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProfileSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client declared; ``tools`` are its declarations unchanged."""
+    """A client's declarations; ``tools`` are unchanged."""
 
     capabilities: tuple[str, ...] = ()
     locale: str | None = None
@@ -116,15 +116,15 @@ class ProfileSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SpeechSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A speech; ``position`` is that of its message in the log, which an interruption truncates.
+    """A speech. ``position`` is the position of its message in the log, which an interruption truncates.
 
-    The other fields are those of `conductor.conversation.speech.Speech`.
+    The other fields are as in `conductor.conversation.speech.Speech`.
     """
 
     call_id: str
     turn_id: str
     position: int
-    spoken: str
+    voice_text: str
     actions: tuple[str, ...] = ()
     speech_id: str = ""
     before: str = ""
@@ -169,7 +169,7 @@ def decode(text: str | None, kind: type[_T]) -> _T | None:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeError):
-        log.error("kept state not readable", kind=kind.__name__)
+        log.error("snapshot not readable", kind=kind.__name__)
         return None
 
 

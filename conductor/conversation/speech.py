@@ -27,21 +27,21 @@ HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
 
 @dataclass(slots=True)
 class Speech:
-    """A ``tts.speak`` that was sent, or will be.
+    """A ``tts.speak`` call.
 
-    ``position`` is its message's place in the log (-1: it has none, or is not logged yet), ``text`` the
-    message's text, ``spoken`` the text for speech, ``actions`` the tools that had changed something in its
-    turn and that it may have reported. ``over_at`` is the loop's time of its acknowledgement.
+    ``position`` is its message's position in the log (-1: no message, or not logged yet), ``text`` the
+    message's text, ``voice_text`` the text to speak. ``actions`` are the tools that changed something in its
+    turn. ``over_at`` is the loop's time of its acknowledgement.
 
-    Of a reply in segments there is one for each, with the reply's ``speech_id``: ``before`` is the message's
-    text before the segment, ``text`` that up to its end.
+    A reply in segments has a speech for each, with the same ``speech_id``. ``before`` is the message's text
+    before the segment; ``text`` ends with the segment.
     """
 
     call_id: str
     turn_id: str
     position: int
     text: str
-    spoken: str
+    voice_text: str
     actions: tuple[str, ...] = ()
     interrupted: bool = False
     over_at: float | None = None
@@ -52,15 +52,15 @@ class Speech:
 
 
 def heard_part(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str | None:
-    """Return the part of the message that was heard, by the best information there is; None if unknown.
+    """Return the part of the message that was heard; None if unknown.
 
-    That is the text that the client reports as spoken; else what fits into the milliseconds played; else the
-    acknowledged segments.
+    By the text that the client reports as spoken, else by the milliseconds played, else by the acknowledged
+    segments.
     """
     if spoken_text is not None:
-        part = spoken_text.strip()[: len(speech.spoken)]
+        part = spoken_text.strip()[: len(speech.voice_text)]
     elif played_ms is not None:
-        part = _prefix(speech.spoken, int(played_ms / 1000 * CHARS_PER_SECOND))
+        part = _prefix(speech.voice_text, int(played_ms / 1000 * CHARS_PER_SECOND))
     elif speech.over_at is not None and not speech.last:
         return speech.text
     else:
@@ -69,9 +69,9 @@ def heard_part(speech: Speech, spoken_text: str | None, played_ms: float | None)
 
 
 def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str:
-    """Truncate an interrupted speech for the history, as `heard_part` says.
+    """Truncate an interrupted speech for the history to its `heard_part`.
 
-    Of what is unknown the whole text stays, marked as cut at an unknown place (protocol, "Honest outcomes").
+    If that is unknown, the whole text stays, marked as interrupted.
     """
     part = heard_part(speech, spoken_text, played_ms)
     text = marked(part) if part is not None else f"{speech.text} {CUT_SOMEWHERE}".strip()
@@ -80,9 +80,9 @@ def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None)
     return text
 
 
-def marked(heard: str) -> str:
+def marked(text: str) -> str:
     """Mark a text as cut at its end."""
-    return f"{heard} {CUT_HERE}" if heard else HEARD_NOTHING
+    return f"{text} {CUT_HERE}" if text else HEARD_NOTHING
 
 
 def _prefix(text: str, length: int) -> str:
@@ -108,7 +108,7 @@ class SpeechTracker:
         self._speeches: OrderedDict[str, Speech] = OrderedDict()
 
     def add(self, speech: Speech | None) -> None:
-        """Add a committed speech, if there is one, and drop those that are over."""
+        """Add a committed speech, if there is one, and drop the speeches that are over."""
         if speech is None:
             return
         for call_id in [s.call_id for s in self._speeches.values() if s.over_at is not None]:
@@ -137,7 +137,7 @@ class SpeechTracker:
     ) -> None:
         """Restore from a snapshot; ``text_at`` returns the log's text at a position.
 
-        The last speech may just have ended; those before it count only while they are outstanding.
+        The last speech may just have ended; earlier ones count only while they are outstanding.
         """
         snapshots = decode(stored, SpeechesSnapshot)
         speeches = snapshots.speeches if snapshots is not None else ()
@@ -149,8 +149,8 @@ class SpeechTracker:
                 snapshot.call_id,
                 snapshot.turn_id,
                 snapshot.position,
-                text if snapshot.last else f"{snapshot.before} {snapshot.spoken}".strip(),
-                snapshot.spoken,
+                text if snapshot.last else f"{snapshot.before} {snapshot.voice_text}".strip(),
+                snapshot.voice_text,
                 snapshot.actions,
                 speech_id=snapshot.speech_id or new_speech_id(),
                 before=snapshot.before,
@@ -171,26 +171,26 @@ class SpeechTracker:
         open_ones = [speech for speech in self._speeches.values() if not speech.interrupted]
         recent = (s for s in reversed(open_ones) if now - (s.over_at or 0.0) <= self._window)
         concerned = next((s for s in open_ones if s.over_at is None), None) or next(recent, None)
-        for one in self.of_reply(concerned.speech_id) if concerned is not None else ():
-            one.interrupted = True
+        for segment in self.of_reply(concerned.speech_id) if concerned is not None else ():
+            segment.interrupted = True
         return concerned
 
     def of_reply(self, speech_id: str) -> list[Speech]:
-        """List the segments of a reply that are known still, in order."""
-        return [one for one in self._speeches.values() if one.speech_id == speech_id]
+        """List the tracked segments of a reply, in order."""
+        return [speech for speech in self._speeches.values() if speech.speech_id == speech_id]
 
     def heard_of(self, speech_id: str) -> str | None:
-        """Return the text of a reply whose segments were acknowledged; None if none was."""
+        """Return the acknowledged part of a reply in segments; None without one."""
         segments = self.of_reply(speech_id)
-        first = next((one for one in segments if one.over_at is None), None)
+        first = next((segment for segment in segments if segment.over_at is None), None)
         if first is not None:
             return first.before or None
         return segments[-1].text if segments else None
 
     def logged(self, speech_id: str, position: int) -> None:
         """Note that the message of a reply in segments is in the log."""
-        for one in self.of_reply(speech_id):
-            one.position = position
+        for segment in self.of_reply(speech_id):
+            segment.position = position
 
     def forget(self, call_id: str) -> None:
         """Forget a withdrawn speech."""
@@ -209,7 +209,7 @@ class SpeechTracker:
         return operations
 
     def amend(self, speech: Speech, spoken_text: str | None, played_ms: float | None) -> list[Operation]:
-        """Make the operation that truncates the message in the history; none if it is not logged."""
+        """Make the operation that truncates the message in the history, if it is logged."""
         if speech.position < 0:
             return []
         return [AppendLog(Amendment(speech.position, heard_text(speech, spoken_text, played_ms)))]
@@ -218,10 +218,9 @@ class SpeechTracker:
 class FloorControl:
     """Decides when the server may start a turn of its own.
 
-    The person keeps the floor for ``floor_timeout`` after each partial transcript. With a client that sends
-    no partials, the person may be speaking unnoticed: there the microphone must have been open for
-    ``open_microphone`` (protocol, "How the shipped client behaves"). ``bucket`` limits the session's turns;
-    ``ask_again`` is called when the wait is over.
+    The person keeps the floor for ``floor_timeout`` after each partial transcript. A client without partials
+    does not show that the person speaks: its microphone must have been open for ``open_microphone``.
+    ``bucket`` limits the session's turns; ``ask_again`` is called when the wait is over.
     """
 
     def __init__(

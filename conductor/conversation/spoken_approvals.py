@@ -1,4 +1,4 @@
-"""Spoken answers to approvals, and when a prompt counts as heard (tools, "Spoken approvals")."""
+"""Spoken answers to approvals, and when a prompt counts as heard."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from conductor.tools.spoken import Answer, Question, classify_answer
 
 log = structlog.get_logger(__name__)
 
-# Unclear answers to one prompt before the approval expires (tools, "Spoken approvals").
+# Unclear answers to one prompt before the approval expires.
 _MAX_UNCLEAR = 2
-# Times that one approval is spoken, unheard prompts too.
+# Maximum presentations of one approval, including unheard prompts.
 _MAX_PRESENTATIONS = 5
 
 
@@ -36,7 +36,7 @@ class SpokenApprovals:
         self._partial_until = 0.0
 
     def utterance_ended(self) -> float:
-        """Return when the final transcript's first word was spoken, as far as partials tell."""
+        """Return the time of the final transcript's first word, estimated from its partials."""
         now = _now()
         began = self._utterance_began if now < self._partial_until else now
         self._partial_until = 0.0
@@ -45,10 +45,9 @@ class SpokenApprovals:
     async def take_transcript(
         self, text: str, event_id: str, began_at: float, only: PendingApproval | None = None
     ) -> bool:
-        """Take a transcript as an answer; False if it is none. Raises `StoreError`.
+        """Take a transcript as an answer; False if it is not one. Raises `StoreError`.
 
-        ``began_at`` comes from `utterance_ended`. ``only`` is the approval that a delayed answer was meant
-        for.
+        ``began_at`` comes from `utterance_ended`. ``only`` is the approval of a delayed answer.
         """
         await self._approvals.decisions_recorded()
         focus = self._approvals.focus
@@ -85,7 +84,7 @@ class SpokenApprovals:
             await self._approvals.commit([], [])
 
     def prompt_interrupted(self, call_id: str) -> bool:
-        """Note that a prompt was interrupted; False if the speech is no prompt."""
+        """Note that a prompt was interrupted; False if the speech is not a prompt."""
         question = self._prompted(call_id)
         if question is None:
             return self._approvals.prompts.approval_of(call_id) is not None
@@ -95,7 +94,7 @@ class SpokenApprovals:
         return True
 
     def prompt_unanswered(self, call_id: str) -> None:
-        """Note that a prompt's acknowledgement timed out: it counts as presented if its text was shown."""
+        """Note that a prompt's acknowledgement timed out; it counts as presented if its text is visible."""
         if self._prompted(call_id) is not None and self._approvals.prompts.is_text_visible:
             self._approvals.tasks.spawn(self._logged(self.prompt_spoken(call_id)))
 
@@ -120,8 +119,8 @@ class SpokenApprovals:
     def attached(self, *, new: bool, same_process: bool) -> None:
         """Present the pending approvals to an attached client, after the replay.
 
-        ``new``: it came by another connection. A client that may have been relaunched has shown no card and
-        played no prompt; the ``same_process`` still has its cards.
+        ``new``: on another connection. A client that is not the ``same_process`` was relaunched: it shows no
+        card and has played no prompt.
         """
         if new:
             self._partial_until = 0.0
@@ -148,8 +147,8 @@ class SpokenApprovals:
     async def _take_answer_to_cards(
         self, focus: PendingApproval, answer: Answer, utterance: Utterance, began_at: float
     ) -> bool:
-        # A yes counts only for the single card, and only if it was visible before the person began to speak
-        # (tools, "Spoken approvals"). A yes that does not count leaves the cards open.
+        # A yes counts only for a single card that was visible before the person began to speak. A yes that
+        # does not count leaves the cards open.
         cards = list(self._approvals.pending.values())
         if any(_is_yes(answer.words, card.question) for card in cards):
             if answer.kind == "allow" and len(cards) == 1 and self._was_visible(focus, before=began_at):
@@ -183,7 +182,7 @@ class SpokenApprovals:
         return _now() + 0.001 < question.presented_at + self._approvals.limits.heard_window
 
     def _take_later(self, text: str, event_id: str, began_at: float, question: PendingApproval) -> None:
-        # A yes so soon after the prompt may be an echo of it: decide when the window is over.
+        # A yes so soon after the prompt may be its echo: decide when the window is over.
         when = question.presented_at + self._approvals.limits.heard_window
 
         def take() -> None:
@@ -195,7 +194,7 @@ class SpokenApprovals:
         try:
             await self.take_transcript(text, event_id, began_at, question)
         except Duplicate:
-            pass  # the client has sent it twice
+            pass  # the client sent it twice
 
     async def _present_again(self, question: PendingApproval, utterance: Utterance = NO_UTTERANCE) -> None:
         approval = question.approval
@@ -246,13 +245,13 @@ class SpokenApprovals:
 
     async def _show_cards(self, new: bool) -> None:
         approvals = self._approvals
-        spoken = [question for question in approvals.pending.values() if not question.by_card]
-        if not (spoken or new):
+        questions = [question for question in approvals.pending.values() if not question.by_card]
+        if not (questions or new):
             return
-        for question in spoken:
+        for question in questions:
             approvals.withdraw_card(question)
-        await approvals.commit([], approvals.cards(spoken))
-        for question in spoken:
+        await approvals.commit([], approvals.cards(questions))
+        for question in questions:
             if question.approval.approval_id not in approvals.pending:
                 approvals.withdraw_card(question)  # it was closed during the commit
 
@@ -276,7 +275,7 @@ class SpokenApprovals:
         except Fenced:
             log.warning("session taken over")
         except StoreError as error:
-            log.error("question not recorded", error=type(error).__name__)
+            log.error("approval not recorded", error=type(error).__name__)
 
 
 def _is_yes(words: str, question: Question) -> bool:

@@ -51,7 +51,7 @@ class ToolCallRunner:
 
     @property
     def waits_for_device(self) -> bool:
-        return bool(self._running) and all(one.spec.source == "device" for one in self._running.values())
+        return bool(self._running) and all(call.spec.source == "device" for call in self._running.values())
 
     def permit(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         """Decide about a call; one that the person denied in this turn is denied without asking."""
@@ -64,7 +64,7 @@ class ToolCallRunner:
 
         ``batch`` holds approvals that are already pending.
         """
-        running = self._running = {self._begin(one): one for one in prepared.ready}
+        running = self._running = {self._begin(call): call for call in prepared.ready}
         self.batch = batch or self.batch
         self._asked_ns = time.time_ns()
         bridge = asyncio.create_task(self._bridge()) if self._context.bridge_phrases else None
@@ -87,7 +87,7 @@ class ToolCallRunner:
         """Speak a bridging phrase if the turn has been silent for long."""
         context, turn = self._context, self._turn
         await asyncio.sleep(context.limits.bridge_after)
-        device = any(one.spec.source == "device" for one in self._running.values())
+        device = any(call.spec.source == "device" for call in self._running.values())
         if (
             turn.bridged
             or turn.stats.first_speech_s is not None
@@ -150,7 +150,7 @@ class ToolCallRunner:
                     decision = asyncio.create_task(self.batch.next())
                 waits: set[asyncio.Task[Any]] = {*running} if decision is None else {*running, decision}
                 # The turn's limit is for machines: a person may take minutes to answer.
-                person = decision is not None or any(one.spec.interactive for one in running.values())
+                person = decision is not None or any(call.spec.interactive for call in running.values())
                 with self._turn.interruptible(), self._turn.paused(person):
                     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 if decision in done:
@@ -166,10 +166,10 @@ class ToolCallRunner:
         self, prepared: ToolRound, decided: Decided, running: dict[asyncio.Task[ToolOutcome], PreparedCall]
     ) -> None:
         need = decided.need
-        said = "allowed" if decided.ready is not None else "not allowed"
-        attributes = {"gen_ai.tool.name": need.ready.spec.name, "conductor.approval.outcome": said}
+        result = "allowed" if decided.ready is not None else "not allowed"
+        attributes = {"gen_ai.tool.name": need.ready.spec.name, "conductor.approval.outcome": result}
         self._context.note_step("approval", need.ready.spec.name, self._asked_ns, "", attributes)
-        self._turn.stats.trace.append(said)
+        self._turn.stats.trace.append(result)
         if decided.ready is not None:
             prepared.ready.append(decided.ready)
             running[self._begin(decided.ready)] = decided.ready
@@ -187,11 +187,11 @@ class ToolCallRunner:
                 await self._context.results.settle(record, outcome)
         elif record is not None and record.result is not None:
             prepared.results[call_id] = record.result
-        if call_id in {one.call.call_id for one in prepared.ready}:
+        if call_id in {call.call.call_id for call in prepared.ready}:
             self._end(ready, outcome)
         # If the user interrupts the speech about it, the model still has to know what was done.
-        done = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
-        if done and ready.spec.effect != "read":
+        has_run = outcome.success and outcome.metadata.reason != JOB_ACCEPTED
+        if has_run and ready.spec.effect != "read":
             self._turn.actions.append(ready.spec.name)
 
     def _end(self, ready: PreparedCall, outcome: ToolOutcome) -> None:
@@ -211,8 +211,8 @@ class ToolCallRunner:
                 outcome = msgspec.json.decode(result.content, type=ToolOutcome)
             else:
                 # Only of a call that no socket took it is certain that the device did not run it.
-                sent = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
-                outcome = interrupted_outcome(ready.spec.effect, sent=sent, reason=cause)
+                may_have_run = ready.spec.source != "device" or not self._context.outbox.withdraw(call_id)
+                outcome = interrupted_outcome(ready.spec.effect, sent=may_have_run, reason=cause)
                 outcome = with_timing(outcome, 0.0, ready.notes)
                 result = self._context.executor.to_result(call_id, outcome)
             prepared.results[call_id] = result

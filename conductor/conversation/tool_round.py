@@ -86,11 +86,11 @@ async def prepare_round(
     permit: Permit | None = None,
     *,
     room: int,
-    whole: bool,
+    is_complete: bool,
 ) -> ToolRound:
     """Validate each call and decide about it.
 
-    ``room`` is how many more calls this turn may make. If the reply is not ``whole``, because it reached its
+    ``room`` is how many more calls this turn may make. If the reply is not complete, because it reached its
     length limit, no call runs (models, "Anthropic", rule 7).
     """
     prepared = ToolRound(tuple(calls))
@@ -99,7 +99,7 @@ async def prepare_round(
         if number:
             await asyncio.sleep(0)  # validation takes up to 30 ms with a client's hostile schema
         checked: PreparedCall | ApprovalNeeded | DryRun | ToolOutcome
-        if not whole:
+        if not is_complete:
             checked = failed("parse_error", _CUT_OFF)
         elif number >= room:
             checked = failed(
@@ -158,4 +158,4 @@ class CallResults:
                 tool_round.results[record.call_id] = result
                 tool_round.closed = finished is not None
 
-        await self._committer.commit(operations, events, then=settled)
+        await self._committer.commit(operations, events, after=settled)

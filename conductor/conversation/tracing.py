@@ -65,8 +65,8 @@ class TurnTracer:
             "conductor.turn.end": reason,
         }
         if self._content:
-            attributes["gen_ai.input.messages"] = _message("user", turn.stats.said)
-            attributes["gen_ai.output.messages"] = _message("assistant", turn.stats.answered)
+            attributes["gen_ai.input.messages"] = _message("user", turn.stats.transcript)
+            attributes["gen_ai.output.messages"] = _message("assistant", turn.stats.reply)
         end_ns = time.time_ns()
         start_ns = end_ns - round((time.monotonic() - turn.stats.started) * 1e9)
         root = self._tracer.start_span(

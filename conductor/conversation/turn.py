@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from conductor.conversation.context import ENDED, TurnContext
+from conductor.conversation.pending_approvals import ApprovalBatch
 from conductor.conversation.phrases import CONTINUE
 from conductor.conversation.recovery import Recovered
 from conductor.conversation.reply_speaker import ReplySpeaker, without_invented
@@ -41,8 +42,8 @@ _MAX_REFUSED_ROUNDS = 2
 # For one transcript, where the process ended in each; then the turn fails.
 _MAX_ATTEMPTS = 2
 
-
 _NO_ANSWER = "I have nothing to say to that."
+_LIMIT_REACHED = "The limit of tool calls is reached; the model answers with what it has."
 
 
 class Turn:
@@ -72,12 +73,12 @@ class Turn:
         self._round: ToolRound | None = None
         self._runner = ToolCallRunner(context, self.state)
         self._first_event_ns = 0
-        self._shown: tuple[str, Sequence[ToolDefinition]] | None = None
-        self._sent: tuple[list[Message], int] | None = None
+        self._system_and_tools: tuple[str, Sequence[ToolDefinition]] | None = None
+        self._last_history: tuple[list[Message], int] | None = None
         if recovered is not None:
             self._round = recovered.round
             self.state.restore(recovered.snapshot, in_round=recovered.round is not None)
-            self._reply.add(self.state.said)
+            self._reply.add(self.state.spoken_text)
 
     async def run(self) -> EndReason:
         """Answer the last message; leave the history valid however the turn ends."""
@@ -129,7 +130,7 @@ class Turn:
             await self._recover(self._recovered)
         if state.cause == "request":
             if self._request is not None:
-                await self._run_calls(AssistantMessage(""), [self._request], whole=True)
+                await self._run_calls(AssistantMessage(""), [self._request], is_complete=True)
             await self._end_silently()
             return
         while True:
@@ -139,15 +140,16 @@ class Turn:
                 state.stats.rounds >= limits.max_tool_rounds or state.calls_made >= limits.max_calls_per_turn
             ):
                 spent = True
-                await self._note_limit()
+                state.stats.trace.append("limit")
+                error = ErrorEvent("tool_round_limit_exceeded", _LIMIT_REACHED)
+                await self._context.commit([], [error])
             state.check()
             reply, calls, finished = await self._ask_model(tools_off=spent)
             text = reply.text.strip()
             provider = finished.provider or self._context.provider.name
             message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
             if calls and not spent:
-                await self._run_calls(message, calls, whole=finished.stop == "tool_use")
-                self.state.stats.rounds += 1
+                await self._run_calls(message, calls, is_complete=finished.stop == "tool_use")
             # The provider paused a long reply: record what came, and ask it to continue.
             elif finished.stop == "pause_turn" and text and not spent:
                 await self._say(message, ToolRound(()))
@@ -157,11 +159,6 @@ class Turn:
                 self._reply = ReplyBuffer()
                 await self._answer(message, finished)
                 return
-
-    async def _note_limit(self) -> None:
-        self.state.stats.trace.append("limit")
-        message = "The limit of tool calls is reached; the model answers with what it has."
-        await self._context.commit([], [ErrorEvent("tool_round_limit_exceeded", message)])
 
     async def _answer(self, message: AssistantMessage, finished: Finished) -> None:
         if finished.stop == "refusal":
@@ -175,7 +172,7 @@ class Turn:
     async def _end_silently(self) -> None:
         context = self._context
         idle = [] if self._follows() else [set_state(new_call_id(), "idle")]
-        await context.committer.commit([], idle, self.state.id, snapshots=ENDED, then=self.state.end)
+        await context.committer.commit([], idle, self.state.id, snapshots=ENDED, after=self.state.end)
 
     async def _say(self, message: AssistantMessage, prepared: ToolRound | None = None) -> None:
         # Without a tool round it is the turn's last message.
@@ -202,10 +199,10 @@ class Turn:
             events += [context.profile.tool_call(ready) for ready in device_calls]
         elif not self._follows():
             events.append(set_state(new_call_id(), "idle"))
-        state.stats.answered = message.text or state.stats.answered
+        state.stats.reply = message.text or state.stats.reply
         position = context.committer.state.log_end
 
-        def said() -> None:
+        def finish() -> None:
             state.note_logged()
             context.speeches.logged(speech_id, position)
             context.speeches.add(speech)
@@ -216,7 +213,7 @@ class Turn:
 
         dump = partial(state.dump, logged=True) if prepared is not None else str
         snapshots = {TURN: dump} | context.speech_snapshot(speech)
-        await context.committer.commit(operations, events, state.id, snapshots=snapshots, then=said)
+        await context.committer.commit(operations, events, state.id, snapshots=snapshots, after=finish)
 
     async def _ask_model(self, *, tools_off: bool) -> tuple[ReplyBuffer, list[ToolCall], Finished]:
         # Retry once if the reply broke off. Before the first event of a reply the provider retries by itself.
@@ -234,7 +231,7 @@ class Turn:
                 broke_off = error.reason in BROKEN_OFF and (reply.text or calls)
                 backoff = self._context.limits.model_retry * random.uniform(0.5, 1.0)
                 pause = max(backoff, error.retry_after or 0.0)
-                if not (may_retry and broke_off and pause < self.state.clock.left):
+                if not (may_retry and broke_off and pause < self.state.clock.remaining):
                     raise
                 self.state.stats.trace.append(f"retry:{error.reason}")
                 await self._keep_said()
@@ -253,22 +250,22 @@ class Turn:
     async def _keep_said(self) -> None:
         """Log what is spoken already of a reply that broke off, so that the model goes on from there."""
         context, state = self._context, self.state
-        said = state.said.strip()
-        if not said:
+        text = state.spoken_text.strip()
+        if not text:
             return
-        message = context.profile.append_message("assistant", said, state.speech_id)
+        message = context.profile.append_message("assistant", text, state.speech_id)
         position = context.committer.state.log_end
 
-        def kept() -> None:
+        def finish() -> None:
             state.note_logged()
             context.speeches.logged(state.speech_id, position)
 
         await context.committer.commit(
-            [AppendLog(AssistantMessage(said)), AppendLog(Note(CONTINUE))],
-            [SpeechFinal(said), message],
+            [AppendLog(AssistantMessage(text)), AppendLog(Note(CONTINUE))],
+            [SpeechFinal(text), message],
             state.id,
             snapshots={TURN: partial(state.dump, logged=True)},
-            then=kept,
+            after=finish,
         )
         self._reply = ReplyBuffer()
 
@@ -276,18 +273,20 @@ class Turn:
         context = self._context
         # The service's cache and a model's reasoning are bound to all that was sent: a change is shown in
         # the next turn.
-        if self._shown is None:
-            self._shown = context.profile.system_prompt, context.executor.definitions
-        system, tools = self._shown
-        messages = context.messages if self._sent is None else context.messages_after(*self._sent)
-        self._sent = messages, context.committer.state.log_end
+        if self._system_and_tools is None:
+            self._system_and_tools = context.profile.system_prompt, context.executor.definitions
+        system, tools = self._system_and_tools
+        messages = (
+            context.messages if self._last_history is None else context.messages_after(*self._last_history)
+        )
+        self._last_history = messages, context.committer.state.log_end
         return ModelRequest(
             system,
             messages,
             tools,
             "none" if tools_off else "auto",
             silence_s=context.limits.model_silence,
-            deadline_s=self.state.clock.left,
+            deadline_s=self.state.clock.remaining,
             profile=context.profile.model,
             avoid=avoid,
             cache_key=context.cache_key,
@@ -300,7 +299,7 @@ class Turn:
         if cut:
             self.state.stats.trace.append("history_halved")
             await self._context.commit([TrimLog(state.log_start + cut)])
-            self._sent = None
+            self._last_history = None
         return cut > 0
 
     async def _read(
@@ -358,35 +357,48 @@ class Turn:
 
     # -- tool calls
 
-    async def _run_calls(self, message: AssistantMessage, calls: Sequence[ToolCall], *, whole: bool) -> None:
+    async def _run_calls(
+        self, message: AssistantMessage, calls: Sequence[ToolCall], *, is_complete: bool
+    ) -> None:
         context = self._context
         room = context.limits.max_calls_per_turn - self.state.calls_made
         with self.state.interruptible():
             prepared = await prepare_round(
-                context.executor, calls, context.limits, self._runner.permit, room=room, whole=whole
+                context.executor,
+                calls,
+                context.limits,
+                self._runner.permit,
+                room=room,
+                is_complete=is_complete,
             )
         # Before the commit that sends them: a fast device answers before it returns.
         for ready in prepared.device_calls:
             context.pending.expect(ready.call.call_id)
         self.state.calls_made += len(calls)
         self.state.stats.trace.extend(f"tool.call:{call.name[:64]}" for call in calls)
-        self._round = context.results.round = prepared
+        self._round = prepared
         self.state.attempts = 1
+        await self._run_round(prepared, msgspec.structs.replace(message, calls=prepared.calls))
+
+    async def _run_round(
+        self, prepared: ToolRound, message: AssistantMessage | None, batch: ApprovalBatch | None = None
+    ) -> None:
+        # Without a message the round was recorded by another process; ``batch`` are its approvals.
+        self._context.results.round = prepared
         try:
-            await self._say(msgspec.structs.replace(message, calls=prepared.calls), prepared)
-            self._reply = ReplyBuffer()
+            if message is not None:
+                await self._say(message, prepared)
+                self._reply = ReplyBuffer()
             if prepared.ready or prepared.gated:
-                await self._runner.run(prepared)
+                await self._runner.run(prepared, batch)
         finally:
             for ready in prepared.device_calls:
-                context.pending.forget(ready.call.call_id)
-        await self._end_round(prepared)
-
-    async def _end_round(self, prepared: ToolRound) -> None:
+                self._context.pending.forget(ready.call.call_id)
         self.state.refused_rounds = self.state.refused_rounds + 1 if prepared.all_refused else 0
         if not prepared.closed:
             await self._context.commit(prepared.close())
         self._round = self._context.results.round = None
+        self.state.stats.rounds += 1
 
     # -- a turn of another process
 
@@ -395,21 +407,14 @@ class Turn:
         if prepared is None:
             if self.state.attempts > _MAX_ATTEMPTS:
                 raise ModelError("protocol", "The process ended in every attempt to answer this transcript.")
-            if self.state.said:
+            if self.state.spoken_text:
                 self.state.check()
                 await self._keep_said()
             else:
-                await self._context.note_attempt()
+                self._context.committer.mark_dirty(TURN)
+                await self._context.committer.flush()
             return
-        self._context.results.round = prepared
-        try:
-            if prepared.ready or prepared.gated:
-                await self._runner.run(prepared, recovered.batch)
-        finally:
-            for ready in prepared.device_calls:
-                self._context.pending.forget(ready.call.call_id)
-        await self._end_round(prepared)
-        self.state.stats.rounds += 1
+        await self._run_round(prepared, None, recovered.batch)
 
     # -- the end
 
@@ -428,23 +433,23 @@ class Turn:
                 self._runner.give_up(prepared, cause)
             if recorded:
                 operations += prepared.close()
-        cut, snapshots, then = self.unspoken, None, None
+        cut, snapshots, after = self.unspoken, None, None
         if cut and reason in ("interrupted", "session_end"):
-            if self.state.heard is not None:
-                kept = marked(self.state.heard[: len(cut)])
-            elif self.state.said:
-                kept = f"{self.state.said.strip()} {CUT_SOMEWHERE}"
+            if self.state.heard_text is not None:
+                text = marked(self.state.heard_text[: len(cut)])
+            elif self.state.spoken_text:
+                text = f"{self.state.spoken_text.strip()} {CUT_SOMEWHERE}"
             else:
-                kept = f"{cut} {CUT_BEFORE_SPEECH}"
-            operations.append(AppendLog(AssistantMessage(kept)))
-            snapshots, then = {TURN: partial(self.state.dump, logged=True)}, self.state.note_logged
+                text = f"{cut} {CUT_BEFORE_SPEECH}"
+            operations.append(AppendLog(AssistantMessage(text)))
+            snapshots, after = {TURN: partial(self.state.dump, logged=True)}, self.state.note_logged
             self._reply = ReplyBuffer()
         self.state.stats.trace.append(reason if self.error is None else f"error:{self.error}")
         if not operations:
             return
         try:
             async with asyncio.timeout(self._context.limits.close_timeout):
-                await self._context.commit(operations, events, snapshots, then)
+                await self._context.commit(operations, events, snapshots, after)
         except (StoreError, TimeoutError) as error:
             # The store is unreachable; `repair` fixes the history before the next request.
             log.error("turn not closed in the store", turn=self.state.id, error=type(error).__name__)

@@ -112,7 +112,7 @@ class TurnQueue:
         self._set_turn(turn)
         self._runner = self._tasks.spawn(self._run_turns(turn))
 
-    # -- what the session asks for
+    # -- from the session
 
     @property
     def busy(self) -> bool:
@@ -168,17 +168,17 @@ class TurnQueue:
         """Tell whether a transcript is queued or starting, though it may not be recorded yet."""
         return event_id == self._beginning or self.waiting.knows(event_id)
 
-    def interrupt(self, speech: Speech | None = None, heard: str | None = None) -> None:
+    def interrupt(self, speech: Speech | None = None, heard_text: str | None = None) -> None:
         """Stop the running turn for a barge-in, unless the interrupted speech is another turn's.
 
-        No more partials are sent. ``heard`` is the part of its reply that was heard, if it is known.
+        No more partials are sent. ``heard_text`` is the part of its reply that was heard, if known.
         """
         turn = self._turn
         if turn is None or (speech is not None and speech.turn_id != turn.state.id):
             return
-        if heard is None:
-            heard = self._speeches.heard_of(turn.state.speech_id)
-        turn.state.stop("interrupted", heard)
+        if heard_text is None:
+            heard_text = self._speeches.heard_of(turn.state.speech_id)
+        turn.state.stop("interrupted", heard_text)
         self._committer.mark_dirty(TURN)
         self._context.stop_partials()
         if self._outbox.transport is not None:
@@ -188,16 +188,12 @@ class TurnQueue:
         """Start a turn about notices, if there are any and the session is idle."""
         self._reminders.look()
         now = asyncio.get_running_loop().time()
-        if self.busy or self._closed or now < self._no_notices_until or not self._has_notices(now):
-            return
-        if self._may_deliver_notices():
+        if not (self.busy or self._closed or now < self._no_notices_until) and self._may_deliver(now):
             self._runner = self._tasks.spawn(self._run_turns(None))
 
-    def _may_deliver_notices(self) -> bool:
-        return not self.draining and self._floor.is_free()
-
-    def _has_notices(self, now: float) -> bool:
-        return self._device.wants_turn or self.waiting.has_notices(now)
+    def _may_deliver(self, now: float) -> bool:
+        has_notices = self._device.wants_turn or self.waiting.has_notices(now)
+        return has_notices and not self.draining and self._floor.is_free()
 
     async def _first_step(self) -> None:
         if self._started is not None:
@@ -289,7 +285,7 @@ class TurnQueue:
             self._retry = loop.call_later(self._limits.failed_turn_retry, self._go_on)
 
     def _go_on(self) -> None:
-        idle = not (self.busy or self._closed or self._suspended or self._committer.lost)
+        idle = not (self.busy or self._closed or self._suspended or self._committer.is_lost)
         if idle and (self.waiting.transcripts or self.waiting.requests):
             self._runner = self._tasks.spawn(self._run_turns(None))
 
@@ -320,7 +316,7 @@ class TurnQueue:
         if self.waiting.requests:
             return await self._begin_request()
         now = asyncio.get_running_loop().time()
-        if not self._has_notices(now) or not self._may_deliver_notices():
+        if not self._may_deliver(now):
             return None
         self._bucket.take(now)
         return await self._begin("news", None)
@@ -331,7 +327,7 @@ class TurnQueue:
         turn = Turn(self._context, _new_turn_id(), cause, self.follow)
         state = self._committer.state
         now = asyncio.get_running_loop().time()
-        told = list(self._device.notes)
+        notes = list(self._device.notes)
         notices = self.waiting.notices() if message is None else self.waiting.notices(before=now)
         covered, operations = self._summarizer.take() if self._summarizer is not None else (0, [])
         cut = max(covered, cut_point(state.log, self._limits.max_turns - 1, self._context.history.tokens))
@@ -339,31 +335,33 @@ class TurnQueue:
             operations.append(TrimLog(state.log_start + cut))
         if event_id is not None:
             operations.append(RememberInbound(event_id))
-        operations += [AppendLog(note) for note in told]
+        operations += [AppendLog(note) for note in notes]
         if notices:
-            text = truncate("\n\n".join(one.text for one in notices), self._limits.max_observation_bytes)
+            text = truncate(
+                "\n\n".join(notice.text for notice in notices), self._limits.max_observation_bytes
+            )
             operations.append(AppendLog(Note(text)))
         events: list[ServerEvent] = []
         if message is not None:
-            turn.state.stats.said = message.text
+            turn.state.stats.transcript = message.text
             operations.append(AppendLog(message))
             # A turn about notices sends no "thinking": that would stop the transcriber.
             events.append(set_state(new_call_id(), "thinking"))
             events.append(self._context.profile.append_message("user", message.text))
 
         def recorded() -> None:
-            del self._device.notes[: len(told)]
+            del self._device.notes[: len(notes)]
             self._device.wants_turn = self._device.wants_turn and bool(self._device.notes)
             self.waiting.drop_notices(notices)
             self.waiting.drop_transcript(event_id)
             self._set_turn(turn)
 
         snapshots: dict[str, Callable[[], str]] = {TURN: turn.state.dump}
-        if told:
-            snapshots[LATE] = lambda: self._device.dump(len(told))
+        if notes:
+            snapshots[LATE] = lambda: self._device.dump(len(notes))
         if notices or self.waiting.transcripts:
             snapshots[WAITING] = lambda: self.waiting.dump(event_id, notices)
-        await self._committer.commit(operations, events, turn.state.id, snapshots=snapshots, then=recorded)
+        await self._committer.commit(operations, events, turn.state.id, snapshots=snapshots, after=recorded)
         return turn
 
     async def _begin_request(self) -> Turn:
@@ -375,7 +373,7 @@ class TurnQueue:
             [],
             turn.state.id,
             snapshots={TURN: turn.state.dump},
-            then=lambda: self._set_turn(turn),
+            after=lambda: self._set_turn(turn),
         )
         return turn
 
@@ -387,7 +385,6 @@ class TurnQueue:
     async def _run(self, turn: Turn) -> None:
         if self._cancels and self.waiting.transcripts:
             turn.state.stop("interrupted")
-        started = asyncio.get_running_loop().time()
         reason = await turn.run()
         if reason in ("failed", "timed_out") and turn.state.cause != "request":
             code = turn.error or "internal_error"
@@ -396,12 +393,12 @@ class TurnQueue:
             await self._apologise(turn, "budget_spent" if code == "rate_limited" else code, error)
         elif reason != "answered" and not self.follow():
             idle = set_state(new_call_id(), "idle")
-            await self._committer.commit([], [idle], turn.state.id, snapshots=ENDED, then=turn.state.end)
+            await self._committer.commit([], [idle], turn.state.id, snapshots=ENDED, after=turn.state.end)
         self._set_turn(None)
         self._answer_request()
         if self._summarizer is not None:
             self._summarizer.start()
-        self._context.report(turn.state, reason, turn.error, asyncio.get_running_loop().time() - started)
+        self._context.report(turn.state, reason, turn.error)
 
     def follow(self) -> bool:
         """Whether another turn starts at once: then no ``idle`` is sent between them."""
@@ -415,25 +412,24 @@ class TurnQueue:
     async def _apologise(self, turn: Turn, failure: Failure, *errors: ErrorEvent) -> None:
         sentence = self._failures.get(failure, "")
         unspoken = turn.unspoken
-        kept = " ".join(part for part in (unspoken and f"{unspoken} {CUT_OFF}", sentence) if part)
-        shown = sentence or unspoken
-        operations: list[Operation] = [AppendLog(AssistantMessage(kept))] if kept else []
+        message = " ".join(part for part in (unspoken and f"{unspoken} {CUT_OFF}", sentence) if part)
+        visible = sentence or unspoken
+        operations: list[Operation] = [AppendLog(AssistantMessage(message))] if message else []
         events: list[ServerEvent] = [*errors]
-        speech = self._context.speech(turn.state, kept, sentence)
+        speech = self._context.speech(turn.state, message, sentence)
         if speech is not None:
-            speech.before = kept.removesuffix(sentence).strip() if turn.state.said else ""
-        if shown:
+            speech.before = message.removesuffix(sentence).strip() if turn.state.spoken_text else ""
+        if visible:
             speech_id = speech.speech_id if speech is not None else None
-            events.append(SpeechFinal(shown))
-            events.append(self._context.profile.append_message("assistant", shown, speech_id))
+            events.append(SpeechFinal(visible))
+            events.append(self._context.profile.append_message("assistant", visible, speech_id))
         events += self._context.speech_events(speech)
         if not self.follow():
             events.append(set_state(new_call_id(), "idle"))
         snapshots = {**ENDED, **self._context.speech_snapshot(speech)}
-
         position = self._committer.state.log_end
 
-        def said() -> None:
+        def finish() -> None:
             self._speeches.logged(turn.state.speech_id, position)
             self._speeches.add(speech)
             turn.state.end()
@@ -441,7 +437,7 @@ class TurnQueue:
         while True:
             try:
                 await self._committer.commit(
-                    operations, events, turn.state.id, snapshots=snapshots, then=said
+                    operations, events, turn.state.id, snapshots=snapshots, after=finish
                 )
             except Fenced:
                 raise

@@ -1,4 +1,4 @@
-"""What is known of a running turn: its figures, its clock, and whether it is to stop."""
+"""The state of a running turn: its figures, its clock, and whether it must stop."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Step:
 
 
 class StoppedError(Exception):
-    """Ends a turn at a point where it may stop."""
+    """Raised where a turn may stop, to end it."""
 
 
 class TurnClock:
     """Calls ``on_expired`` once, when ``seconds`` of unpaused time have passed since `start`."""
 
     def __init__(self, seconds: float, on_expired: Callable[[], None]) -> None:
-        self._left = seconds
+        self._remaining = seconds
         self._on_expired = on_expired
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0
@@ -47,22 +47,22 @@ class TurnClock:
         self._expired = False
 
     @property
-    def left(self) -> float:
-        """Seconds of unpaused time that are left."""
+    def remaining(self) -> float:
+        """The remaining seconds of unpaused time."""
         if self._timer is None:
-            return self._left
-        return max(0.0, self._left - (asyncio.get_running_loop().time() - self._since))
+            return self._remaining
+        return max(0.0, self._remaining - (asyncio.get_running_loop().time() - self._since))
 
     def start(self) -> None:
         """Start or resume the clock."""
         loop = asyncio.get_running_loop()
         self._since = loop.time()
         if not self._expired:
-            self._timer = loop.call_later(self._left, self._expire)
+            self._timer = loop.call_later(self._remaining, self._expire)
 
     def stop(self) -> None:
         """Stop the clock; `start` resumes it."""
-        self._left = self.left
+        self._remaining = self.remaining
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -88,11 +88,11 @@ class TurnClock:
 
 @dataclass(slots=True)
 class TurnStats:
-    """The figures of a turn's log line; ``said`` and ``answered`` are logged only with LOG_CONTENT."""
+    """The figures of a turn's log line; ``transcript`` and ``reply`` are logged only with LOG_CONTENT."""
 
     trace: list[str] = field(default_factory=list)
-    said: str = ""
-    answered: str = ""
+    transcript: str = ""
+    reply: str = ""
     rounds: int = 0
     usage: Usage = field(default_factory=Usage)
     cost: float = 0.0
@@ -130,8 +130,8 @@ class TurnStats:
 class TurnState:
     """The state of one turn that its tool calls, the queue and the session see.
 
-    ``attempts`` counts requests to the model since its last reply. ``speech_id`` and ``said`` are of a reply
-    that is spoken while it streams. ``heard`` is the part of a streaming reply that the person has heard.
+    ``attempts`` counts requests to the model since its last reply. ``speech_id`` and ``spoken_text`` belong
+    to a reply that is spoken while it streams; ``heard_text`` is the part that the person has heard.
     ``bridged``: a bridging phrase was spoken. ``over``: its end is recorded, so no other process resumes it.
     """
 
@@ -145,9 +145,9 @@ class TurnState:
         self.refused_rounds = 0
         self.over = False
         self.speech_id = ""
-        self.said = ""
+        self.spoken_text = ""
         self.bridged = False
-        self.heard: str | None = None
+        self.heard_text: str | None = None
         self.stopped_for: EndReason | None = None
         self.clock = TurnClock(seconds, partial(self.stop, "timed_out"))
         self._task: asyncio.Task[object] | None = None
@@ -156,7 +156,7 @@ class TurnState:
     def dump(self, *, logged: bool = False) -> str:
         """Encode the snapshot from which another process resumes the turn; empty once it is over.
 
-        ``logged``: what was said is logged by the same commit, and not to be logged again.
+        ``logged``: the same commit logs the spoken text.
         """
         if self.over:
             return ""
@@ -170,17 +170,17 @@ class TurnState:
             self.refused_rounds,
             tuple(self.actions),
             stop if stop in ("interrupted", "session_end", "timed_out") else None,
-            "" if logged else self.said,
+            "" if logged else self.spoken_text,
             self.bridged,
         )
         return encode(snapshot)
 
     def note_logged(self) -> None:
-        """Note that what was said is logged."""
-        self.said = ""
+        """Note that the spoken text is logged."""
+        self.spoken_text = ""
 
     def restore(self, snapshot: TurnSnapshot, *, in_round: bool) -> None:
-        """Restore the state of another process's turn; ``in_round``: it was running a reply's tool calls."""
+        """Restore the state of another process's turn; ``in_round``: it was running tool calls."""
         # An unfinished round was recorded after the model's reply: its request did not fail.
         self.attempts = snapshot.attempts if in_round else snapshot.attempts + 1
         self.stats.rounds = snapshot.rounds
@@ -188,23 +188,23 @@ class TurnState:
         self.actions = list(snapshot.actions)
         self.calls_made, self.refused_rounds = snapshot.calls, snapshot.refused_rounds
         self.stopped_for = snapshot.stop
-        self.said, self.bridged = snapshot.said, snapshot.bridged
+        self.spoken_text, self.bridged = snapshot.spoken_text, snapshot.bridged
 
     def begin(self) -> None:
         """Start the clock; `stop` cancels this task."""
         self._task = asyncio.current_task()
         self.clock.start()
 
-    def stop(self, reason: EndReason, heard: str | None = None) -> None:
+    def stop(self, reason: EndReason, heard_text: str | None = None) -> None:
         """End the turn: at once if it is waiting, else after the running commit."""
         if self.stopped_for is None:
-            self.heard = heard
+            self.heard_text = heard_text
             self.stopped_for = reason
             if self._waiting and self._task is not None:
                 self._task.cancel()
 
     def release(self) -> None:
-        """Release the turn to another process: an orderly release does not count as an attempt."""
+        """Release the turn to another process; an orderly release does not count as an attempt."""
         self.attempts -= 1
 
     def end(self) -> None:
@@ -218,7 +218,7 @@ class TurnState:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let `stop` cancel what runs in this block, and turn that into `StoppedError`."""
+        """Let `stop` cancel this block, which then raises `StoppedError`."""
         self.check()
         self._waiting = True
         try:
@@ -234,7 +234,7 @@ class TurnState:
 
     @contextmanager
     def committing(self) -> Iterator[None]:
-        """Within `interruptible`, let the block end, then raise `StoppedError` if the turn is to stop."""
+        """Within `interruptible`, let the block end, then raise `StoppedError` if the turn must stop."""
         self._waiting = False
         try:
             yield

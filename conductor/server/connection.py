@@ -348,12 +348,12 @@ class Connection(Writer):
         tools = event.tools if "tools" in event.capabilities else None
         readings = await read_declarations(tools or (), self._admission)
         try:
-            is_known = await session.learn(event)
+            answer = await session.learn(event)
             if not (new or await session.verify()):
                 return False
         except Fenced:
             return False
-        session.start(event, self, resumed=self._resumed, known=is_known, readings=readings)
+        session.start(event, self, resumed=self._resumed, answer=answer, readings=readings)
         await session.flush()
         self._resumed = True
         return True

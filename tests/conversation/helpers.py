@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from conductor.conversation.phrases import Failure
 from conductor.conversation.services import Services
-from conductor.conversation.session import Known, Session
+from conductor.conversation.session import ResumeAnswer, Session
 from conductor.conversation.tasks import Tasks
 from conductor.conversation.transport import Frame
 from conductor.errors import StoreError
@@ -436,14 +436,14 @@ class App:
         *,
         resumed: bool | None = None,
         slow: bool = False,
-        known: Known | None = None,
+        answer: ResumeAnswer | None = None,
     ) -> Line:
-        """Open a line, and start or resume the session on it; ``known`` is what `Session.learn` gave."""
+        """Open a line, and start or resume the session on it; ``answer`` is from `Session.learn`."""
         again = self.line is not None if resumed is None else resumed
         self.line = Line(self, session, slow=slow)
         self.lines.append(self.line)
         start = client.SessionStart(capabilities=list(self.capabilities))
-        session.start(start, self.line, resumed=again, known=known)
+        session.start(start, self.line, resumed=again, answer=answer)
         return self.line
 
     def relaunch(self) -> None:

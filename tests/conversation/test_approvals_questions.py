@@ -753,7 +753,7 @@ async def test_a_client_that_says_what_it_knows_has_heard_what_it_heard(same: bo
         state = client.Resume(on.app.log[-1]["id"]) if same else None
         start = client.SessionStart(capabilities=["resume"], resume=state)
         known = await on.one.session.learn(start)
-        on.one.session.start(start, line, resumed=True, known=known)
+        on.one.session.start(start, line, resumed=True, answer=known)
         await later(1)
         assert len(on.app.spoken()) == (1 if same else 2)
         assert on.app.states()[-1] == "idle"

@@ -91,7 +91,7 @@ async def test_a_failed_commit_sends_and_changes_nothing(error: StoreError) -> N
     events: list[ServerEvent] = [set_state("c1", "idle"), ErrorEvent("internal_error", "x")]
     recorded: list[bool] = []
     with pytest.raises(type(error)):
-        await committer.commit([AppendLog(UserMessage("hi"))], events, then=lambda: recorded.append(True))
+        await committer.commit([AppendLog(UserMessage("hi"))], events, after=lambda: recorded.append(True))
     assert not recorded
     assert wire.frames == []
     assert outbox.records() == []
@@ -164,7 +164,7 @@ async def test_a_commits_callback_runs_before_its_events_leave_and_the_next_comm
         sent.append(len(wire.frames))
 
     await asyncio.gather(
-        committer.commit([], [set_state("c1", "idle")], snapshots={"turn": lambda: turn}, then=end),
+        committer.commit([], [set_state("c1", "idle")], snapshots={"turn": lambda: turn}, after=end),
         committer.commit([], [set_state("c2", "idle")], snapshots={"turn": lambda: turn}),
     )
     first, second = store.commits
@@ -220,7 +220,7 @@ async def test_a_session_with_another_claim_is_lost_and_stays_silent() -> None:
         with pytest.raises(Fenced):
             await committer.commit([AppendLog(UserMessage("hi"))], [set_state("c1", "idle")])
         assert not await committer.verify()
-    assert lost == [False] and committer.lost
+    assert lost == [False] and committer.is_lost
     assert wire.frames == [] and outbox.records() == [] and committer.state.log == []
     await committer.release()
     await store.commit(other, "commit-1", [SetField("a", "b")])
@@ -234,7 +234,7 @@ async def test_a_recorded_commit_that_seemed_to_fail_makes_the_mirror_stale() ->
         with pytest.raises(Fenced):
             await committer.commit([AppendLog(UserMessage("ho"))], [set_state("c1", "idle")])
         assert not await committer.verify()
-    assert lost == [True] and committer.lost
+    assert lost == [True] and committer.is_lost
     assert wire.frames == [] and committer.state.log == []
     assert (await store.claim(KEY)).state.log == [UserMessage("hi")]
 

@@ -859,7 +859,7 @@ async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(sa
     state = client.Resume(one.app.log[0]["id"]) if same else None
     known = await one.session.learn(client.SessionStart(capabilities=["resume"], resume=state))
     since = len(one.app.log)
-    one.app.connect(one.session, known=known)
+    one.app.connect(one.session, answer=known)
     await later(1)
     assert one.app.shapes(since).count("device.do") == same
     if same:
@@ -874,7 +874,7 @@ async def test_a_write_is_sent_again_only_to_a_client_that_says_what_it_knows(sa
 def test_only_a_bounded_number_of_late_calls_is_remembered() -> None:
     late = LateCalls(3, 600.0)
     for number in range(5):
-        late.add(CallRecord(f"c{number}", "device.do", "t1", "device", "write", 0), now=0.0, wanted=True)
+        late.add(CallRecord(f"c{number}", "device.do", "t1", "device", "write", 0), now=0.0, starts_turn=True)
     assert [late.holds(f"c{n}", now=1.0) for n in range(5)] == [False, False, True, True, True]
 
 

@@ -96,7 +96,7 @@ class Phone:
             for call_id in known.drop:
                 self.done.pop(call_id)
         self.app.capabilities = self.capabilities
-        self.app.connect(session, resumed=line is not None, known=known)
+        self.app.connect(session, resumed=line is not None, answer=known)
         return session
 
     def writes(self) -> list[str]:

@@ -72,7 +72,7 @@ class Talker:
                 notes = [AppendLog(Note(one.text)) for one in told]
                 without = {WAITING: lambda: self.waiting.dump(None, told)}
                 await self.committer.commit(
-                    notes, snapshots=without, then=lambda: self.waiting.drop_notices(told)
+                    notes, snapshots=without, after=lambda: self.waiting.drop_notices(told)
                 )
             except StoreError:
                 return

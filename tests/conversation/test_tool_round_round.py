@@ -26,9 +26,9 @@ def executor(bounds: Limits) -> ToolExecutor:
     return ToolExecutor([LocalTools(), DeviceToolset(CATALOG, PendingCalls())], bounds)
 
 
-def prepare(calls: list[ToolCall], *, room: int = 40, whole: bool = True, **changed: Any) -> ToolRound:
+def prepare(calls: list[ToolCall], *, room: int = 40, is_complete: bool = True, **changed: Any) -> ToolRound:
     bounds = limits(**changed)
-    return asyncio.run(prepare_round(executor(bounds), calls, bounds, room=room, whole=whole))
+    return asyncio.run(prepare_round(executor(bounds), calls, bounds, room=room, is_complete=is_complete))
 
 
 def errors(prepared: ToolRound) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_calls_that_ask_wait_and_those_that_are_denied_have_their_result() -> No
 
     bounds = limits()
     wanted = [*calls("device.look", "device.do", "local.sum"), ToolCall("c3", "device.do", '{"x":"7"}')]
-    prepared = asyncio.run(prepare_round(executor(bounds), wanted, bounds, permit, room=40, whole=True))
+    prepared = asyncio.run(prepare_round(executor(bounds), wanted, bounds, permit, room=40, is_complete=True))
     assert [one.call.call_id for one in prepared.ready] == ["c0"]
     assert [one.ready.call.call_id for one in prepared.gated] == ["c1", "c3"]
     assert [one.verdict.reasons for one in prepared.gated] == [("Because.",)] * 2
@@ -83,13 +83,13 @@ def test_a_round_is_refused_where_nothing_of_it_was_allowed(names: list[str], re
 
     bounds = limits()
     prepared = asyncio.run(
-        prepare_round(executor(bounds), calls(*names), bounds, permit, room=40, whole=True)
+        prepare_round(executor(bounds), calls(*names), bounds, permit, room=40, is_complete=True)
     )
     assert prepared.all_refused == refused
 
 
 def test_of_a_reply_that_was_cut_off_nothing_is_run() -> None:
-    prepared = prepare(calls("device.look", "local.sum"), whole=False)
+    prepared = prepare(calls("device.look", "local.sum"), is_complete=False)
     assert prepared.ready == []
     assert errors(prepared) == {"c0": "parse_error", "c1": "parse_error"}
 
@@ -138,7 +138,7 @@ def test_between_two_calls_others_have_their_turn() -> None:
                 count += 1
 
         ticking = asyncio.create_task(tick())
-        await prepare_round(executor(bounds), calls(*["local.sum"] * 5), bounds, room=40, whole=True)
+        await prepare_round(executor(bounds), calls(*["local.sum"] * 5), bounds, room=40, is_complete=True)
         ticking.cancel()
         return count
 

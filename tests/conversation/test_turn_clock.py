@@ -23,14 +23,14 @@ class Expired:
 async def test_time_is_over_once_and_on_time() -> None:
     expired = Expired()
     clock = TurnClock(120.0, expired)
-    assert clock.left == 120.0
+    assert clock.remaining == 120.0
     clock.start()
     begun = asyncio.get_running_loop().time()
     await later(50)
-    assert clock.left == pytest.approx(70)
+    assert clock.remaining == pytest.approx(70)
     await later(500)
     assert expired.times == [begun + 120.0]
-    assert clock.left == 0.0
+    assert clock.remaining == 0.0
 
 
 async def test_a_clock_that_was_stopped_does_not_expire() -> None:
@@ -42,7 +42,7 @@ async def test_a_clock_that_was_stopped_does_not_expire() -> None:
     clock.stop()
     await later(100)
     assert expired.times == []
-    assert clock.left == pytest.approx(6)
+    assert clock.remaining == pytest.approx(6)
 
 
 async def test_a_pause_does_not_count_and_pauses_nest() -> None:
@@ -55,7 +55,7 @@ async def test_a_pause_does_not_count_and_pauses_nest() -> None:
         with clock.paused():
             await later(1000)
         await later(1000)
-        assert clock.left == pytest.approx(6)
+        assert clock.remaining == pytest.approx(6)
     begun = asyncio.get_running_loop().time()
     await later(100)
     assert expired.times == [pytest.approx(begun + 6.0)]
