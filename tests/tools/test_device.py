@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from conductor.tools.base import CallContext, ToolSpec, failed, succeeded
 from conductor.tools.device import DeviceToolset, PendingCalls
 
@@ -41,3 +43,56 @@ async def test_an_answer_that_overtakes_the_call_is_used() -> None:
     toolset = DeviceToolset([SPEC], pending)
     outcome = await asyncio.wait_for(toolset.call(SPEC.name, {}, CallContext("s-1", "c-1")), WAIT)
     assert outcome.data == "early"
+
+
+async def test_whoever_waits_gets_the_answer() -> None:
+    pending = PendingCalls()
+    pending.expect("c-1")
+    waiting = asyncio.create_task(pending.wait("c-1"))
+    outcome = succeeded("x")
+    assert pending.answer("c-1", outcome) is True
+    assert await asyncio.wait_for(waiting, WAIT) is outcome
+    assert len(pending) == 0
+
+
+async def test_a_repeated_answer_is_told_and_changes_nothing() -> None:
+    pending = PendingCalls()
+    pending.expect("c-1")
+    assert pending.answer("c-1", succeeded("first"))
+    assert pending.answer("c-1", succeeded("second")) is False
+    assert (await asyncio.wait_for(pending.wait("c-1"), WAIT)).data == "first"
+
+
+async def test_an_unknown_and_a_late_answer_are_told() -> None:
+    pending = PendingCalls()
+    assert pending.answer("c-1", succeeded("x")) is False
+    pending.expect("c-1")
+    pending.forget("c-1")
+    assert pending.answer("c-1", succeeded("x")) is False and len(pending) == 0
+
+
+async def test_a_cancelled_wait_is_forgotten() -> None:
+    pending = PendingCalls()
+    pending.expect("c-1")
+    waiting = asyncio.create_task(pending.wait("c-1"))
+    await asyncio.wait([waiting], timeout=0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, WAIT)
+    assert len(pending) == 0 and pending.answer("c-1", succeeded("x")) is False
+
+
+async def test_forgetting_wakes_whoever_waits() -> None:
+    pending = PendingCalls()
+    pending.expect("c-1")
+    waiting = asyncio.create_task(pending.wait("c-1"))
+    await asyncio.wait([waiting], timeout=0)
+    pending.forget("c-1")
+    pending.forget("c-1")
+    await asyncio.wait([waiting], timeout=WAIT)
+    assert waiting.cancelled()
+
+
+async def test_a_call_that_nobody_expects_cannot_be_waited_for() -> None:
+    with pytest.raises(KeyError):
+        await PendingCalls().wait("c-1")

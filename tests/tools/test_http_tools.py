@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from conductor.tools.rules import Rule
 from tests.models import ScriptedProvider
 from tests.tools.web_site import site
 
+DOCS = Path(__file__).parents[2] / "docs" / "tools.md"
 SCHEMA = """
 [tool.input_schema]
 type = "object"
@@ -242,3 +244,14 @@ def test_without_a_file_there_are_none_and_a_named_one_must_be_there(tmp_path: P
     assert load_http_tools(load_settings(None)).tools == ()
     with pytest.raises(SettingsError, match="no such file"):
         load_http_tools(load_settings(None, http_tools_file=tmp_path / "none.toml"))
+
+
+def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEATHER_KEY", "key")
+    (block,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.S)
+    path = tmp_path / "tools.toml"
+    path.write_text(block)
+    tools = load_http_tools(load_settings(None, http_tools_file=path)).tools
+    specs = {spec.name: spec for spec in HttpToolset(tools).specs()}
+    assert list(specs) == ["weather.today", "lights.set"]
+    assert specs["lights.set"].spoken == "set the lights in the {room} to {level} percent"

@@ -74,14 +74,6 @@ def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time
 # -- names come from clients
 
 
-def test_more_tools_than_are_kept_are_added_up() -> None:
-    metrics = ToolMetrics()
-    for number in range(MAX_TOOLS + 25):
-        metrics.called(f"tool.{number:04}", "mcp:x", "none", 0.1)
-    assert len(tools(metrics)) == MAX_TOOLS + 1
-    assert calls(metrics, OTHERS, "") == 25
-
-
 @pytest.mark.parametrize(
     "count",
     [

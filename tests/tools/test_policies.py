@@ -106,7 +106,6 @@ INVALID = [
         '{"effect": "deny", "effect": "allow", "tool": "b"}',
         "policies.json is not valid: the field 'effect' occurs twice.",
     ),
-    ('{"effect": "deny", "tool": NaN}', "policies.json is not valid: NaN is not valid JSON."),
     ("1" * 5_000, "policies.json is not valid JSON."),
     ("[" * 100_000, "policies.json is not valid JSON."),
 ]
@@ -129,10 +128,8 @@ def test_a_mistake_is_one_sentence_with_its_place_and_the_file_stays_as_it_is(
     ("text", "sentence"),
     [
         ("", "policies.json is not valid JSON, line 1, column 1: expecting value."),
-        ("[]", 'policies.json must be a JSON object with a list under "rules".'),
         ('{"version":1}', 'policies.json must be a JSON object with a list under "rules".'),
         ('{"version":1,"rules":{}}', 'policies.json must be a JSON object with a list under "rules".'),
-        ('{"rules":[]}', 'policies.json must have "version": 1; it may be from another release.'),
         ('{"version":2,"rules":[]}', 'policies.json must have "version": 1; it may be from another release.'),
         (
             '{"version":true,"rules":[]}',
@@ -294,14 +291,6 @@ def test_a_link_to_the_file_stays_a_link(path: Path) -> None:
     add(path, Rule("deny", "b"))
     assert path.is_symlink()
     assert len(read(target)["rules"]) == 2
-
-
-def test_nothing_is_added_to_a_file_that_would_not_load(path: Path) -> None:
-    write(path, {"effect": "permit", "tool": "b"})
-    before = path.read_bytes()
-    with pytest.raises(SettingsError, match=r"^Rule 1 of policies.json"):
-        add(path, Rule("deny", "b"))
-    assert path.read_bytes() == before
 
 
 def test_a_rule_that_is_not_accepted_can_be_taken_out(path: Path) -> None:

@@ -32,25 +32,18 @@ def adversarial_inputs(size: int) -> dict[str, str]:
     pieces = {
         "jwt": "eyJ",
         "jwt parts": f"eyJ{BODY}.",
-        "dots": "a.",
         "bearer": "Bearer ",
-        "bearer values": "Bearer abcdefg ",
         "pem": "-----BEGIN",
         "pem heads": f"-----BEGIN PRIVATE {'KEY'}-----",
-        "pem ends": f"-----BEGIN PRIVATE {'KEY'}-----\n-----END ",
         "names": "password",
         "assignments": "password=",
         "short values": "password=x ",
         "quotes": 'password="',
         "escaped quotes": 'password=\\"x password=\\\\\\"',
         "sk": "sk-",
-        "sk words": "sk-abcdefghijklmnopqrstuvwxyz ",
         "urls": "://",
         "user infos": "://a:",
         "user info ends": "://a:b@",
-        "aws": "AKIA",
-        "slack": "xoxb-",
-        "github": "ghp_",
         "sendgrid": f"SG.{BODY}.",
         "cookies": "Cookie: a=",
         "quoted cookies": 'Cookie: a="b" ',
@@ -59,30 +52,20 @@ def adversarial_inputs(size: int) -> dict[str, str]:
         "escapes": "\\nsk-",
         "slashes": "/",
         "paths": "/home/x ",
-        "path parts": "/tmp",
         "drives": "C:\\",
-        "drive parts": "C:\\a b\\",
         "markers": "[REDACTED:",
-        "one letter": "a",
-        "spaces": " ",
         "secret starts": "known-secre",
         "secrets": "known-secret",
         "assigned colons": "jwt=:",
         "assigned equals": "secret==",
-        "assigned slashes": "password=//x",
-        "keys": '"key":"abc",',
         "overlapping names": "auth=aaa:aa",
         "overlapping cookies": "cookie:aaaaaa",
         "headers": "authorization: bearer a ",
         "words of cookies": "cookie: a ",
         "percents": "%61",
-        "hundreds": "%25",
-        "code points": "\\u0061",
-        "vaults": "hvs.",
         "short runs": "a ",
         "long runs": "a23456789abcdeg ",
         "exclamations": "password=!!!!!!!!",
-        "newlines": "\n",
     }
     return {name: (piece * (size // len(piece) + 1))[:size] for name, piece in pieces.items()}
 
@@ -92,23 +75,16 @@ KEYS = {
     "sk-" + BODY: "api_key",
     "AKIA" + "Q7" * 8: "api_key",
     "ghp_" + BODY: "api_key",
-    "ghs_" + BODY: "api_key",
     "github_pat_" + BODY: "api_key",
     "xoxb-" + "123456789012-" + BODY: "api_key",
     "AIza" + BODY: "api_key",
     "glpat-" + BODY: "api_key",
-    "sk_" + "live_" + BODY: "api_key",
     "rk_" + "live_" + BODY: "api_key",
-    "npm_" + BODY: "api_key",
-    "hf_" + BODY: "api_key",
     "SG." + BODY + "." + BODY: "api_key",
     "ya29." + BODY: "token",
     "glrt-" + BODY: "api_key",
-    "glcbt-64_" + BODY: "api_key",
     "hvs." + BODY: "api_key",
-    "gsk_" + BODY: "api_key",
     "xapp-1-" + BODY: "api_key",
-    "dckr_pat_" + BODY: "api_key",
     "shpat_" + "0a1b2c3d" * 4: "api_key",
     "tskey-auth-" + BODY: "api_key",
     JWT: "jwt",
@@ -372,10 +348,6 @@ def test_a_known_secret_is_found_within_base64_at_any_place(before: int) -> None
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(b"u" * before + b"known??>>secret" + b"!" * 5).decode()
         assert "[REDACTED:secret]" in Redactor(["known??>>secret"]).text(text)
-
-
-def test_the_longest_of_several_secrets_is_taken() -> None:
-    assert Redactor(["abcdef", "abcdef-ghijkl"]).text("x abcdef-ghijkl y") == "x [REDACTED:secret] y"
 
 
 def test_nothing_is_left_of_a_secret_that_holds_another_one_in_any_form() -> None:

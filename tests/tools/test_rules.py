@@ -23,29 +23,12 @@ from conductor.tools.rules import (
     parse_json,
     parse_rule,
 )
+from tests.tools.test_predicates import json_values
 
 NOW = 1_800_000_000.0
 
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["..", "/", "a://b"])
-)
-json_values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
-)
 predicates = st.sampled_from(
-    [
-        {"eq": "x"},
-        {"in": [1, None, {"a": ["é"]}]},
-        {"glob": "a*"},
-        {"under": "/srv"},
-        {"host": "a.b"},
-        {"max": 1.5},
-    ]
+    [{"eq": "x"}, {"in": [1, {"a": ["é"]}]}, {"glob": "a*"}, {"under": "/srv"}, {"host": "a.b"}, {"max": 1.5}]
 )
 
 
@@ -168,17 +151,6 @@ def test_a_digest_is_of_the_name_and_the_arguments_in_the_form_of_rfc_8785() -> 
     assert arguments_digest("file.write", arguments) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_the_canonical_form_is_that_of_the_rfc_s_own_example() -> None:
-    given = r"""{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
-        "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}"""
-    canonical = (
-        r'{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
-        r'"string":"€$\u000f\nA' + r"'" + r'B\"\\\\\"/"}'
-    )
-    expected = hashlib.sha256(f"t\n{canonical}".encode()).hexdigest()
-    assert arguments_digest("t", json.loads(given)) == expected
-
-
 def test_a_number_is_one_number_however_it_is_written() -> None:
     assert arguments_digest("t", {"a": [3, -0.0]}) == arguments_digest("t", {"a": [3.0, 0]})
 
@@ -229,22 +201,13 @@ HOST = "args.a host must be a host such as"
 REFUSED = [
     ([], "a rule must be a JSON object"),
     ({"effect": "deny"}, "tool is missing"),
-    ({"tool": "*"}, "effect is missing"),
     ({"effect": "permit", "tool": "*"}, "effect must be 'allow', 'ask' or 'deny'"),
-    ({"effect": ["deny"], "tool": "*"}, "effect must be 'allow', 'ask' or 'deny'"),
     ({"effect": "deny", "tool": ""}, "tool string should have at least 1 character"),
     ({"effect": "deny", "tool": 3}, "tool must be a valid string"),
-    ({"effect": "deny", "tool": "*", "source": 3}, "source must be a valid string"),
-    (
-        {"effect": "deny", "tool": "*", "argumentsDigest": 3},
-        "argumentsDigest must be a valid string",
-    ),
     ({"effect": "deny", "tool": "*", "scope": "once"}, "scope must be 'session' or 'always'"),
     ({"effect": "deny", "tool": "*", "expires": "soon"}, "expires must be a time such as 2030"),
-    ({"effect": "deny", "tool": "*", "expires": 5}, "expires must be a valid string"),
     ({"effect": "deny", "tool": "*", "expires": "2030-01-31"}, "expires needs its offset"),
     ({"effect": "deny", "tool": "*", "args": []}, "args must be a valid object"),
-    ({"effect": "allow", "tool": "*", "args": None}, "args must be a valid object"),
     ({"effect": "deny", "tool": "*", "args": {"a": 1}}, "args.a must be a valid object"),
     (
         {"effect": "deny", "tool": "*", "args": {"a": {}}},
@@ -256,29 +219,20 @@ REFUSED = [
     ),
     ({"effect": "deny", "tool": "*", "args": {"a": {"in": "x"}}}, "args.a in must be a list"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"glob": 1}}}, "args.a glob must be text"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"max": True}}}, "args.a max must be a number"),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"max": "3"}}}, "args.a max must be a number"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"max": float("inf")}}}, "args.a max must be a number"),
     ({"effect": "deny", "tool": "*", "args": {"a": {"under": ""}}}, UNDER),
     ({"effect": "deny", "tool": "*", "args": {"a": {"under": "~/x"}}}, UNDER),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"under": "../x"}}}, UNDER),
     ({"effect": "deny", "tool": "*", "args": {"a": {"host": "https://a.b"}}}, HOST),
     ({"effect": "deny", "tool": "*", "args": {"a": {"host": "a.b:80"}}}, HOST),
     ({"effect": "deny", "tool": "*", "args": {"a": {"host": "bücher.de"}}}, HOST),
     ({"effect": "deny", "tool": "*", "args": {"a": {"host": "0x7f.1"}}}, HOST),
-    ({"effect": "deny", "tool": "*", "args": {"a": {"host": "[1"}}}, HOST),
     ({"effect": "deny", "tool": "*", "args": {"a": {"eq": "a" + "\u0301" * 40}}}, "without dozens of marks"),
-    (
-        {"effect": "deny", "tool": "*", "args": {"a": {"glob": "a" + "\u0301" * 40}}},
-        "without dozens of marks",
-    ),
     ({"effect": "deny", "tool": "*", "args": {"a": {"eq": [[1] * 2_000]}}}, "of at most 1000 values each"),
     ({"effect": "deny", "tool": "a\x01"}, r'tool has a character that is not printable, "a\u0001"'),
     ({"effect": "deny", "tool": "a\u200b"}, "tool has a character that is not printable"),
     ({"effect": "deny", "tool": "*", "source": "\x1b[31m"}, "source has a character that is not printable"),
     ({"effect": "deny", "tool": "*", "args": {"a\n": {"eq": 1}}}, "args has a character that is not print"),
     ({"effect": "allow", "tool": "*", "arg": {}}, "there is no field 'arg', only effect, tool, source"),
-    ({"effect": "allow", "tool": "*", "Args": {}}, "there is no field 'Args', only effect, tool, source"),
 ]
 
 
@@ -288,12 +242,6 @@ def test_a_rule_that_is_not_accepted_is_explained(value: Any, reason: str) -> No
         parse_rule(value)
     assert str(caught.value).startswith(reason) or reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_rule_may_have_a_comment() -> None:
-    rule = parse_rule({"effect": "deny", "tool": "*", "comment": "because"})
-    assert (rule.effect, rule.comment) == ("deny", "because")
-    assert json.loads(encode_rules([rule]))[0]["comment"] == "because"
 
 
 printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1)
@@ -306,6 +254,7 @@ rules = st.builds(
     scope=st.sampled_from(["session", "always"]),
     fingerprint=st.none() | printable,
     expires=st.none() | st.sampled_from(["2030-01-31T18:00:00Z", "2030-01-31T18:00:00.5+01:00"]),
+    comment=st.none() | st.text(),
     arguments_digest=st.none() | printable,
 )
 

