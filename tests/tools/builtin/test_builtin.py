@@ -1,4 +1,4 @@
-"""The set of built-in tools, and its registry."""
+"""The set of built-in tools, their definitions, and the paths that file tools refuse."""
 
 from __future__ import annotations
 
@@ -6,16 +6,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
-from conductor.tools.builtin import BuiltinToolset, standard_tools
+from conductor.tools.builtin import BuiltinToolset, builtin_specs, standard_tools
 from conductor.tools.schema import check_schema
 from conductor.tools.validation import Valid, validate
 
 CONTEXT = CallContext("s", "c")
+KINDS = """\
+get_current_time safe read
+calculator safe read
+add_task safe write
+list_tasks safe read
+update_task safe write
+schedule_task medium write
+list_scheduled_tasks safe read
+cancel_scheduled_task safe write
+get_file_tree safe read
+list_directory safe read
+search_files medium read
+read_file medium read
+create_file high write
+write_file high write
+notes_create medium write
+notes_search safe read
+query_knowledge_base safe read
+web_fetch medium read
+web_search medium read
+"""
 
 
 class Echo:
-    """A tool that gives its arguments back."""
+    """A tool that returns its arguments."""
 
     spec = ToolSpec("echo", "", {"type": "object"}, source="builtin")
 
@@ -23,40 +46,85 @@ class Echo:
         return succeeded({"arguments": arguments, "call": context.call_id})
 
 
-def test_the_standard_tools_are_sound_and_safe() -> None:
-    tools = {tool.spec.name: tool.spec for tool in standard_tools()}
-    assert {"get_current_time", "calculator", "add_task", "schedule_task"} < set(tools)
-    for name, spec in tools.items():
+def test_the_definitions_are_sound() -> None:
+    specs = builtin_specs()
+    assert "".join(f"{spec.name} {spec.risk} {spec.effect}\n" for spec in specs) == KINDS
+    for spec in specs:
         check_schema(spec.input_schema)
-        assert spec.source == "builtin"
-        assert spec.risk == ("medium" if name == "schedule_task" else "safe")
-        assert spec.description
+        assert spec.source == "builtin" and spec.description
+        assert spec.on_interrupt == ("cancel" if spec.effect == "read" else "keep")
+        assert spec.untrusted or spec.name not in ("read_file", "notes_search", "web_fetch", "web_search")
+        assert spec.open_world == spec.name.startswith("web_")
 
 
-async def test_file_tools_are_there_where_there_are_folders_and_say_what_is_sensitive(tmp_path: Path) -> None:
+def test_tools_without_their_settings_are_not_offered() -> None:
+    names = [tool.spec.name for tool in standard_tools()]
+    assert names == [line.split()[0] for line in KINDS.splitlines()[:8]]
+
+
+async def test_file_tools_ask_for_secrets_and_preview_changes(tmp_path: Path) -> None:
     specs = {spec.name: spec for spec in BuiltinToolset(standard_tools(file_roots=[tmp_path])).specs()}
-    assert {"get_file_tree", "list_directory", "search_files", "read_file", "create_file"} < set(specs)
-    assert [specs[name].risk for name in ("get_file_tree", "read_file", "create_file")] == [
-        "safe",
-        "medium",
-        "high",
-    ]
-    sensitive, preview = specs["read_file"].sensitive, specs["create_file"].preview
-    assert sensitive is not None and preview is not None
-    assert sensitive({"path": ".env"}) and sensitive({"path": "notes.txt"}) is None
-    assert "notes.txt" in await preview({"path": "notes.txt", "content": "x"})
+    for name in ("read_file", "create_file", "write_file"):
+        sensitive = specs[name].sensitive
+        assert sensitive is not None
+        assert sensitive({"path": ".git/config"}) == ".git/config may hold repository credentials and hooks"
+        assert sensitive({"path": "notes.txt"}) is None
+    for name in ("create_file", "write_file"):
+        preview = specs[name].preview
+        assert preview is not None
+        assert "notes.txt" in await preview({"path": "notes.txt", "content": "x"})
+
+
+FILE_TOOLS = ["get_file_tree", "list_directory", "search_files", "read_file", "create_file", "write_file"]
+ARGUMENTS = {"query": "root", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("../outside/x", "validation_failed"),
+        ("a/../../outside", "validation_failed"),
+        ("x\0", "validation_failed"),
+        ("/etc/passwd", "permission_denied"),
+        ("link/x", "permission_denied"),
+    ],
+)
+@pytest.mark.parametrize("parents", [False, True])
+@pytest.mark.parametrize("tool", FILE_TOOLS)
+async def test_a_path_outside_or_behind_a_link_is_refused(
+    tmp_path: Path, tool: str, parents: bool, path: str, error: str
+) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "link").symlink_to(outside)
+    toolset = BuiltinToolset(standard_tools(file_roots=[root]))
+    outcome = await toolset.call(tool, {**ARGUMENTS, "path": path, "parents": parents}, CONTEXT)
+    assert (outcome.success, outcome.error_type) == (False, error)
+    assert outcome.error_message and outcome.error_message.endswith(".")
+    assert str(tmp_path) not in outcome.content
+    assert [*outside.iterdir()] == [] and [*root.iterdir()] == [root / "link"]
+
+
+@pytest.mark.parametrize("tool", FILE_TOOLS)
+async def test_a_missing_path_and_a_missing_root_are_reported(tmp_path: Path, tool: str) -> None:
+    toolset = BuiltinToolset(standard_tools(file_roots=[tmp_path / "root"]))
+    call = {**ARGUMENTS, "path": "missing/x"}
+    outcome = await toolset.call(tool, call, CONTEXT)
+    assert outcome.error_type == "io_error"
+    assert outcome.error_message == "The folder 'root' is not available now."
+    (tmp_path / "root").mkdir()
+    assert (await toolset.call(tool, call, CONTEXT)).error_type == "not_found"
+    (tmp_path / "root" / "missing").touch()
+    if tool != "search_files":
+        assert (await toolset.call(tool, call, CONTEXT)).error_type == "not_found"
 
 
 async def test_a_tool_is_run_by_its_name() -> None:
     toolset: Toolset = BuiltinToolset([Echo()])
     assert [spec.name for spec in toolset.specs()] == ["echo"]
-    outcome = await toolset.call("echo", {"a": 1}, CONTEXT)
-    assert outcome.data == {"arguments": {"a": 1}, "call": "c"}
-
-
-async def test_a_name_that_is_not_there_is_an_outcome() -> None:
-    outcome = await BuiltinToolset().call("echo", {}, CONTEXT)
-    assert outcome.error_type == "not_found"
+    assert (await toolset.call("echo", {"a": 1}, CONTEXT)).data == {"arguments": {"a": 1}, "call": "c"}
+    assert (await toolset.call("other", {}, CONTEXT)).error_type == "not_found"
 
 
 async def test_a_models_call_goes_from_text_to_result() -> None:

@@ -6,8 +6,6 @@ import asyncio
 import os
 import resource
 import stat
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from conductor.tools.builtin.sandbox import (
     Roots,
 )
 from conductor.tools.builtin.write_file import MAX_CONTENT_BYTES, CreateFile, link_in, write_new
-from conductor.tools.schema import check_schema
+from tests.tools.builtin.races import swapping
 
 CONTEXT = CallContext("s", "c")
 
@@ -50,11 +48,6 @@ async def create(root: Path, path: str, content: str = "text\n", **arguments: An
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(found.relative_to(folder)) for found in folder.rglob("*"))
-
-
-def test_its_schema_is_sound() -> None:
-    check_schema(CreateFile.spec.input_schema)
-    assert (CreateFile.spec.risk, CreateFile.spec.effect) == ("high", "write")
 
 
 async def test_a_file_is_created_whole(root: Path) -> None:
@@ -118,9 +111,7 @@ async def test_a_missing_folder_is_created_only_if_asked_for(root: Path) -> None
     assert everything(root) == ["a", "b", "b/c", "b/c/x"]
 
 
-@pytest.mark.parametrize(
-    "path", ["../outside/x", "/etc/x", "", ".", "a/", "a/.", "a/../../x", "x\n", "a/b\0"]
-)
+@pytest.mark.parametrize("path", ["", ".", "a/", "a/."])
 async def test_a_path_that_is_none_is_refused(root: Path, path: str) -> None:
     for parents in (False, True):
         outcome = await create(root, path, parents=parents)
@@ -141,12 +132,6 @@ async def test_a_link_is_followed_at_no_part(root: Path, parents: bool, at: str)
     assert not [name for name in everything(root) if name.endswith(".tmp")]
 
 
-async def test_a_file_in_the_way_of_a_folder_is_said(root: Path) -> None:
-    (root / "x").touch()
-    assert (await create(root, "x/y", parents=True)).error_type == "not_found"
-    assert everything(root) == ["a", "x"]
-
-
 async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
@@ -163,17 +148,6 @@ async def test_folders_that_were_there_stay_when_it_fails(root: Path) -> None:
     outcome = await create(root, "a/b/" + "x" * 256, parents=True)
     assert outcome.error_type == "validation_failed"
     assert everything(root) == ["a"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_a_missing_right_is_an_outcome(root: Path) -> None:
-    (root / "a").chmod(0o500)
-    try:
-        outcome = await create(root, "a/x")
-    finally:
-        (root / "a").chmod(0o700)
-    assert outcome.error_type == "io_error"
-    assert outcome.error_message == "'a/x' cannot be used: the system refuses access."
 
 
 async def test_a_root_that_is_gone_is_not_replaced_by_the_next(tmp_path: Path) -> None:
@@ -253,32 +227,18 @@ def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) ->
 
 
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, folder: int) -> None:
-    exchange = write_file.renameat2()
-    if exchange is None:
+    rename = write_file.renameat2()
+    if rename is None:
         pytest.skip("no renameat2 here")
     (root / "link").symlink_to(root.parent / "outside")
-    over, swaps = threading.Event(), 0
-
-    def swapping() -> None:
-        nonlocal swaps
-        while not over.is_set():
-            swaps += exchange(folder, b"a", folder, b"link", 2) == 0  # RENAME_EXCHANGE
-
     tool = CreateFile(Files(Roots([root])))
-    thread = threading.Thread(target=swapping)
-    thread.start()
     created = 0
-    try:
-        until = time.monotonic() + 0.7
-        while time.monotonic() < until:
+    with swapping(lambda: rename(folder, b"a", folder, b"link", 2)) as attempts:  # RENAME_EXCHANGE
+        for _ in attempts:
             arguments = {"path": f"a/b{created}/x", "content": "x", "parents": True}
             created += (await tool.run(arguments, CONTEXT)).success
-    finally:
-        over.set()
-        thread.join()
     assert everything(root.parent / "outside") == []
     assert created > 0
-    assert swaps > 100
     assert not [name for name in everything(root) if name.endswith(".tmp")]
 
 
@@ -294,10 +254,3 @@ async def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
     said = await tool.preview({"path": "x", "content": "1"})
     assert said.startswith("Would create 'x': 1 line, 1 bytes.")
     assert everything(root) == ["a"]
-
-
-def test_secrets_ask_whatever_was_allowed(root: Path) -> None:
-    tool = CreateFile(Files(Roots([root])))
-    reason = tool.sensitive({"path": ".git/hooks/pre-commit", "content": ""})
-    assert reason == ".git/hooks/pre-commit may hold repository credentials and hooks"
-    assert tool.sensitive({"path": "notes.md", "content": ""}) is None

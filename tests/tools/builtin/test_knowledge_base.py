@@ -16,7 +16,6 @@ from conductor.tools.builtin import BuiltinToolset, knowledge_index, standard_to
 from conductor.tools.builtin.knowledge_base import KnowledgeBase
 from conductor.tools.builtin.knowledge_index import IndexBusy, KnowledgeIndex, Progress, Update
 from conductor.tools.builtin.sandbox import CancelFlag, FileError
-from conductor.tools.schema import check_schema
 from tests.tools.builtin.test_knowledge_text import pdf
 
 CONTEXT = CallContext("s", "c")
@@ -48,11 +47,6 @@ async def paths(index: KnowledgeIndex, query: str) -> list[str]:
     outcome = await ask(index, query)
     assert outcome.success, outcome.error_message
     return [result["path"] for result in outcome.data["results"]]
-
-
-def test_its_schema_is_sound() -> None:
-    check_schema(KnowledgeBase.spec.input_schema)
-    assert (KnowledgeBase.spec.risk, KnowledgeBase.spec.effect) == ("safe", "read")
 
 
 async def test_passages_are_found_with_number_path_and_lines(index: KnowledgeIndex) -> None:

@@ -22,7 +22,6 @@ from conductor.tools.builtin.schedule import (
     read_reminders,
     write_reminders,
 )
-from conductor.tools.schema import check_schema
 from tests.tools.builtin.test_tasks import Fields
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -36,12 +35,6 @@ async def schedule(fields: Fields | None, zone: str | None = "Europe/Berlin", **
 
 def kept(fields: Fields) -> tuple[Reminder, ...]:
     return read_reminders(fields.get(FIELD))
-
-
-def test_the_schemas_are_sound() -> None:
-    for tool in (ScheduleTask(), ListScheduledTasks(), CancelScheduledTask()):
-        check_schema(tool.spec.input_schema)
-    assert ScheduleTask.spec.risk == "medium"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from aiohttp import web
 from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.base import CallContext, ToolOutcome
-from conductor.tools.builtin import standard_tools
 from conductor.tools.builtin.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
@@ -108,13 +107,6 @@ async def test_a_search_that_fails_says_why(answer: web.Response, says: str) -> 
     assert outcome.error_type == "io_error" and says in (outcome.error_message or "")
 
 
-def test_both_are_offered_where_they_are_set_and_reach_the_world() -> None:
-    names = {tool.spec.name for tool in standard_tools()}
-    assert not {"web_fetch", "web_search"} & names
-    specs = {
-        tool.spec.name: tool.spec for tool in standard_tools(web_fetch=True, web_search="https://s.example")
-    }
-    for name in ("web_fetch", "web_search"):
-        assert specs[name].untrusted and specs[name].open_world and specs[name].risk == "medium"
+def test_an_unknown_search_engine_is_a_mistake_in_the_settings() -> None:
     with pytest.raises(SettingsError, match="WEB_SEARCH"):
         load_settings(None, web_search="google")
