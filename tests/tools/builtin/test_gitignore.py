@@ -1,4 +1,4 @@
-"""``.gitignore``: git's own rules, checked against git, and an end at once whatever a pattern asks for."""
+"""``.gitignore`` files: the rules of git, compared with git, and no pattern that takes long."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.tools.builtin.gitignore import MAX_RULES, parse, verdict
+from conductor.tools.builtin.sandbox import CancelFlag, Files, Roots, SandboxPath
+from conductor.tools.builtin.walk import Walk
 from tests.cpu import least_cpu_s
 
 
@@ -72,7 +75,7 @@ def ignored(lines: str, path: str) -> bool | None:
         ("a//b", "a/b", None),
     ],
 )
-def test_rules_mean_what_they_mean_to_git(lines: str, path: str, expected: bool | None) -> None:
+def test_a_rule_matches_as_in_git(lines: str, path: str, expected: bool | None) -> None:
     assert ignored(lines, path) is expected
 
 
@@ -101,7 +104,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
         assert least_cpu_s(partial(verdict, rules, parts, False), 0.1) < 0.1
 
 
-def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:
+def test_lines_beyond_the_limits_are_left_out_and_counted() -> None:
     rules, left_out = parse(b"x\n" * (MAX_RULES + 5) + b"y" * 600 + b"\n")
     assert (len(rules), left_out) == (MAX_RULES, 6)
     assert parse(b"\n" * 100_000) == ((), 1)
@@ -109,55 +112,29 @@ def test_what_is_beyond_the_bounds_is_left_out_and_counted() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80) | st.text("*?[]!^-\\/ab:#. \r\n", max_size=60).map(str.encode))
-def test_no_file_makes_it_raise(data: bytes) -> None:
+def test_no_file_raises(data: bytes) -> None:
     rules, _ = parse(data)
     for path in ("a", "ab/b", "[a]/-", "!a/\\b"):
         assert verdict(rules, path.split("/"), False) in (True, False, None)
 
 
-PIECES = [
-    "*",
-    "**",
-    "?",
-    "a",
-    "b",
-    "ab",
-    "a.b",
-    "[ab]",
-    "[!a]",
-    "[a-b]",
-    "[[:alpha:]]",
-    "\\a",
-    "/",
-    "/",
-    ".",
-    "]",
-]
+PIECES = "* ** ? a b ab a.b [ab] [!a] [a-b] [[:alpha:]] \\a / / . ]".split()
 
 
 def random_line(chance: random.Random) -> str:
-    """Make a rule, but none like ``b**/a``: git compares the b apart, then takes the rest for ``**/a``."""
+    """Make a rule, but not one like ``b**/a``, which git splits into ``b`` and ``**/a``."""
     while True:
         pattern = "".join(chance.choices(PIECES, k=chance.randint(1, 5))) + chance.choice(["", "", "/"])
         if not re.search(r"[^/*]\*\*+(/|$)", pattern):
             return chance.choice(["", "", "!"]) + pattern
 
 
-def shown(folder: Path, chain: tuple[tuple[int, Path], ...] = (), parts: tuple[str, ...] = ()) -> list[str]:
-    """Walk as the tool does: the nearest file that speaks of a path decides."""
-    chain = (*chain, (len(parts), folder / ".gitignore"))
-    found: list[str] = []
-    for child in sorted(folder.iterdir()):
-        below = (*parts, child.name)
-        verdicts = (
-            verdict(parse(file.read_bytes())[0], below[length:], child.is_dir())
-            for length, file in reversed(chain)
-            if file.exists()
-        )
-        if child.name == ".git" or next((said for said in verdicts if said is not None), False):
-            continue
-        found += shown(child, chain, below) if child.is_dir() else ["/".join(below)]
-    return found
+def visible(folder: Path) -> list[str]:
+    """List the files below a folder, as the tools walk."""
+    files = Files(Roots([folder]))
+    walk = Walk(files, CancelFlag(), time.monotonic, 60)
+    top = SandboxPath(files.roots.all[0], ())
+    return sorted("/".join(location.parts) for _, location in walk.files_below(top))
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -188,4 +165,4 @@ def test_random_trees_are_shown_as_git_shows_them(tmp_path: Path) -> None:
         )
         expected = sorted(listing.stdout.decode().split("\0")[:-1])
         rules = {str(file): file.read_text() for file in (tmp_path / "tree").rglob(".gitignore")}
-        assert sorted(shown(tmp_path / "tree")) == expected, rules
+        assert visible(tmp_path / "tree") == expected, rules

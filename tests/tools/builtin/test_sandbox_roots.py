@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from conductor.tools.builtin.sandbox import (
     printable,
     split,
 )
+from tests.tools.builtin.races import exchange, swapping
 
 SECRET = b"secret"
 
@@ -73,7 +71,7 @@ def no_descriptor_leaks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 @pytest.mark.parametrize("path", ["file", "a/file", "a/b/file", "./a//b/./file"])
-def test_what_is_inside_is_opened(root: Path, path: str) -> None:
+def test_a_file_inside_is_opened(root: Path, path: str) -> None:
     assert read(Roots([root]), path) == b"inside"
 
 
@@ -81,16 +79,11 @@ def test_an_absolute_path_within_a_root_is_taken(root: Path) -> None:
     assert read(Roots([root]), str(root / "a" / "file")) == b"inside"
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/", "//etc", "/root-of-another/file"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "/", "//etc", "{root}-more/file"])
 def test_an_absolute_path_elsewhere_is_refused(root: Path, path: str) -> None:
     with pytest.raises(PathError, match="outside") as raised:
-        Roots([root]).locations(path)
+        Roots([root]).locations(path.format(root=root))
     assert str(root.parent) not in str(raised.value)
-
-
-def test_a_folder_whose_name_only_begins_like_the_roots_is_outside(root: Path) -> None:
-    with pytest.raises(PathError, match="outside"):
-        Roots([root]).locations(f"{root}-more/file")
 
 
 @pytest.mark.parametrize(
@@ -102,24 +95,21 @@ def test_a_folder_whose_name_only_begins_like_the_roots_is_outside(root: Path) -
         "a/../file",
         "a/b/..",
         "fi\0le",
-        "a/\x1b[2J",
         "a\nb",
-        "\x7f",
         "\x85",
         "\u2028",
         "\ud800",
-        "\udcff",
         "x" * 4097,
         "é" * 2049,
         "a/" * 65,
     ],
 )
-def test_a_path_that_cannot_be_one_is_refused(root: Path, path: str) -> None:
+def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
     with pytest.raises(PathError):
         Roots([root]).locations(path)
 
 
-def test_a_path_of_64_parts_is_taken(root: Path) -> None:
+def test_a_path_of_64_parts_is_valid(root: Path) -> None:
     assert len(Roots([root]).locations("a/" * 64)[0].parts) == 64
 
 
@@ -142,25 +132,20 @@ def test_a_link_is_refused_at_each_part(root: Path, outside: Path, at: str, targ
     (same / "b").mkdir(parents=True)
     for name in ("file", "b/file"):
         (same / name).write_bytes(b"inside")
-    rest = at.partition("a")[2].lstrip("/")
+    target_path = at.partition("a")[2].lstrip("/")
     link.symlink_to(
         {
-            "outside": outside / rest,
-            "inside": same / rest,
-            "relative": Path("../" * (at.count("/") + 1)) / "outside" / rest,
+            "outside": outside / target_path,
+            "inside": same / target_path,
+            "relative": Path("../" * (at.count("/") + 1)) / "outside" / target_path,
             "dangling": root / "nowhere",
-            "proc": Path("/proc/self/root") / str(outside / rest).lstrip("/"),
+            "proc": Path("/proc/self/root") / str(outside / target_path).lstrip("/"),
         }[target]
     )
     assert refusal(Roots([root]), "a/b/file") == "ELOOP"
 
 
-def test_a_link_to_the_folder_above_is_refused(root: Path) -> None:
-    (root / "up").symlink_to("..")
-    assert refusal(Roots([root]), "up/outside/file") == "ELOOP"
-
-
-def test_links_in_the_configured_path_are_the_operators(root: Path) -> None:
+def test_a_link_in_the_configured_path_is_followed(root: Path) -> None:
     (root.parent / "alias").symlink_to(root)
     roots = Roots([root.parent / "alias"])
     assert read(roots, "a/file") == b"inside"
@@ -168,50 +153,34 @@ def test_links_in_the_configured_path_are_the_operators(root: Path) -> None:
     assert read(roots, str(root / "a" / "file")) == b"inside"
 
 
-def test_a_root_that_became_a_link_is_gone(root: Path, outside: Path) -> None:
+def test_a_root_that_became_a_link_is_missing_until_it_returns(root: Path, outside: Path) -> None:
     roots = Roots([root])
     root.rename(root.parent / "moved")
+    with pytest.raises(DirectoryMissing):
+        read(roots, "file")
     root.symlink_to(outside)
     with pytest.raises(DirectoryMissing):
         read(roots, "file")
-
-
-def test_a_root_that_was_removed_is_gone_and_comes_back(root: Path) -> None:
-    roots = Roots([root])
-    root.rename(root.parent / "moved")
-    with pytest.raises(DirectoryMissing):
-        read(roots, "file")
+    root.unlink()
     (root.parent / "moved").rename(root)
     assert read(roots, "file") == b"inside"
 
 
-def test_a_hard_link_is_refused(root: Path, outside: Path) -> None:
-    os.link(outside / "file", root / "hard")
-    assert refusal(Roots([root]), "hard") == "EMLINK"
-
-
-def test_a_folder_is_no_file(root: Path) -> None:
-    assert refusal(Roots([root]), "a") == "EISDIR"
-
-
-def test_what_is_not_there_or_lies_in_a_file_is_not_found(root: Path) -> None:
-    assert refusal(Roots([root]), "a/none") == "ENOENT"
-    assert refusal(Roots([root]), "none/file") == "ENOENT"
-    assert refusal(Roots([root]), "file/file") == "ENOTDIR"
-    assert refusal(Roots([root]), "x" * 300 + "/file") == "ENAMETOOLONG"
-
-
 @pytest.mark.timeout(10)
-def test_a_pipe_is_refused_without_waiting_for_its_writer(root: Path) -> None:
-    os.mkfifo(root / "pipe")
-    assert refusal(Roots([root]), "pipe") == "ENXIO"
-
-
-def test_a_socket_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [("hard", "EMLINK"), ("a", "EISDIR"), ("pipe", "ENXIO"), ("socket", "ENXIO"), ("device", "ELOOP")],
+)
+def test_a_path_that_is_not_a_plain_file_is_refused(
+    root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, path: str, error: str
+) -> None:
+    os.link(outside / "file", root / "hard")
+    os.mkfifo(root / "pipe")  # opening it would wait for a writer
+    (root / "device").symlink_to("/dev/zero")
     monkeypatch.chdir(root)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket")
-        assert refusal(Roots([root]), "socket") == "ENXIO"
+        assert refusal(Roots([root]), path) == error
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no devices here")
@@ -219,9 +188,11 @@ def test_a_device_is_refused() -> None:
     assert refusal(Roots([Path("/dev")]), "zero") == "ENXIO"
 
 
-def test_a_link_to_a_device_is_refused(root: Path) -> None:
-    (root / "zero").symlink_to("/dev/zero")
-    assert refusal(Roots([root]), "zero") == "ELOOP"
+def test_a_missing_file_is_not_found(root: Path) -> None:
+    assert refusal(Roots([root]), "a/none") == "ENOENT"
+    assert refusal(Roots([root]), "none/file") == "ENOENT"
+    assert refusal(Roots([root]), "file/file") == "ENOTDIR"
+    assert refusal(Roots([root]), "x" * 300 + "/file") == "ENAMETOOLONG"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may open everything")
@@ -235,61 +206,30 @@ def test_a_missing_right_is_reported(root: Path) -> None:
         (root / "a").chmod(0o700)
 
 
-def swapped_while_reading(swap: Callable[[], None], roots: Roots, path: str) -> tuple[int, int, set[bytes]]:
-    """Swap in one thread and read in this one for half a second; counts both, and gives all contents seen."""
-    over, swaps = threading.Event(), 0
-
-    def swapping() -> None:
-        nonlocal swaps
-        while not over.is_set():
-            swap()
-            swaps += 1
-
-    seen: set[bytes] = set()
-    reads = 0
-    thread = threading.Thread(target=swapping)
-    thread.start()
-    try:
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            reads += 1
+def read_while(swap: Callable[[], object], roots: Roots, path: str) -> set[bytes]:
+    """Read a file while it is swapped; returns all contents, empty for an error."""
+    contents: set[bytes] = set()
+    with swapping(swap) as attempts:
+        for _ in attempts:
             try:
-                seen.add(read(roots, path))
+                contents.add(read(roots, path))
             except OSError:
-                seen.add(b"")
-    finally:
-        over.set()
-        thread.join()
-    return swaps, reads, seen
+                contents.add(b"")
+    return contents
 
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 @pytest.mark.parametrize("at", ["a", "a/b", "a/b/file"])
-def test_a_link_swapped_in_while_reading_never_shows_what_is_outside(
+def test_a_link_swapped_in_while_reading_never_shows_a_file_outside(
     root: Path, outside: Path, at: str
 ) -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)  # noqa: T201 -- shown where the test fails
-    chance = random.Random(seed)
-    rest = at.partition("a")[2].lstrip("/")
-    link, real, aside = root / "link", root / at, root / "aside"
-    link.symlink_to(outside / rest)
-
-    def swap() -> None:
-        real.rename(aside)
-        link.rename(real)
-        for _ in range(chance.randrange(50)):
-            pass
-        real.rename(link)
-        aside.rename(real)
-
-    swaps, reads, seen = swapped_while_reading(swap, Roots([root]), "a/b/file")
-    assert SECRET not in seen
-    assert b"inside" in seen
-    assert (swaps > 100, reads > 100) == (True, True)
+    (root / "link").symlink_to(outside / at.partition("a")[2].lstrip("/"))
+    contents = read_while(lambda: exchange(root / at, root / "link"), Roots([root]), "a/b/file")
+    assert SECRET not in contents
+    assert b"inside" in contents
 
 
-def test_a_hard_link_swapped_in_while_reading_never_shows_what_is_outside(root: Path, outside: Path) -> None:
+def test_a_hard_link_swapped_in_while_reading_never_shows_a_file_outside(root: Path, outside: Path) -> None:
     file = root / "a" / "file"
 
     def swap() -> None:
@@ -298,15 +238,13 @@ def test_a_hard_link_swapped_in_while_reading_never_shows_what_is_outside(root: 
         file.unlink()
         file.write_bytes(b"inside")
 
-    swaps, _, seen = swapped_while_reading(swap, Roots([root]), "a/file")
-    assert SECRET not in seen
-    assert swaps > 100
+    assert SECRET not in read_while(swap, Roots([root]), "a/file")
 
 
 def test_a_hard_link_dropped_after_it_was_opened_is_refused(
     root: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The narrowest moment of that race, made certain: linked before the opening, dropped right after it."""
+    """The file is a second name when it is opened, and no longer when its names are counted."""
     file, really_open = root / "swap", os.open
     file.write_bytes(b"inside")
 
@@ -363,7 +301,7 @@ def test_with_several_roots_the_label_comes_first(tmp_path: Path) -> None:
         "one~2/two/x",
     ]
     assert [roots.path_of(location) for location in roots.locations("one~2")][0] == "one~2"
-    for location in roots.locations("one/one/deep"):  # what is shown is what is opened
+    for location in roots.locations("one/one/deep"):  # a path in a result leads back to its file
         assert roots.locations(roots.path_of(location))[0] == location
 
 
