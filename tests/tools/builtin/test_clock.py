@@ -30,20 +30,19 @@ async def ask(timezone: str | None = None, own: str | None = None) -> ToolOutcom
         (None, "Nowhere/Land", "2026-07-01T12:30:15+00:00", "UTC"),
     ],
 )
-async def test_the_time_is_told_in_the_zone_asked_for_else_the_users(
+async def test_the_time_is_in_the_requested_zone_or_the_users(
     timezone: str | None, own: str | None, time: str, zone: str
 ) -> None:
     outcome = await ask(timezone, own)
     assert outcome.data == {"time": time, "weekday": "Wednesday", "time_zone": zone}
 
 
-async def test_the_weekday_is_that_of_the_zone() -> None:
-    outcome = await ask("Pacific/Kiritimati")
-    assert outcome.data["weekday"] == "Thursday"
+async def test_the_weekday_is_of_the_zone() -> None:
+    assert (await ask("Pacific/Kiritimati")).data["weekday"] == "Thursday"
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
+    ("name", "zone"),
     [
         ("Berlin", "Europe/Berlin"),
         ("europe/berlin", "Europe/Berlin"),
@@ -51,19 +50,19 @@ async def test_the_weekday_is_that_of_the_zone() -> None:
         ("New York", "America/New_York"),
     ],
 )
-async def test_a_zone_that_does_not_exist_comes_with_the_one_that_was_meant(asked: str, meant: str) -> None:
-    outcome = await ask(asked)
+async def test_for_an_unknown_zone_a_similar_one_is_suggested(name: str, zone: str) -> None:
+    outcome = await ask(name)
     assert outcome.error_type == "validation_failed"
-    assert outcome.error_message == f"There is no time zone {asked!r}, did you mean {meant}?"
+    assert outcome.error_message == f"There is no time zone {name!r}, did you mean {zone}?"
 
 
 @pytest.mark.parametrize(
-    "asked", ["../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
+    "name", ["../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
 )
-async def test_what_is_no_zone_is_an_outcome(asked: str) -> None:
-    assert (await ask(asked)).error_type == "validation_failed"
+async def test_an_invalid_zone_is_an_outcome(name: str) -> None:
+    assert (await ask(name)).error_type == "validation_failed"
 
 
 @given(st.text(max_size=70))
-async def test_no_text_makes_it_raise(asked: str) -> None:
-    assert (await ask(asked)).error_type in ("none", "validation_failed")
+async def test_no_text_raises(name: str) -> None:
+    assert (await ask(name)).error_type in ("none", "validation_failed")

@@ -62,10 +62,10 @@ async def test_tasks_are_added_listed_and_changed() -> None:
     assert (await add(fields, "call Ann")).data == {"task": second, "open": 2}
     assert await tasks(fields) == [first, second]
     outcome = await update(fields, "task_1", status="completed", notes="")
-    done = {"id": "task_1", "title": "buy milk", "status": "completed"}
-    assert outcome.data == {"task": done, "open": 1}
+    completed = {"id": "task_1", "title": "buy milk", "status": "completed"}
+    assert outcome.data == {"task": completed, "open": 1}
     assert (await update(fields, "task_2", title="call Bob")).data["task"]["title"] == "call Bob"
-    assert await tasks(fields, status="completed") == [done]
+    assert await tasks(fields, status="completed") == [completed]
     assert await tasks(fields, status="in_progress") == []
     listed = await call(ListTasks(), fields)
     assert listed.data["counts"] == {"pending": 1, "in_progress": 0, "completed": 1}
@@ -73,16 +73,12 @@ async def test_tasks_are_added_listed_and_changed() -> None:
 
 async def test_the_field_is_compact_json() -> None:
     fields = Fields()
+    assert (await call(ListTasks(), fields)).data["tasks"] == []
     await add(fields)
     assert fields.texts[FIELD] == '[{"id":"task_1","title":"buy milk"}]'
 
 
-async def test_an_empty_list_is_no_failure() -> None:
-    outcome = await call(ListTasks(), Fields())
-    assert outcome.data == {"tasks": [], "counts": {"pending": 0, "in_progress": 0, "completed": 0}}
-
-
-async def test_an_id_that_is_not_there_comes_with_those_that_were_meant() -> None:
+async def test_for_an_unknown_id_similar_ones_are_suggested() -> None:
     fields = Fields()
     assert (await update(fields, "task_1", status="completed")).error_message == (
         "There is no task 'task_1': the list is empty. Nothing was changed."
@@ -97,7 +93,7 @@ async def test_an_id_that_is_not_there_comes_with_those_that_were_meant() -> Non
     assert fields.texts == before
 
 
-async def test_a_change_of_nothing_is_refused() -> None:
+async def test_an_update_without_changes_is_refused() -> None:
     fields = Fields()
     await add(fields)
     assert (await update(fields, "task_1")).error_type == "validation_failed"
@@ -135,42 +131,38 @@ async def test_a_list_with_too_much_text_is_full() -> None:
     assert (await update(fields, "task_1", notes="")).success
 
 
-CORRUPT = [
-    "{",
-    "null",
-    "{}",
-    '"x"',
-    "[1]",
-    '[{"id":"task_1"}]',
-    '[{"id":"x","title":"t"}]',
-    '[{"id":"task_0","title":"t"}]',
-    '[{"id":"task_1","title":"t","status":"gone"}]',
-    '[{"id":"task_1","title":"t","more":1}]',
-    '[{"id":"task_1","title":"t"},{"id":"task_1","title":"u"}]',
-    "[" * 100_000,
-    "\ud800",
-]
+CORRUPT = """\
+{
+{}
+[1]
+[{"id":"task_1"}]
+[{"id":"task_0","title":"t"}]
+[{"id":"task_1","title":"t","status":"gone"}]
+[{"id":"task_1","title":"t","more":1}]
+[{"id":"task_1","title":"t"},{"id":"task_1","title":"u"}]"""
 
 
-@pytest.mark.parametrize("text", CORRUPT, ids=range(len(CORRUPT)))
-async def test_a_field_that_cannot_be_read_starts_anew_with_a_note(text: str) -> None:
+@pytest.mark.parametrize("text", [*CORRUPT.splitlines(), "[" * 100_000, "\ud800"], ids=range(10))
+async def test_an_unreadable_list_is_replaced_with_a_note(text: str) -> None:
     fields = Fields(text)
-    listed = await call(ListTasks(), fields)
-    assert (listed.data["tasks"], len(listed.metadata.notes)) == ([], 1)
+    outcome = await call(ListTasks(), fields)
+    assert (outcome.data["tasks"], len(outcome.metadata.notes)) == ([], 1)
     assert (await update(fields, "task_1", status="completed")).error_type == "not_found"
     assert fields.texts[FIELD] == text
-    added = await add(fields)
-    assert added.data["task"]["id"] == "task_1"
-    assert added.metadata.notes == ("The earlier list could not be read; this is a new one. Tell the user.",)
+    outcome = await add(fields)
+    assert outcome.data["task"]["id"] == "task_1"
+    assert outcome.metadata.notes == (
+        "The earlier list could not be read; this is a new one. Tell the user.",
+    )
     assert (await call(ListTasks(), fields)).metadata.notes == ()
 
 
-async def test_a_session_that_keeps_nothing_is_an_outcome() -> None:
-    for tool, arguments in ((AddTask(), {"title": "x"}), (ListTasks(), {}), (UpdateTask(), {"id": "task_1"})):
-        outcome = await call(
-            tool, None, **{**arguments, **({"status": "completed"} if "id" in arguments else {})}
-        )
-        assert outcome.error_type == "io_error"
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [(AddTask(), {"title": "x"}), (ListTasks(), {}), (UpdateTask(), {"id": "task_1", "title": "x"})],
+)
+async def test_a_session_without_fields_is_an_outcome(tool: Any, arguments: dict[str, Any]) -> None:
+    assert (await call(tool, None, **arguments)).error_type == "io_error"
 
 
 async def test_a_store_that_fails_is_an_outcome() -> None:
@@ -181,10 +173,10 @@ async def test_a_store_that_fails_is_an_outcome() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=8), st.text(max_size=40))
-async def test_no_text_makes_them_raise(added: list[tuple[str, str]], field: str) -> None:
+async def test_no_text_raises(tasks_to_add: list[tuple[str, str]], field: str) -> None:
     fields = Fields(field)
     expected = []
-    for title, notes in added:
+    for title, notes in tasks_to_add:
         if (await add(fields, title, notes=notes)).success:
             expected.append(" ".join(title.split()))
     assert [task["title"] for task in await tasks(fields)] == expected
