@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from tests.app import App
-from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_tool_turns import results_of
+from tests.end_to_end.dialogues import decide, results_of, talking
 from tests.models import AnthropicService, Call, Reply
-from tests.shapes import Event, arguments_of
+from tests.shapes import arguments_of
 
-
-def declared(name: str, *, properties: dict[str, Any] | None = None, **annotations: bool) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties or {"path": {"type": "string"}}}
-    return {"name": name, "description": f"{name}.", "inputSchema": schema, "annotations": annotations}
-
-
-LOOK = declared("look", readOnlyHint=True)
-MOVE = declared("move_file", destructiveHint=False)
-DELETE = declared("delete_file", destructiveHint=True)
-TOOLS = [LOOK, MOVE, DELETE]
 THREE = Reply(
     calls=(
         Call("delete_file", {"path": "old.txt"}),
@@ -30,30 +17,6 @@ THREE = Reply(
 )
 
 
-async def begin(phone: App, *capabilities: str, tools: list[dict[str, Any]] | None = None) -> None:
-    payload = {"capabilities": ["tools", *capabilities], "tools": tools or TOOLS}
-    phone.send("session.start", payload)
-    await phone.until(
-        lambda event: event["type"] == "session.started" and "acceptedTools" in event["payload"]
-    )
-
-
-def of_type(event_type: str, **fields: Any) -> Any:
-    return lambda event: event["type"] == event_type and fields.items() <= event["payload"].items()
-
-
-async def decide(phone: App, request: Event, decision: str, **fields: Any) -> Event:
-    asked = request["payload"]
-    answer = {
-        "approvalId": asked["approvalId"],
-        "argumentsDigest": asked["argumentsDigest"],
-        "decision": decision,
-    }
-    since = len(phone.log)
-    phone.send("approval.response", answer | fields)
-    return await phone.until("approval.resolved", approvalId=asked["approvalId"], since=since)
-
-
 async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they_are_allowed(
     claude: AnthropicService,
 ) -> None:
@@ -61,8 +24,7 @@ async def test_of_three_calls_the_safe_one_runs_at_once_and_the_others_when_they
     tools = {
         name: (lambda a, name=name: f"{name} {a['path']}") for name in ("look", "move_file", "delete_file")
     }
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval")
+    async with talking(claude, "approval", device=tools) as phone:
         phone.say("tidy up")
         high = await phone.until("approval.request", name="delete_file")
         assert [name for name, _ in phone.runs] == ["look"], "the safe call has run before anything is asked"
@@ -91,8 +53,7 @@ async def test_the_same_by_voice_alone_with_the_microphone_open_at_each_question
     tools = {
         name: (lambda a, name=name: f"{name} {a['path']}") for name in ("look", "move_file", "delete_file")
     }
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone)
+    async with talking(claude, device=tools) as phone:
         since = len(phone.log)
         phone.say("tidy up")
         first = await phone.until("tts.speak", since=since)
@@ -117,19 +78,17 @@ async def test_a_decision_about_other_arguments_or_a_second_one_runs_nothing_and
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(Call("move_file", {"path": "a"}),)), Reply(text="Moved.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, "approval")
-            phone.say("move it")
-            request = await phone.until("approval.request")
-            wrong = await decide(phone, request, "allow", argumentsDigest="0" * 64)
-            assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
-            allowed = await decide(phone, request, "allow")
-            assert allowed["payload"]["outcome"] == "allowed"
-            again = await decide(phone, request, "allow")
-            assert again["payload"]["outcome"] == "refused"
-            await phone.idle(since=phone.log.index(allowed))
-            assert len(phone.runs) == 1
+    async with talking(claude, "approval", device={"move_file": lambda a: "moved"}) as phone:
+        phone.say("move it")
+        request = await phone.until("approval.request")
+        wrong = await decide(phone, request, "allow", argumentsDigest="0" * 64)
+        assert wrong["payload"]["outcome"] == "refused" and phone.runs == []
+        allowed = await decide(phone, request, "allow")
+        assert allowed["payload"]["outcome"] == "allowed"
+        again = await decide(phone, request, "allow")
+        assert again["payload"]["outcome"] == "refused"
+        await phone.idle(since=phone.log.index(allowed))
+        assert len(phone.runs) == 1
     (result,) = results_of(claude.requests[-1])
     assert json.loads(json.dumps(result))["success"]
 
@@ -138,22 +97,22 @@ async def test_a_card_is_answered_by_voice_once_the_app_has_said_that_it_is_show
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(Call("delete_file", {"path": "a"}),)), Reply(text="Gone.")]
-    async with serving(provider_for(claude), heard_window=0.0) as served:
-        async with served.phone(tools={"delete_file": lambda a: "deleted"}) as phone:
-            await begin(phone, "approval")
+    async with talking(
+        claude, "approval", device={"delete_file": lambda a: "deleted"}, heard_window=0.0
+    ) as phone:
+        since = len(phone.log)
+        phone.say("delete it")
+        card = (await phone.until("approval.request"))["payload"]
+        await phone.until("state idle", since=since)
+        phrase = card["prompt"].partition("say: ")[2].partition(".")[0]
+        for words in ("yes please", phrase):
             since = len(phone.log)
-            phone.say("delete it")
-            card = (await phone.until("approval.request"))["payload"]
+            phone.say(words)
             await phone.until("state idle", since=since)
-            phrase = card["prompt"].partition("say: ")[2].partition(".")[0]
-            for words in ("yes please", phrase):
-                since = len(phone.log)
-                phone.say(words)
-                await phone.until("state idle", since=since)
-                assert phone.runs == [] and not phone.finals()
-            phone.send("approval.shown", {"approvalId": card["approvalId"]})
-            since = len(phone.log)
-            phone.say(phrase)
-            resolved = await phone.until("approval.resolved", outcome="allowed", since=since)
-            await phone.idle(since=phone.log.index(resolved))
-            assert [name for name, _ in phone.runs] == ["delete_file"]
+            assert phone.runs == [] and not phone.finals()
+        phone.send("approval.shown", {"approvalId": card["approvalId"]})
+        since = len(phone.log)
+        phone.say(phrase)
+        resolved = await phone.until("approval.resolved", outcome="allowed", since=since)
+        await phone.idle(since=phone.log.index(resolved))
+        assert [name for name, _ in phone.runs] == ["delete_file"]

@@ -12,8 +12,8 @@ from conductor.errors import SettingsError
 from conductor.settings import load_settings
 from conductor.tools.audit import AuditLog
 from conductor.tools.rules import arguments_digest
-from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_approvals import THREE, begin, decide
+from tests.end_to_end.dialogues import decide, talking
+from tests.end_to_end.test_approvals import THREE
 from tests.models import AnthropicService, Call, Reply
 
 
@@ -28,8 +28,7 @@ async def test_each_decision_answer_and_call_is_a_line(
     monkeypatch.setenv("AUDIT_LOG", str(path))
     claude.replies += [THREE, Reply(text="Done.")]
     tools = {name: (lambda a: "done") for name in ("look", "move_file", "delete_file")}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval")
+    async with talking(claude, "approval", device=tools) as phone:
         phone.say("tidy up")
         high = await phone.until("approval.request", name="delete_file")
         medium = await phone.until("approval.request", name="move_file")
@@ -79,8 +78,7 @@ async def test_an_answer_by_voice_is_marked_so(
     monkeypatch.setenv("AUDIT_LOG", str(path))
     claude.replies += [Reply(calls=(Call("move_file", {"path": "notes.txt"}),)), Reply(text="Moved.")]
     tools = {"move_file": lambda a: "moved"}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone)
+    async with talking(claude, device=tools) as phone:
         await phone.ask("tidy up")
         await phone.ask("yes, go ahead")
     (answer,) = (line for line in entries(path) if line["event"] == "answer")

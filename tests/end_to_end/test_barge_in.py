@@ -10,7 +10,7 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.speech import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_tool_turns import last_text, results_of
+from tests.end_to_end.dialogues import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN, Event
 
@@ -37,7 +37,7 @@ async def test_a_new_transcript_stops_the_answer_and_is_answered_itself(claude: 
     ]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         phone.say("tell me a story")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         since = len(phone.log)
         phone.say("stop, something else")
         await phone.idle(since=since)
@@ -56,7 +56,7 @@ async def test_an_interruption_during_the_answer_ends_in_idle_and_nothing_more(
     claude.replies += [Reply(text="One two three four", hold=asyncio.Event(), hold_at=2), Reply(text="Yes?")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         phone.say("count")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         since = len(phone.log)
         phone.interrupt()
         await phone.idle(since=since)
@@ -73,7 +73,7 @@ async def test_in_queue_mode_a_transcript_waits_for_the_answer(claude: Anthropic
     async with serving(provider_for(claude), mode="queue") as served, served.phone() as phone:
         since = len(phone.log)
         phone.say("first")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         phone.say("second")
         going_on.set()
         await phone.until("state idle", since=since)

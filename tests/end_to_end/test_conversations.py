@@ -12,7 +12,7 @@ import pytest
 from conductor.conversation.phrases import FAILURES
 from conductor.models import text_protocol
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.test_approvals import MOVE, begin, decide
+from tests.end_to_end.dialogues import MOVE, begin, decide
 from tests.models import (
     AnthropicService,
     Break,
@@ -136,7 +136,7 @@ async def test_barge_in_stops_the_request(model: ModelService) -> None:
     model.play(story, Reply(text="All right."))
     async with serving(model.provider()) as served, served.phone() as phone:
         phone.say("tell me a story")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         since = len(phone.log)
         phone.say("something else")
         await model.wait_disconnects(1)
@@ -202,7 +202,7 @@ async def test_a_reconnect_in_the_middle_of_an_answer(model: ModelService) -> No
     model.play(Reply(text="One two three.", hold=going_on, hold_at=1))
     async with serving(model.provider()) as served, served.phone() as phone:
         phone.say("count")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         await phone.cut()
         going_on.set()
         await served.quiet()

@@ -18,13 +18,23 @@ from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from conductor.tools.policies import add, remove
 from conductor.tools.rules import Rule
-from tests.app import App
 from tests.end_to_end.conftest import Served, provider_for
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared
-from tests.end_to_end.test_tool_turns import results_of
+from tests.end_to_end.dialogues import (
+    DELETE,
+    LOOK,
+    MOVE,
+    ask_aloud,
+    ask_deciding,
+    begin,
+    calls,
+    cards,
+    decide,
+    declared,
+    prompts,
+    results_of,
+)
 from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import WAIT, get, http, until
-from tests.shapes import Event, arguments_of, shape_of
 
 AGENTS = {"agent_spawn", "agent_status", "agent_cancel", "agent_followup", "agent_list"}
 DEVICE = {"look": lambda a: "seen", "move_file": lambda a: "moved", "delete_file": lambda a: "deleted"}
@@ -60,17 +70,6 @@ async def configured(claude: AnthropicService, folder: Path, **values: Any) -> A
         yield Configured(listener, settings, services)
 
 
-def asked(phone: App) -> list[Event]:
-    """List what was asked by card."""
-    return [event for event in phone.log if event["type"] == "approval.request"]
-
-
-def prompts(phone: App) -> list[str]:
-    """List what was asked aloud."""
-    spoken = [arguments_of(event)["text"] for event in phone.log if shape_of(event) == "tts.speak"]
-    return [text for text in spoken if "May I " in text]
-
-
 def offered(claude: AnthropicService) -> set[str]:
     """Name the tools that the last request offers."""
     return {tool["name"] for tool in claude.requests[-1]["tools"]}
@@ -78,31 +77,6 @@ def offered(claude: AnthropicService) -> set[str]:
 
 def write_rules(folder: Path, *rules: dict[str, Any]) -> None:
     (folder / "policies.json").write_text(json.dumps({"version": 1, "rules": list(rules)}))
-
-
-async def ask_deciding(phone: App, text: str, decision: str = "allow", **fields: Any) -> Event:
-    """Say something that leads to one question, decide it, and wait for the turn's end."""
-    since = len(phone.log)
-    phone.say(text)
-    request = await phone.until("approval.request", since=since)
-    await decide(phone, request, decision, **fields)
-    await phone.idle(since=since)
-    return request
-
-
-async def ask_aloud(phone: App, text: str, answer: str) -> None:
-    """Say something that leads to one spoken question, answer it, and wait for the turn's end."""
-    since = len(phone.log)
-    phone.say(text)
-    prompt = await phone.until("tts.speak", since=since)
-    opened = await phone.until("state idle", since=phone.log.index(prompt))
-    phone.say(answer)
-    final = await phone.until("assistant.speech.final", since=phone.log.index(opened))
-    await phone.until("state idle", since=phone.log.index(final))
-
-
-def calls(*pairs: tuple[str, str]) -> Reply:
-    return Reply(calls=tuple(Call(name, {"path": path}) for name, path in pairs))
 
 
 # -- what the model sees at all
@@ -115,7 +89,7 @@ async def test_only_the_allowed_tools_reach_the_model(claude: AnthropicService, 
             await begin(phone, "approval")
             await phone.ask("look and move")
             assert [name for name, _ in phone.runs] == ["look"]
-            assert asked(phone) == []
+            assert cards(phone) == []
     assert {"look", "calculator"} <= offered(claude)
     assert not {"delete_file", "get_current_time", "add_task"} & offered(claude)
     looked, moved = results_of(claude.requests[-1])
@@ -177,7 +151,7 @@ async def test_what_cannot_be_undone_is_denied_where_that_is_set(
             await begin(phone, *(["approval"] if by_card else []))
             await phone.ask("delete it")
             assert [name for name, _ in phone.runs] == ["look"]
-            assert asked(phone) == [] and prompts(phone) == []
+            assert cards(phone) == [] and prompts(phone) == []
     deleted, looked = results_of(claude.requests[-1])
     assert (deleted["error_type"], deleted["metadata"]["reason"]) == ("permission_denied", "policy")
     assert "Nothing was run" in deleted["error_message"] and looked["success"]
@@ -195,7 +169,7 @@ async def test_in_a_dry_run_nothing_that_changes_anything_is_run_or_asked_about(
             await begin(phone, *(["approval"] if by_card else []), tools=[LOOK, MOVE, DELETE, never])
             await phone.ask("tidy up")
             assert [name for name, _ in phone.runs] == ["look"]
-            assert asked(phone) == [] and prompts(phone) == []
+            assert cards(phone) == [] and prompts(phone) == []
     deleted, moved, looked, sent = results_of(claude.requests[-1])
     for result, name, path in (
         (deleted, "delete_file", "a"),
@@ -259,7 +233,7 @@ async def test_rules_deny_ask_and_allow_by_their_arguments(claude: AnthropicServ
         assert climbing["payload"]["arguments"] == {"path": "notes/../b"}
         await decide(phone, climbing, "deny")
         await phone.idle(since=since)
-        assert len(asked(phone)) == 2 and len(phone.runs) == 3
+        assert len(cards(phone)) == 2 and len(phone.runs) == 3
     first = results_of(claude.requests[-2])
     assert [one["error_type"] for one in first] == ["none", "none", "permission_denied", "none"]
     assert "rules forbid it" in first[2]["error_message"]
@@ -287,7 +261,7 @@ async def test_the_operators_ask_wins_over_what_the_person_allowed_always(
         await begin(phone, "approval")
         await ask_deciding(phone, "move a", scope="always")
         await ask_deciding(phone, "move b")
-        assert len(asked(phone)) == 2
+        assert len(cards(phone)) == 2
 
 
 async def test_an_edit_cannot_get_round_a_rule_that_denies(claude: AnthropicService, tmp_path: Path) -> None:
@@ -338,7 +312,7 @@ async def test_rules_that_are_read_again_hold_for_sessions_that_are_there(
         write_rules(tmp_path)
         server.reload()
         await phone.ask("look")
-        assert len(phone.runs) == 4 and len(asked(phone)) == 2
+        assert len(phone.runs) == 4 and len(cards(phone)) == 2
 
 
 @asynccontextmanager
@@ -433,14 +407,14 @@ async def test_reading_a_file_asks_and_after_always_only_what_may_hold_secrets_d
         assert (request["payload"]["risk"], request["payload"]["name"]) == ("medium", "read_file")
         assert results_of(claude.requests[-1])[0]["data"]["text"] == "buy milk"
         await phone.ask("read more")
-        assert len(asked(phone)) == 1
+        assert len(cards(phone)) == 1
         assert results_of(claude.requests[-1])[0]["data"]["text"] == "and bread"
         request = await ask_deciding(phone, "read the environment", "deny")
         assert any("environment secrets" in reason for reason in request["payload"]["reasons"])
         assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
         await phone.ask("read the rules")
         assert results_of(claude.requests[-1])[0]["success"] is False
-        assert len(asked(phone)) == 2
+        assert len(cards(phone)) == 2
 
 
 async def test_a_card_for_writing_a_file_shows_what_it_would_change(

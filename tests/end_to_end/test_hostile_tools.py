@@ -19,28 +19,33 @@ from conductor.tools.permissions import MAY_HAVE_HAPPENED
 from conductor.tools.rules import arguments_digest
 from tests.app import WAIT, App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide, declared
-from tests.end_to_end.test_gate_settings import asked, configured, prompts
-from tests.end_to_end.test_tool_turns import last_text, results_of
-from tests.models import AnthropicService, Call, Reply
+from tests.end_to_end.dialogues import (
+    LIMIT_MS,
+    LOOK,
+    MOVE,
+    SAVE,
+    ask_aloud,
+    ask_deciding,
+    begin,
+    call,
+    cards,
+    decide,
+    declared,
+    extended,
+    last_text,
+    prompts,
+    results_of,
+    talking,
+)
+from tests.end_to_end.test_gate_settings import configured
+from tests.models import AnthropicService, Reply
 from tests.shapes import Event, arguments_of, shape_of
 
-LIMIT_MS = 60
 OVER_THE_HARD_LIMIT = 1_100_000
 
 
-def wishing(tool: dict[str, Any], **wishes: Any) -> dict[str, Any]:
-    """Declare a tool with what MCP does not know."""
-    return {**tool, "_meta": {"conductor": wishes}}
-
-
-SEND = wishing(declared("send_mail"), approval="never", timeoutMs=LIMIT_MS)
-SAVE = wishing(declared("save_note"), approval="never")
+SEND = extended(declared("send_mail"), approval="never", timeoutMs=LIMIT_MS)
 FETCH = declared("fetch_page", readOnlyHint=True, openWorldHint=True)
-
-
-def call(name: str, path: str = "a") -> Call:
-    return Call(name, {"path": path})
 
 
 async def update(phone: App, tools: list[Any]) -> Event:
@@ -48,14 +53,6 @@ async def update(phone: App, tools: list[Any]) -> Event:
     since = len(phone.log)
     phone.send("session.update", {"tools": tools})
     return await phone.until("tools.changed", since=since)
-
-
-async def answer_aloud(phone: App, text: str, since: int) -> int:
-    """Wait until a question was spoken and the microphone is open, then answer; gives a new position."""
-    spoken = await phone.until("tts.speak", since=since)
-    opened = await phone.until("state idle", since=phone.log.index(spoken))
-    phone.say(text)
-    return phone.log.index(opened) + 1
 
 
 # -- tools that hang
@@ -70,22 +67,17 @@ async def test_a_write_that_hangs_is_unknown_and_the_same_call_asks_before_it_ru
         Reply(calls=(call("send_mail"), call("send_mail", "b"))),
         Reply(text="As you like."),
     ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, "approval", tools=[SEND])
+    async with talking(claude, "approval", tools=[SEND]) as phone:
         await phone.ask("send it")
         (result,) = results_of(claude.requests[-1])
         assert (result["success"], result["error_type"]) == (False, "unknown")
         assert result["metadata"]["reason"] == "tool_result_timeout"
         assert "Do not repeat it" in result["error_message"]
-        assert asked(phone) == []
-        since = len(phone.log)
-        phone.say("send it again, and b")
-        request = await phone.until("approval.request")
+        assert cards(phone) == []
+        request = await ask_deciding(phone, "send it again, and b", "deny", message="no, wait")
         assert request["payload"]["arguments"] == {"path": "a"}
         assert MAY_HAVE_HAPPENED in request["payload"]["reasons"]
         assert MAY_HAVE_HAPPENED in request["payload"]["prompt"] or "earlier" in request["payload"]["prompt"]
-        await decide(phone, request, "deny", message="no, wait")
-        await phone.idle(since=since)
         # The other arguments are another call: that one is not asked about.
         assert [a["path"] for _, a in phone.runs] == ["a", "b"]
     first, second = results_of(claude.requests[-1])
@@ -93,36 +85,16 @@ async def test_a_write_that_hangs_is_unknown_and_the_same_call_asks_before_it_ru
     assert second["error_type"] == "unknown"
 
 
-async def test_by_voice_the_question_says_that_it_may_have_happened(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(call("send_mail"),)),
-        Reply(text="I cannot tell."),
-        Reply(calls=(call("send_mail"),)),
-        Reply(text="Very well."),
-    ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, tools=[SEND])
-        await phone.ask("send it")
-        since = len(phone.log)
-        phone.say("send it again")
-        since = await answer_aloud(phone, "no", since)
-        await phone.until("assistant.speech.final", since=since)
-        assert prompts(phone)[0].startswith("An earlier identical call may have happened already.")
-        assert len(phone.runs) == 1
-    assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
-
-
 async def test_a_reading_tool_that_hangs_may_simply_be_called_again(claude: AnthropicService) -> None:
-    look = wishing(LOOK, timeoutMs=LIMIT_MS)
+    look = extended(LOOK, timeoutMs=LIMIT_MS)
     claude.replies += [
         Reply(calls=(call("look"),)),
         Reply(calls=(call("look"),)),
         Reply(text="It does not answer."),
     ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, "approval", tools=[look])
+    async with talking(claude, "approval", tools=[look]) as phone:
         await phone.ask("look")
-        assert asked(phone) == [] and len(phone.runs) == 2
+        assert cards(phone) == [] and len(phone.runs) == 2
     (result,) = results_of(claude.requests[-1])
     assert result["error_type"] == "unknown" and "Do not assume" in result["error_message"]
 
@@ -135,12 +107,10 @@ async def test_a_result_of_nearly_a_mebibyte_is_taken_and_shortened_with_a_marke
 ) -> None:
     size = 1_048_000
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="A lot.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"look": lambda a: "x" * size}) as phone:
-            await begin(phone)
-            await phone.ask("look")
-            assert phone.finals() == ["A lot."]
-            assert phone.errors() == []
+    async with talking(claude, device={"look": lambda a: "x" * size}) as phone:
+        await phone.ask("look")
+        assert phone.finals() == ["A lot."]
+        assert phone.errors() == []
     (result,) = results_of(claude.requests[-1])
     kept, _, marker = result["data"].rpartition("\n")
     assert marker == f"[shortened: {size - len(kept):,} of {size:,} bytes are missing]"
@@ -151,14 +121,13 @@ async def test_a_result_of_nearly_a_mebibyte_is_taken_and_shortened_with_a_marke
 async def test_a_result_over_the_hard_limit_closes_the_socket_and_the_session_goes_on(
     claude: AnthropicService,
 ) -> None:
-    send = wishing(declared("send_mail"), approval="never", timeoutMs=400)
+    send = extended(declared("send_mail"), approval="never", timeoutMs=400)
     claude.replies += [
         Reply(calls=(call("send_mail"),)),
         Reply(text="I cannot tell."),
         Reply(text="Still here."),
     ]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, tools=[send])
+    async with talking(claude, tools=[send]) as phone:
         phone.say("send it")
         sent = await phone.until("send_mail")
         phone.result(sent["payload"]["callId"], "x" * OVER_THE_HARD_LIMIT)
@@ -257,7 +226,7 @@ async def test_a_secret_that_comes_late_is_told_to_nobody(claude: AnthropicServi
     with capture_logs() as logged:
         async with configured(claude, tmp_path, anthropic_api_key=KEY, admin_token=ADMIN) as server:
             async with server.phone() as phone:
-                await begin(phone, "late", tools=[wishing(LOOK, timeoutMs=LIMIT_MS)])
+                await begin(phone, "late", tools=[extended(LOOK, timeoutMs=LIMIT_MS)])
                 await phone.ask("look")
                 asking = phone.events("look")[0]
                 since = len(phone.log)
@@ -278,16 +247,11 @@ async def test_a_question_shows_no_secret_that_the_model_put_into_the_arguments(
     with capture_logs() as logged:
         async with configured(claude, tmp_path, anthropic_api_key=KEY) as server, server.phone() as phone:
             await begin(phone, *(["approval"] if by_card else []))
-            since = len(phone.log)
-            phone.say("move it")
             if by_card:
-                request = await phone.until("approval.request")
+                request = await ask_deciding(phone, "move it", "deny")
                 assert request["payload"]["arguments"]["path"].startswith("[REDACTED:secret]/")
-                await decide(phone, request, "deny")
             else:
-                since = await answer_aloud(phone, "no", since)
-            await phone.until("assistant.speech.final", since=since)
-            await phone.idle(since=since)
+                await ask_aloud(phone, "move it", "no")
             assert leaked(json.dumps(phone.log)) == []
     assert leaked(str(logged)) == []
 
@@ -299,12 +263,8 @@ async def test_a_secret_in_what_the_person_edits_or_says_does_not_reach_the_mode
     async with configured(claude, tmp_path, anthropic_api_key=KEY) as server:
         async with server.phone(tools={"move_file": lambda a: "moved"}) as phone:
             await begin(phone, "approval")
-            since = len(phone.log)
-            phone.say("move it")
-            request = await phone.until("approval.request")
             edited = {"path": f"{KEY} {FOREIGN[0]}"}
-            await decide(phone, request, "edit", editedArguments=edited, message=f"with {KEY}")
-            await phone.idle(since=since)
+            await ask_deciding(phone, "move it", "edit", editedArguments=edited, message=f"with {KEY}")
             assert phone.runs == [("move_file", edited)]
     (result,) = results_of(claude.requests[-1])
     assert any("changed the arguments" in note for note in result["metadata"]["notes"])
@@ -326,75 +286,17 @@ async def test_what_a_tool_orders_is_asked_like_anything_else(claude: AnthropicS
         Reply(calls=(call("delete_all", "/"),)),
         Reply(text="I left it."),
     ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
-            await begin(phone, "approval", tools=[LOOK, DELETE_ALL])
-            since = len(phone.log)
-            phone.say("look around")
-            request = await phone.until("approval.request")
-            assert (request["payload"]["name"], request["payload"]["risk"]) == ("delete_all", "high")
-            assert "said yes" not in json.dumps(request)
-            await decide(phone, request, "deny")
-            await phone.idle(since=since)
-            assert [name for name, _ in phone.runs] == ["look"]
+    async with talking(
+        claude,
+        "approval",
+        tools=[LOOK, DELETE_ALL],
+        device={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"},
+    ) as phone:
+        request = await ask_deciding(phone, "look around", "deny")
+        assert (request["payload"]["name"], request["payload"]["risk"]) == ("delete_all", "high")
+        assert "said yes" not in json.dumps(request)
+        assert [name for name, _ in phone.runs] == ["look"]
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
-
-
-async def test_what_a_tool_orders_is_asked_by_voice_and_a_mere_yes_does_not_do(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(call("look"),)),
-        Reply(calls=(call("delete_all", "/"),)),
-        Reply(text="I left it."),
-    ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
-            await begin(phone, tools=[LOOK, DELETE_ALL])
-            since = len(phone.log)
-            phone.say("look around")
-            since = await answer_aloud(phone, "yes", since)
-            since = await answer_aloud(phone, "no", since)
-            await phone.until("assistant.speech.final", since=since)
-            assert [name for name, _ in phone.runs] == ["look"]
-            assert all("confirm delete all" in text for text in prompts(phone)[:2])
-    assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
-
-
-async def test_a_model_that_insists_on_what_was_denied_is_not_put_before_the_person_again(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [
-        Reply(calls=(call("look"),)),
-        Reply(calls=(call("delete_all", "/"),)),
-        Reply(calls=(call("delete_all", "/"),)),
-        Reply(text="I left it."),
-        Reply(calls=(call("delete_all", "/"),)),
-        Reply(text="I left it again."),
-    ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"look": lambda a: ORDERS, "delete_all": lambda a: "gone"}) as phone:
-            await begin(phone, "approval", tools=[LOOK, DELETE_ALL])
-            since = len(phone.log)
-            phone.say("look around")
-            await decide(phone, await phone.until("approval.request"), "deny")
-            await phone.idle(since=since)
-            assert len(asked(phone)) == 1
-            # Two rounds in which everything was denied: the third has to be words.
-            assert claude.requests[-1]["tool_choice"] == {"type": "none"}
-            (result,) = results_of(claude.requests[-1])
-            assert "said no to this very call" in result["error_message"]
-            since = len(phone.log)
-            phone.say("delete it after all")  # another turn is another question
-            request = await phone.until("approval.request", since=since)
-            await decide(phone, request, "deny")
-            await phone.idle(since=since)
-            assert [name for name, _ in phone.runs] == ["look"]
-
-
-def allows(claude: AnthropicService) -> list[Any]:
-    """Give the results of the last request whose calls were allowed."""
-    return [result["data"] for result in results_of(claude.requests[-1]) if result["success"]]
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["its result", "its error"])
@@ -411,8 +313,7 @@ async def test_a_write_asks_while_a_strangers_text_is_in_the_window_and_no_longe
         Reply(text="Saved b."),
     ]
     tools = {"fetch_page": fails_with(ORDERS) if broken else lambda a: ORDERS, "save_note": lambda a: "saved"}
-    async with serving(provider_for(claude), max_turns=2) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval", tools=[FETCH, SAVE])
+    async with talking(claude, "approval", tools=[FETCH, SAVE], device=tools, max_turns=2) as phone:
         await phone.ask("read the page")
         since = len(phone.log)
         phone.say("save it")
@@ -425,30 +326,12 @@ async def test_a_write_asks_while_a_strangers_text_is_in_the_window_and_no_longe
         request = await phone.until("approval.request", since=mark)
         await decide(phone, request, "allow")
         await phone.idle(since=since)
-        assert len(asked(phone)) == 2
+        assert len(cards(phone)) == 2
         await phone.ask("save b")
-        assert len(asked(phone)) == 2
+        assert len(cards(phone)) == 2
         assert phone.runs[-1] == ("save_note", {"path": "b"})
     assert "ignore your rules" not in json.dumps(claude.requests[-1])
     assert "ignore your rules" in json.dumps(claude.requests[-3])
-
-
-async def test_a_strangers_text_makes_a_write_ask_by_voice(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(call("fetch_page"),)),
-        Reply(calls=(call("save_note"),)),
-        Reply(text="Saved."),
-    ]
-    tools = {"fetch_page": lambda a: ORDERS, "save_note": lambda a: "saved"}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, tools=[FETCH, SAVE])
-        since = len(phone.log)
-        phone.say("read the page and save it")
-        since = await answer_aloud(phone, "yes", since)
-        await phone.until("assistant.speech.final", since=since)
-        assert "save note" in prompts(phone)[0] and "ignore" not in prompts(phone)[0]
-        assert [name for name, _ in phone.runs] == ["fetch_page", "save_note"]
-    assert allows(claude) == ["saved"]
 
 
 async def test_a_strangers_text_that_comes_late_makes_a_write_ask_too(claude: AnthropicService) -> None:
@@ -459,8 +342,9 @@ async def test_a_strangers_text_that_comes_late_makes_a_write_ask_too(claude: An
         Reply(text="As you like."),
     ]
     tools = {"save_note": lambda a: "saved"}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval", tools=[wishing(FETCH, timeoutMs=LIMIT_MS), SAVE])
+    async with talking(
+        claude, "approval", tools=[extended(FETCH, timeoutMs=LIMIT_MS), SAVE], device=tools
+    ) as phone:
         await phone.ask("read the page")
         reading = phone.events("fetch_page")[0]
         since = len(phone.log)
@@ -482,8 +366,7 @@ async def test_a_strangers_text_stays_one_if_its_tool_is_taken_back_meanwhile(
         Reply(text="As you like."),
     ]
     tools = {"save_note": lambda a: "saved"}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval", tools=[FETCH, SAVE])
+    async with talking(claude, "approval", tools=[FETCH, SAVE], device=tools) as phone:
         since = len(phone.log)
         phone.say("read the page")
         reading = await phone.until("fetch_page")
@@ -493,20 +376,6 @@ async def test_a_strangers_text_stays_one_if_its_tool_is_taken_back_meanwhile(
         await decide(phone, request, "deny")
         await phone.idle(since=since)
         assert [name for name, _ in phone.runs] == ["fetch_page"]
-
-
-async def test_without_a_strangers_text_the_same_write_is_not_asked_about(claude: AnthropicService) -> None:
-    claude.replies += [
-        Reply(calls=(call("look"),)),
-        Reply(calls=(call("save_note"),)),
-        Reply(text="Saved."),
-    ]
-    tools = {"look": lambda a: "a page", "save_note": lambda a: "saved"}
-    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
-        await begin(phone, "approval", tools=[LOOK, SAVE])
-        await phone.ask("look and save it")
-        assert asked(phone) == []
-    assert allows(claude) == ["saved"]
 
 
 # -- tools that change
@@ -528,62 +397,19 @@ async def test_a_tool_that_changed_after_it_was_remembered_asks_again(
 ) -> None:
     for number in range(3):
         claude.replies += [Reply(calls=(call("move_file", f"{number}"),)), Reply(text="Moved.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, "approval", tools=[MOVE])
-            since = len(phone.log)
-            phone.say("move 0")
-            await decide(phone, await phone.until("approval.request"), "allow", scope=scope)
-            await phone.idle(since=since)
-            await phone.ask("move 1")
-            assert len(asked(phone)) == 1
-            await update(phone, [{**MOVE, **changed}])
-            since = len(phone.log)
-            phone.say("move 2")
-            if asks:
-                request = await phone.until("approval.request", since=since)
-                assert len(phone.runs) == 2
-                await decide(phone, request, "deny")
-            await phone.idle(since=since)
-            assert len(phone.runs) == (2 if asks else 3)
-
-
-async def test_by_voice_too_a_changed_tool_asks_again(claude: AnthropicService) -> None:
-    for number in range(3):
-        claude.replies += [Reply(calls=(call("move_file", f"{number}"),)), Reply(text="Moved.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, tools=[MOVE])
-            since = len(phone.log)
-            phone.say("move 0")
-            since = await answer_aloud(phone, "yes, for this session", since)
-            await phone.until("assistant.speech.final", since=since)
-            await phone.idle(since=len(phone.log) - 1)
-            await phone.ask("move 1")
-            assert len(phone.runs) == 2 and len(prompts(phone)) == 1
-            await update(phone, [{**MOVE, "description": "Another."}])
-            since = len(phone.log)
-            phone.say("move 2")
-            since = await answer_aloud(phone, "no", since)
-            await phone.until("assistant.speech.final", since=since)
-            assert len(phone.runs) == 2 and len(prompts(phone)) == 2
-
-
-async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="It changed.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, "approval", tools=[MOVE])
-            since = len(phone.log)
-            phone.say("move it")
-            request = await phone.until("approval.request")
-            await update(phone, [{**MOVE, "description": "Another."}])
-            resolved = await decide(phone, request, "allow", scope="session")
-            assert resolved["payload"]["outcome"] == "superseded"
-            await phone.idle(since=since)
-            assert phone.runs == []
-    (result,) = results_of(claude.requests[-1])
-    assert (result["error_type"], result["metadata"]["reason"]) == ("permission_denied", "definition_changed")
+    async with talking(claude, "approval", tools=[MOVE], device={"move_file": lambda a: "moved"}) as phone:
+        await ask_deciding(phone, "move 0", "allow", scope=scope)
+        await phone.ask("move 1")
+        assert len(cards(phone)) == 1
+        await update(phone, [{**MOVE, **changed}])
+        since = len(phone.log)
+        phone.say("move 2")
+        if asks:
+            request = await phone.until("approval.request", since=since)
+            assert len(phone.runs) == 2
+            await decide(phone, request, "deny")
+        await phone.idle(since=since)
+        assert len(phone.runs) == (2 if asks else 3)
 
 
 @pytest.mark.parametrize("scope", ["once", "session"])
@@ -591,16 +417,14 @@ async def test_a_tool_that_is_gone_while_it_is_asked_about_is_not_run(
     claude: AnthropicService, scope: str
 ) -> None:
     claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="It is gone.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, "approval", tools=[MOVE])
-            since = len(phone.log)
-            phone.say("move it")
-            request = await phone.until("approval.request")
-            await update(phone, [LOOK])
-            await decide(phone, request, "allow", scope=scope)
-            await phone.idle(since=since)
-            assert phone.runs == []
+    async with talking(claude, "approval", tools=[MOVE], device={"move_file": lambda a: "moved"}) as phone:
+        since = len(phone.log)
+        phone.say("move it")
+        request = await phone.until("approval.request")
+        await update(phone, [LOOK])
+        await decide(phone, request, "allow", scope=scope)
+        await phone.idle(since=since)
+        assert phone.runs == []
     assert results_of(claude.requests[-1])[0]["error_type"] == "permission_denied"
 
 
@@ -627,8 +451,7 @@ DECEIVING = (
 async def test_a_name_with_hidden_characters_or_of_somebody_else_is_refused(
     claude: AnthropicService,
 ) -> None:
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, tools=[LOOK, *(declared(name) for name in DECEIVING)])
+    async with talking(claude, tools=[LOOK, *(declared(name) for name in DECEIVING)]) as phone:
         (started,) = [e["payload"] for e in phone.log if "acceptedTools" in e["payload"]]
         assert started["acceptedTools"] == ["look"]
         assert len(started["rejectedTools"]) == len(DECEIVING)
@@ -643,14 +466,9 @@ async def test_a_name_with_hidden_characters_or_of_somebody_else_is_refused(
 async def test_names_that_look_alike_to_the_service_are_told_apart(claude: AnthropicService) -> None:
     tools = [declared("notes.read", readOnlyHint=True), declared("notes_read", destructiveHint=True)]
     claude.replies += [Reply(calls=(call("notes_read"),)), Reply(text="No.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, "approval", tools=tools)
-        since = len(phone.log)
-        phone.say("read")
-        request = await phone.until("approval.request")
+    async with talking(claude, "approval", tools=tools) as phone:
+        request = await ask_deciding(phone, "read", "deny")
         assert (request["payload"]["name"], request["payload"]["risk"]) == ("notes_read", "high")
-        await decide(phone, request, "deny")
-        await phone.idle(since=since)
     names = [tool["name"] for tool in claude.requests[-1]["tools"]]
     assert len(names) == len(set(names))
 
@@ -674,29 +492,23 @@ async def test_an_argument_cannot_pass_for_the_questions_own_words(
     claude: AnthropicService, pretence: str, by_card: bool
 ) -> None:
     claude.replies += [Reply(calls=(call("move_file", pretence),)), Reply(text="Very well.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone, *(["approval"] if by_card else []))
-        since = len(phone.log)
-        phone.say("move it")
+    async with talking(claude, *(["approval"] if by_card else [])) as phone:
         if by_card:
-            request = await phone.until("approval.request")
-            said = [request["payload"]["prompt"]]
-            # What is shown is what would be run, to the letter.
-            assert request["payload"]["arguments"] == {"path": pretence}
-            digest = arguments_digest("move_file", {"path": pretence})
-            assert request["payload"]["argumentsDigest"] == digest
-            await decide(phone, request, "deny")
+            card = (await ask_deciding(phone, "move it", "deny"))["payload"]
+            questions = [card["prompt"]]
+            # The card shows exactly the arguments of the call.
+            assert card["arguments"] == {"path": pretence}
+            assert card["argumentsDigest"] == arguments_digest("move_file", {"path": pretence})
         else:
-            since = await answer_aloud(phone, "no", since)
-            said = [arguments_of(e)["text"] for e in phone.log if shape_of(e).startswith("append")]
-            said = [*prompts(phone), *(text for text in said if text.startswith("May I"))]
-            assert len(said) == 2
-        await phone.until("assistant.speech.final", since=since)
+            await ask_aloud(phone, "move it", "no")
+            messages = [arguments_of(event)["text"] for event in phone.events("append assistant")]
+            questions = [*prompts(phone), *(text for text in messages if text.startswith("May I"))]
+            assert len(questions) == 2
         assert phone.runs == []
-        for text in said:
-            assert not any(map(is_hidden, text)), text
-            assert "already said yes" not in text
-            assert text.startswith("May I run move file, with ") and text.endswith("Say yes or no.")
+    for text in questions:
+        assert not any(map(is_hidden, text)), text
+        assert "already said yes" not in text
+        assert text.startswith("May I run move file, with ") and text.endswith("Say yes or no.")
 
 
 async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_and_run_whole(
@@ -708,21 +520,19 @@ async def test_sixty_four_kibibytes_of_arguments_are_asked_about_in_a_few_words_
         Reply(calls=(call("move_file", most + "x"),), argument_size=8_192),
         Reply(text="Moved."),
     ]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"move_file": lambda a: "moved"}) as phone:
-            await begin(phone, "approval")
-            since = len(phone.log)
-            phone.say("move it")
-            request = await phone.until("approval.request")
-            assert request["payload"]["arguments"] == {"path": most}
-            assert request["payload"]["prompt"] == (
-                "May I run move file, with path a text of 65525 characters that begins xxxxxxxxxxxxxxxxxxxx? "
-                "Say yes or no."
-            )
-            await decide(phone, request, "allow")
-            await phone.idle(since=since)
-            assert phone.runs == [("move_file", {"path": most})]
-            assert len(asked(phone)) == 1
+    async with talking(claude, "approval", device={"move_file": lambda a: "moved"}) as phone:
+        since = len(phone.log)
+        phone.say("move it")
+        request = await phone.until("approval.request")
+        assert request["payload"]["arguments"] == {"path": most}
+        assert request["payload"]["prompt"] == (
+            "May I run move file, with path a text of 65525 characters that begins xxxxxxxxxxxxxxxxxxxx? "
+            "Say yes or no."
+        )
+        await decide(phone, request, "allow")
+        await phone.idle(since=since)
+        assert phone.runs == [("move_file", {"path": most})]
+        assert len(cards(phone)) == 1
     (result,) = results_of(claude.requests[-1])
     assert result["error_type"] == "validation_failed"
     assert "65536 bytes" in result["error_message"]
@@ -753,8 +563,7 @@ async def test_whatever_a_tool_answers_the_model_reads_an_outcome_in_its_wrapper
     message: str | None,
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone)
+    async with talking(claude) as phone:
         since = len(phone.log)
         phone.say("look")
         asking = await phone.until("look")
@@ -772,8 +581,7 @@ async def test_a_result_that_is_no_unicode_is_refused_and_the_call_can_still_be_
     claude: AnthropicService,
 ) -> None:
     claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so.")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone)
+    async with talking(claude) as phone:
         since = len(phone.log)
         phone.say("look")
         asking = await phone.until("look")
@@ -801,37 +609,3 @@ async def test_an_answer_to_somebody_elses_call_changes_nothing(claude: Anthropi
             await phone.idle(since=since)
     answers = [r for r in claude.requests if "mine" in json.dumps(r)]
     assert answers and not any("forged" in json.dumps(request) for request in claude.requests)
-
-
-async def test_a_tool_that_answers_twice_is_heard_once(claude: AnthropicService) -> None:
-    claude.replies += [Reply(calls=(call("look"),)), Reply(text="So so."), Reply(text="And?")]
-    async with serving(provider_for(claude)) as served, served.phone() as phone:
-        await begin(phone)
-        since = len(phone.log)
-        phone.say("look")
-        asking = await phone.until("look")
-        phone.result(asking["payload"]["callId"], "first")
-        phone.result(asking["payload"]["callId"], "second")
-        await phone.idle(since=since)
-        await phone.ask("and?")
-    assert "first" in json.dumps(claude.requests[-1])
-    assert "second" not in json.dumps(claude.requests[-1])
-
-
-async def test_one_irreversible_call_that_is_repeated_in_a_reply_is_asked_about_each_time(
-    claude: AnthropicService,
-) -> None:
-    claude.replies += [Reply(calls=(call("delete_file"), call("delete_file"))), Reply(text="Once.")]
-    async with serving(provider_for(claude)) as served:
-        async with served.phone(tools={"delete_file": lambda a: "gone"}) as phone:
-            await begin(phone, "approval", tools=[DELETE])
-            since = len(phone.log)
-            phone.say("delete it")
-            one = await phone.until("approval.request", since=since)
-            other = await phone.until("approval.request", since=phone.log.index(one) + 1)
-            await decide(phone, one, "allow")
-            await decide(phone, other, "deny")
-            await phone.idle(since=since)
-            assert len(phone.runs) == 1
-    first, second = results_of(claude.requests[-1])
-    assert first["success"] and second["error_type"] == "permission_denied"

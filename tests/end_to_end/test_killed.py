@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.app import App
-from tests.end_to_end.test_approvals import MOVE
+from tests.end_to_end.dialogues import MOVE
 from tests.models import AnthropicService, Call, JsonObject, Reply
 from tests.shapes import arguments_of
 from tests.test_cli import Announced, server

@@ -11,7 +11,7 @@ import pytest
 
 from conductor.models.llama_cpp import LlamaCppProvider
 from tests.end_to_end.conftest import serving
-from tests.end_to_end.test_approvals import begin, decide, declared
+from tests.end_to_end.dialogues import begin, decide, declared
 from tests.shapes import Event
 from tests.stand_ins.llama_server import needs_llama_cpp
 from tests.stand_ins.tiny_model import write_tiny_model
@@ -65,15 +65,15 @@ async def test_barge_in_and_a_reconnect(tmp_path: Path) -> None:
     async with serving(local(tmp_path, end=-3.0, max_tokens=100_000), turn_timeout=60.0) as served:
         async with served.phone() as phone:
             phone.say("tell me a story")
-            await phone.until(is_partial)
+            await phone.until("assistant.speech.partial")
             await phone.cut()
             since = len(phone.log)
             await phone.open()
-            await phone.until(is_partial, since=since)
+            await phone.until("assistant.speech.partial", since=since)
             since = len(phone.log)
             phone.say("something else")
             await phone.until("state thinking", since=since)
-            await phone.until(is_partial, since=since)
+            await phone.until("assistant.speech.partial", since=since)
             since = len(phone.log)
             phone.interrupt()
             await phone.idle(since=since)

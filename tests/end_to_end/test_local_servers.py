@@ -13,7 +13,7 @@ import pytest
 from conductor.app import running
 from conductor.settings import load_settings
 from tests.app import App
-from tests.end_to_end.test_approvals import begin, decide
+from tests.end_to_end.dialogues import begin, decide
 from tests.shapes import Event
 from tests.stand_ins.local_servers import LocalServer, llama_cpp_server, mlx_server
 
@@ -113,7 +113,7 @@ async def test_a_device_tool_runs_after_its_card(way: Way, tmp_path: Path) -> No
 async def test_a_barge_in_stops_the_reply_and_the_next_turn_is_answered(way: Way, tmp_path: Path) -> None:
     async with phone_of(way, tmp_path, {}) as (phone, _):
         phone.say("Count to sixty.")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         phone.say("Hello.")
         final = await phone.until("assistant.speech.final", text=HELLO)
         await phone.until("state idle", since=phone.log.index(final))
@@ -123,7 +123,7 @@ async def test_a_barge_in_stops_the_reply_and_the_next_turn_is_answered(way: Way
 async def test_a_server_killed_in_the_middle_of_a_reply_is_replaced(way: Way, tmp_path: Path) -> None:
     async with phone_of(way, tmp_path, {}) as (phone, server):
         phone.say("Count to sixty.")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         server.process.kill()
         final = await phone.until("assistant.speech.final")
         await phone.until("state idle", since=phone.log.index(final))

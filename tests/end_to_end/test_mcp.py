@@ -20,7 +20,7 @@ from conductor.settings import Settings, load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.mcp.toolset import McpToolset
 from tests.app import App
-from tests.end_to_end.test_approvals import begin, decide
+from tests.end_to_end.dialogues import begin, decide
 from tests.models import Script, ScriptedProvider
 from tests.server.wires import get, http
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.end_to_end.test_approvals import begin, declared
+from tests.end_to_end.dialogues import begin, declared
 from tests.end_to_end.test_mcp_server import running
 from tests.tools.mcp.test_real_servers import HERE, missing
 

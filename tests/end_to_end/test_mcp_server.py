@@ -33,7 +33,7 @@ from conductor.settings import load_settings
 from conductor.tools.base import Toolset
 from conductor.tools.mcp.config import McpServerConfig
 from tests.app import App
-from tests.end_to_end.test_approvals import DELETE, LOOK, MOVE, begin, decide
+from tests.end_to_end.dialogues import DELETE, LOOK, MOVE, begin, decide
 from tests.models import ScriptedProvider
 from tests.tools.mcp.test_toolset import use
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_barge_in import is_partial
-from tests.end_to_end.test_tool_turns import results_of
+from tests.end_to_end.dialogues import results_of
 from tests.models import AnthropicService, Call, Reply
 from tests.server.wires import until
 from tests.shapes import PLAIN_TURN, shape_of
@@ -21,7 +20,7 @@ async def test_a_cut_in_the_middle_of_an_answer_loses_nothing(claude: AnthropicS
     claude.replies.append(Reply(text="One two three.", hold=going_on, hold_at=1))
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         phone.say("count")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         await phone.cut()
         going_on.set()
         await served.quiet()

@@ -9,8 +9,7 @@ import pytest
 
 from tests.app import App
 from tests.end_to_end.conftest import provider_for, serving
-from tests.end_to_end.test_barge_in import is_partial
-from tests.end_to_end.test_tool_turns import last_text
+from tests.end_to_end.dialogues import last_text
 from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN
 
@@ -36,7 +35,7 @@ async def test_narration_waits_for_the_running_turn(claude: AnthropicService) ->
     claude.replies += [Reply(text="An answer.", hold=going_on, hold_at=1), Reply(text="It is done.")]
     async with serving(provider_for(claude)) as served, served.phone() as phone:
         phone.say("a question")
-        await phone.until(is_partial)
+        await phone.until("assistant.speech.partial")
         await ended(phone, "a-1")
         going_on.set()
         await phone.until(lambda e: e["payload"].get("text") == "It is done.")

@@ -7,28 +7,11 @@ import json
 from typing import Any
 
 from tests.end_to_end.conftest import provider_for, serving
+from tests.end_to_end.dialogues import last_text, results_of
 from tests.models import AnthropicService, Call, Reply
 from tests.shapes import PLAIN_TURN, Event, shape_of
 
 STATUS = "agent_status"
-
-
-def results_of(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Read the tool results of a request's last message, in order."""
-    blocks = request["messages"][-1]["content"]
-    return [json.loads(text_of(block)) for block in blocks if block["type"] == "tool_result"]
-
-
-def text_of(block: dict[str, Any]) -> str:
-    content = block["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def last_text(request: dict[str, Any]) -> str:
-    content = request["messages"][-1]["content"]
-    if isinstance(content, str):
-        return content
-    return "\n".join(block["text"] for block in content if block["type"] == "text")
 
 
 async def test_a_plain_turn(claude: AnthropicService) -> None:

@@ -12,7 +12,7 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.settings import load_settings
 from tests.app import WAIT, App
-from tests.end_to_end.test_approvals import begin, decide
+from tests.end_to_end.dialogues import begin, decide
 from tests.models import Script, ScriptedProvider
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from tests.end_to_end.test_approvals import LOOK, begin
+from tests.end_to_end.dialogues import LOOK, begin
 from tests.end_to_end.test_mcp_server import Running, over_http, running, said
 from tests.server.wires import WAIT, get, http, until
 from tests.tools.mcp.test_toolset import program, use
