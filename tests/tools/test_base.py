@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +18,8 @@ SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type
 SPEC = ToolSpec("agent.status", "Tell an agent's state.", SCHEMA)
 
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("abcü", max_size=3), inner, max_size=4)
-    ),
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abcü"), inner, max_size=4),
     max_leaves=8,
 )
 
@@ -62,11 +57,6 @@ def test_a_definition_is_what_the_model_sees() -> None:
     assert SPEC.definition is SPEC.definition, "it is made once"
 
 
-def test_a_tool_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        SPEC.risk = "safe"  # type: ignore[misc]  # that is the mistake
-
-
 def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
     turned = ToolSpec("agent.status", "Tell an agent's state.", _turned(SCHEMA))
     assert turned.fingerprint == SPEC.fingerprint
@@ -88,11 +78,6 @@ def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
 )
 def test_a_changed_tool_is_another_tool(change: dict[str, Any]) -> None:
     assert replace(SPEC, **change).fingerprint != SPEC.fingerprint
-
-
-def test_what_is_not_said_is_taken_with_care() -> None:
-    assert (SPEC.effect, SPEC.risk, SPEC.on_interrupt, SPEC.approval) == ("write", "medium", "keep", None)
-    assert (SPEC.timeout_s, SPEC.interactive, SPEC.mode) == (None, False, "sync")
 
 
 # -- outcomes

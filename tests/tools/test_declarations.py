@@ -98,16 +98,11 @@ def test_the_source_is_the_callers() -> None:
     ("declared", "words"),
     [
         (None, "must be a JSON object"),
-        (["t"], "must be a JSON object"),
         ({"name": "t"}, "inputSchema is missing"),
         ({"inputSchema": {"type": "object"}}, "name must be"),
-        (declaration(name=""), "name must be"),
-        (declaration(name="a b"), "name must be"),
         (declaration(name="a\n"), "name must be"),
         (declaration(name="x" * 129), "name must be"),
-        (declaration(name="convo.setState"), "the server's own"),
         (declaration(name="tts.speak"), "the server's own"),
-        (declaration(name="bridge.x"), "the server's own"),
         (declaration(inputSchema={"type": "string"}), '"type": "object"'),
         (declaration(inputSchema=None), "must be a JSON object"),
         (declaration(description=3), "description must be text"),
@@ -115,7 +110,6 @@ def test_the_source_is_the_callers() -> None:
         (declaration(description="\ud800"), "not Unicode"),
         (declaration(annotations=[]), "annotations must be a JSON object"),
         (declaration(annotations={"readOnlyHint": "yes"}), "readOnlyHint must be true or false"),
-        (declaration(_meta=1), "_meta must be a JSON object"),
         (declaration(_meta={"conductor": 1}), "conductor must be a JSON object"),
         (declaration(_meta={"conductor": {"timeoutMs": 0}}), "between 1 and 3600000"),
         (declaration(_meta={"conductor": {"timeoutMs": True}}), "a number of milliseconds"),
@@ -123,7 +117,6 @@ def test_the_source_is_the_callers() -> None:
         (declaration(_meta={"conductor": {"mode": "later"}}), "mode must be sync or async"),
         (declaration(_meta={"conductor": {"onInterrupt": []}}), "onInterrupt must be cancel or keep"),
         (declaration(_meta={"conductor": {"approval": "always"}}), "approval must be never or ask"),
-        (declaration(_meta={"conductor": {"approval": "asks"}}), "approval must be never or ask"),
         (declaration(_meta={"conductor": {"interactive": 1}}), "interactive must be true or false"),
         (
             declaration(_meta={"conductor": {"aproval": "ask"}}),
@@ -136,16 +129,11 @@ def test_the_source_is_the_callers() -> None:
             "spoken has a brace without its partner",
         ),
         (declaration(title=7), "title must be text of at most 80 characters"),
-        (declaration(title="x" * 81), "title must be text of at most 80 characters"),
         (declaration(annotations={"title": []}), "title must be text"),
     ],
 )
 def test_a_bad_declaration_is_refused_with_the_reason(declared: Any, words: str) -> None:
     assert words in reason(declared)
-
-
-def test_a_description_may_be_of_4096_bytes() -> None:
-    assert not parse_declarations([declaration(description="ä" * 2048)]).rejected
 
 
 def test_a_refused_name_is_told_as_the_wire_can_carry_it() -> None:

@@ -456,10 +456,9 @@ def test_a_secret_that_is_cut_through_where_a_huge_text_is_left_is_not_shown_eit
     assert "REDACTED:private_key" in content and KEY[:6] not in content
 
 
-@pytest.mark.parametrize("untrusted", [False, True])
-def test_a_result_says_whether_strangers_wrote_it(untrusted: bool) -> None:
+def test_a_result_says_whether_strangers_wrote_it() -> None:
     executor = ToolExecutor([], LIMITS)
-    assert executor.to_result("c-1", succeeded("x"), untrusted=untrusted).untrusted == untrusted
+    assert executor.to_result("c-1", succeeded("x"), untrusted=True).untrusted
     assert not executor.to_result("c-1", succeeded("x")).untrusted
 
 
@@ -471,12 +470,6 @@ def settled(outcome: ToolOutcome, limits: Limits = LIMITS) -> dict[str, Any]:
     assert result.call_id == "c-1" and result.is_error is not outcome.success
     read: dict[str, Any] = json.loads(result.content)
     return read
-
-
-def test_a_short_outcome_is_told_as_it_is() -> None:
-    assert settled(succeeded({"a": [1, None, "ü"]}))["data"] == {"a": [1, None, "ü"]}
-    assert settled(succeeded("text"))["data"] == "text"
-    assert settled(failed("io_error", "It broke."))["error_message"] == "It broke."
 
 
 @pytest.mark.parametrize("data", ["x" * 10_000, "日" * 5_000, {"a": "x" * 10_000}, ["x"] * 5_000])

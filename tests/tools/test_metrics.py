@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import get_args
 
@@ -15,7 +14,6 @@ from conductor.tools.metrics import (
     MAX_DEVICE_TOOLS,
     MAX_NAME_CHARS,
     MAX_TOOLS,
-    OTHERS,
     Decision,
     ToolMetrics,
 )
@@ -72,22 +70,6 @@ def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time
 
 
 # -- names come from clients
-
-
-@pytest.mark.parametrize(
-    "count",
-    [
-        lambda metrics: metrics.asked("one.more", "device"),
-        lambda metrics: metrics.decided("one.more", "device", "refused", 1.0),
-    ],
-)
-def test_tools_beyond_the_limit_are_added_up_for_approvals_too(count: Callable[[ToolMetrics], None]) -> None:
-    metrics = ToolMetrics()
-    for number in range(MAX_DEVICE_TOOLS):
-        metrics.called(f"tool.{number}", "device", "none", 0.1)
-    assert (OTHERS, "") not in tools(metrics)
-    count(metrics)
-    assert (OTHERS, "") in tools(metrics)
 
 
 def test_names_that_clients_choose_leave_room_for_the_servers_own_tools() -> None:

@@ -330,11 +330,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert sorted(each.name for each in path.parent.iterdir()) == ["policies.json", "policies.json.lock"]
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="No such file or directory"):
-        add(tmp_path / "none" / "policies.json", Rule("deny", "b"))
-
-
 def _add_many(path: Path, start: Any, name: str, count: int) -> None:
     start.wait(30)
     for number in range(count):

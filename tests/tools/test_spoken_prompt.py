@@ -75,10 +75,6 @@ def test_reasons_come_first_and_are_our_own_sentences() -> None:
     assert "strangers" not in prompt(question, 2)
 
 
-def test_a_safe_tool_that_asks_is_asked_about_at_medium_risk() -> None:
-    assert ask({}, "t", "safe").risk == "medium"
-
-
 # -- the tool's name
 
 

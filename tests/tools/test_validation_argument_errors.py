@@ -23,14 +23,10 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ({"type": ["integer", "null"]}, [1], "v must be integer or null, got a list of 1"),
         ({"type": "string"}, {"a": 1}, "v must be string, got an object with 1 fields"),
         ({"minimum": 1}, 0, "v must be at least 1, got 0"),
-        ({"maximum": 9}, 10, "v must be at most 9, got 10"),
         ({"exclusiveMinimum": 1}, 1, "v must be more than 1, got 1"),
-        ({"exclusiveMaximum": 9}, 9, "v must be less than 9, got 9"),
         ({"multipleOf": 0.1}, 0.25, "v must be a multiple of 0.1, got 0.25"),
         ({"minLength": 1}, "", 'v must have at least 1 character, got ""'),
-        ({"maxLength": 2}, "abc", 'v must have at most 2 characters, got "abc"'),
         ({"minItems": 2}, [1], "v must have at least 2 items, got a list of 1"),
-        ({"maxItems": 0}, [1], "v must have at most 0 items, got a list of 1"),
         ({"minProperties": 1}, {}, "v must have at least 1 field, got an object with 0 fields"),
         ({"uniqueItems": True}, [1, 1.0], "v must not have the same item twice, got a list of 2"),
         ({"const": "x"}, "y", 'v must be "x", got "y"'),
@@ -62,7 +58,6 @@ def explained(schema: dict[str, Any], arguments: Any) -> list[str]:
         ({"contains": {"type": "integer"}}, ["a"], "v has no item that fits, got a list of 1"),
         ({"prefixItems": [{}], "items": False}, [1, 2], "v[1]: 2 is not allowed"),
         ({"required": ["a", "b"]}, {"a": 1}, "v: missing required argument 'b'"),
-        ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "v: missing required argument 'b'"),
         (
             {"anyOf": [{"required": ["a"], "properties": {"a": {"type": "integer"}}}, {"type": "string"}]},
             {"a": "x"},
@@ -107,13 +102,6 @@ def test_an_unknown_argument_is_reported_with_the_allowed_names(names: dict[str,
 def test_each_unknown_name_is_told() -> None:
     assert len(explained({"properties": {}, "additionalProperties": False}, {"a": 1, "b": 2})) == 2
     assert explained({"additionalProperties": False}, {"a": 1}) == ["no argument is taken"]
-
-
-def test_an_unknown_name_inside_an_argument_says_where() -> None:
-    inner = {"properties": {"size": {}}, "additionalProperties": False}
-    assert explained({"properties": {"page": inner}}, {"page": {"sise": 1}}) == [
-        "page: unknown argument 'sise' (allowed: size)"
-    ]
 
 
 def test_a_required_choice_is_told_in_words() -> None:

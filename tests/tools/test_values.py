@@ -20,7 +20,6 @@ def details(arguments: dict[str, Any]) -> str:
     [
         ({"path": "notes.txt"}, "path notes.txt"),
         ({"title": "Shopping list"}, "title “Shopping list”"),
-        ({"force": True, "autoCreatePr": False}, "force true; and auto create pr false"),
         ({"limit": 5, "delta": -5}, "limit 5; and delta -5"),
         ({"ref": None, "paths": [], "options": {}}, "ref nothing; paths nothing; and options nothing"),
         ({"text": ""}, "text a text of 0 characters"),
@@ -33,7 +32,6 @@ def details(arguments: dict[str, Any]) -> str:
         ),
         ({"note": "*bold* `code` [x](y) # head"}, "note “bold code x y head”"),
         ({"id": "3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b"}, "id an id ending in 4a5b"),
-        ({"id": " 3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b\n"}, "id an id ending in 4a5b"),
         (
             {"path": "/home/3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b"},
             "path /home/3f2b8c1e-77aa-4a0b-9d4e-0c1d2e3f4a5b",
@@ -41,7 +39,6 @@ def details(arguments: dict[str, Any]) -> str:
         ({"name": "\u00e9" * 17 + "123"}, "name " + "\u00e9" * 17 + "123"),
         ({"": "draft", "path": "old"}, "an argument draft; and path old"),
         ({"commit": "da39a3ee5e6b4b0d3255bfef95601890afd80709"}, "commit an id ending in 0709"),
-        ({"repository": "https://github.com/acme/website"}, "repository https://github.com/acme/website"),
         ({"key": "auto delete"}, "key “auto delete”"),
         (
             {"path": "/a" * 40 + "/notes.txt"},
