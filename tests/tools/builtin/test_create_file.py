@@ -1,4 +1,4 @@
-"""``create_file``: a whole new file or nothing, never over another, never elsewhere."""
+"""``create_file``: a complete new file or nothing, and no other file is replaced."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ async def create(root: Path, path: str, content: str = "text\n", **arguments: An
     return await tool.run({"path": path, "content": content, **arguments}, CONTEXT)
 
 
-def everything(folder: Path) -> list[str]:
-    return sorted(str(found.relative_to(folder)) for found in folder.rglob("*"))
+def paths_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 async def test_a_file_is_created_whole(root: Path) -> None:
     outcome = await create(root, "a/new.md", "é\n")
     assert outcome.data == {"path": "a/new.md", "size_bytes": 3, "created_folders": 0}
     assert (root / "a" / "new.md").read_bytes() == b"\xc3\xa9\n"
-    assert everything(root) == ["a", "a/new.md"]
+    assert paths_in(root) == ["a", "a/new.md"]
     assert stat.S_IMODE((root / "a" / "new.md").stat().st_mode) == 0o644
     assert (root / "a" / "new.md").stat().st_nlink == 1
 
 
-async def test_what_may_hold_secrets_is_its_owners_alone(root: Path) -> None:
+async def test_only_the_owner_may_read_a_file_that_may_hold_secrets(root: Path) -> None:
     await create(root, ".env")
     assert stat.S_IMODE((root / ".env").stat().st_mode) == 0o600
 
@@ -71,52 +71,52 @@ async def test_an_empty_file_and_the_largest_are_created(root: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["x" * (MAX_CONTENT_BYTES + 1), "é" * 500_001, "\ud800"])
-async def test_content_that_is_too_long_or_no_text_is_refused(root: Path, content: str) -> None:
+async def test_invalid_content_is_refused(root: Path, content: str) -> None:
     assert (await create(root, "x", content)).error_type == "validation_failed"
-    assert everything(root) == ["a"]
+    assert paths_in(root) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "pipe"])
 @pytest.mark.parametrize("parents", [False, True])
-async def test_what_is_there_is_left_as_it_is(root: Path, kind: str, parents: bool) -> None:
-    there, target = root / "there", root.parent / "outside" / "target"
+async def test_an_existing_file_is_not_changed(root: Path, kind: str, parents: bool) -> None:
+    existing, target = root / "there", root.parent / "outside" / "target"
     if kind == "file":
-        there.write_text("before")
+        existing.write_text("before")
     elif kind == "folder":
-        there.mkdir()
+        existing.mkdir()
     elif kind == "pipe":
-        os.mkfifo(there)
+        os.mkfifo(existing)
     else:
         if kind == "link":
             target.write_text("before")
-        there.symlink_to(target)
-    before = there.lstat()
+        existing.symlink_to(target)
+    before = existing.lstat()
     outcome = await create(root, "there", parents=parents)
     assert outcome.error_type == "validation_failed"
     assert outcome.error_message == "'there' exists already; it was not changed."
-    assert (there.lstat().st_ino, there.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert everything(root) == ["a", "there"]
+    assert (existing.lstat().st_ino, existing.lstat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert paths_in(root) == ["a", "there"]
     assert target.exists() == (kind == "link")
 
 
-async def test_a_missing_folder_is_created_only_if_asked_for(root: Path) -> None:
+async def test_a_missing_folder_is_created_only_on_request(root: Path) -> None:
     outcome = await create(root, "b/c/x")
     assert outcome.error_type == "not_found"
     assert outcome.error_message == (
         "The folder of 'b/c/x' does not exist. Nothing was created. Set parents to true to create it too."
     )
-    assert everything(root) == ["a"]
+    assert paths_in(root) == ["a"]
     outcome = await create(root, "b/c/x", parents=True)
     assert outcome.data["created_folders"] == 2
-    assert everything(root) == ["a", "b", "b/c", "b/c/x"]
+    assert paths_in(root) == ["a", "b", "b/c", "b/c/x"]
 
 
 @pytest.mark.parametrize("path", ["", ".", "a/", "a/."])
-async def test_a_path_that_is_none_is_refused(root: Path, path: str) -> None:
+async def test_a_path_without_a_file_name_is_refused(root: Path, path: str) -> None:
     for parents in (False, True):
         outcome = await create(root, path, parents=parents)
         assert outcome.error_type in ("validation_failed", "permission_denied")
-    assert everything(root.parent) == ["outside", "root", "root/a"]
+    assert paths_in(root.parent) == ["outside", "root", "root/a"]
 
 
 @pytest.mark.parametrize("parents", [False, True])
@@ -128,8 +128,8 @@ async def test_a_link_is_followed_at_no_part(root: Path, parents: bool, at: str)
         outcome = await tool.run({"path": path, "content": "", "parents": parents}, CONTEXT)
         assert outcome.error_type == "permission_denied"
         assert outcome.error_message and "links are not followed" in outcome.error_message
-    assert everything(root.parent / "outside") == []
-    assert not [name for name in everything(root) if name.endswith(".tmp")]
+    assert paths_in(root.parent / "outside") == []
+    assert not [name for name in paths_in(root) if name.endswith(".tmp")]
 
 
 async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
@@ -141,31 +141,31 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcome.error_type == "io_error"
     assert outcome.error_message == "'b/c/x' cannot be written: it is too large for the disk."
-    assert everything(root) == ["a"]
+    assert paths_in(root) == ["a"]
 
 
-async def test_folders_that_were_there_stay_when_it_fails(root: Path) -> None:
+async def test_a_failure_keeps_existing_folders(root: Path) -> None:
     outcome = await create(root, "a/b/" + "x" * 256, parents=True)
     assert outcome.error_type == "validation_failed"
-    assert everything(root) == ["a"]
+    assert paths_in(root) == ["a"]
 
 
-async def test_a_root_that_is_gone_is_not_replaced_by_the_next(tmp_path: Path) -> None:
+async def test_a_missing_root_is_not_replaced_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     tool = CreateFile(Files(Roots([tmp_path / "gone", tmp_path / "two"])))
     for parents in (False, True):
         outcome = await tool.run({"path": "x", "content": "", "parents": parents}, CONTEXT)
         assert outcome.error_message == "The folder 'gone' is not available now."
-    assert everything(tmp_path) == ["two"]
+    assert paths_in(tmp_path) == ["two"]
 
 
-async def test_with_several_roots_the_label_says_where(tmp_path: Path) -> None:
+async def test_with_several_roots_a_label_selects_one(tmp_path: Path) -> None:
     for name in ("one", "two/sub"):
         (tmp_path / name).mkdir(parents=True)
     tool = CreateFile(Files(Roots([tmp_path / "one", tmp_path / "two"])))
-    for path, shown in (("x", "one/x"), ("two/x", "two/x"), ("sub/x", "two/sub/x")):
-        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).data["path"] == shown
-    assert everything(tmp_path) == ["one", "one/x", "two", "two/sub", "two/sub/x", "two/x"]
+    for path, label_path in (("x", "one/x"), ("two/x", "two/x"), ("sub/x", "two/sub/x")):
+        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).data["path"] == label_path
+    assert paths_in(tmp_path) == ["one", "one/x", "two", "two/sub", "two/sub/x", "two/x"]
 
 
 async def test_of_many_calls_for_one_name_one_succeeds(root: Path) -> None:
@@ -177,7 +177,7 @@ async def test_of_many_calls_for_one_name_one_succeeds(root: Path) -> None:
     assert sum(outcome.success for outcome in outcomes) == 1
     winner = next(content for content, outcome in zip(contents, outcomes, strict=True) if outcome.success)
     assert (root / "x").read_text() == winner
-    assert everything(root) == ["a", "x"]
+    assert paths_in(root) == ["a", "x"]
 
 
 @pytest.fixture
@@ -215,15 +215,15 @@ def test_a_name_taken_at_the_last_moment_is_not_replaced(
     with pytest.raises(FileExistsError):
         write_new(folder, "x", b"data", 0o644, CancelFlag())
     assert os.readlink(root / "x") == "elsewhere"
-    assert everything(root) == ["a", "x"]
+    assert paths_in(root) == ["a", "x"]
 
 
-def test_a_call_that_nobody_waits_for_leaves_nothing(root: Path, folder: int) -> None:
+def test_a_cancelled_call_leaves_nothing(root: Path, folder: int) -> None:
     stop = CancelFlag()
     stop.set()
     with pytest.raises(FileError):
         write_new(folder, "x", b"data", 0o644, stop)
-    assert everything(root) == ["a"]
+    assert paths_in(root) == ["a"]
 
 
 async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, folder: int) -> None:
@@ -237,20 +237,20 @@ async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path, 
         for _ in attempts:
             arguments = {"path": f"a/b{created}/x", "content": "x", "parents": True}
             created += (await tool.run(arguments, CONTEXT)).success
-    assert everything(root.parent / "outside") == []
+    assert paths_in(root.parent / "outside") == []
     assert created > 0
-    assert not [name for name in everything(root) if name.endswith(".tmp")]
+    assert not [name for name in paths_in(root) if name.endswith(".tmp")]
 
 
-async def test_a_dry_run_says_what_it_would_do(root: Path) -> None:
+async def test_a_preview_describes_the_file(root: Path) -> None:
     tool = CreateFile(Files(Roots([root])))
     content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
-    said = await tool.preview({"path": "b/x.md", "content": content, "parents": True})
-    assert said == (
+    text = await tool.preview({"path": "b/x.md", "content": content, "parents": True})
+    assert text == (
         "Would create 'b/x.md', and the missing folders: 7 lines, 22 bytes. "
         "Would fail if it exists already.\n"
         "+ one\n+ \\x1b[2Jtwo\n+ 3\n+ 4\n+ 5\n… and 2 more lines"
     )
-    said = await tool.preview({"path": "x", "content": "1"})
-    assert said.startswith("Would create 'x': 1 line, 1 bytes.")
-    assert everything(root) == ["a"]
+    text = await tool.preview({"path": "x", "content": "1"})
+    assert text.startswith("Would create 'x': 1 line, 1 bytes.")
+    assert paths_in(root) == ["a"]

@@ -30,11 +30,11 @@ def pdf(*pages: str) -> bytes:
         resources = f"/Resources<</Font<</F1 {font}>>>>/MediaBox[0 0 612 792]"
         objects.append(f"<</Type/Page/Parent 2 0 R{resources}/Contents {4 + 2 * number} 0 R>>")
         objects.append(f"<</Length {len(stream)}>>stream\n{stream}\nendstream")
-    data, places = "%PDF-1.4\n", []
+    data, offsets = "%PDF-1.4\n", []
     for number, body in enumerate(objects, 1):
-        places.append(len(data))
+        offsets.append(len(data))
         data += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     size = len(objects) + 1
     end = f"trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(data)}\n%%EOF\n"
     return f"{data}xref\n0 {size}\n0000000000 65535 f \n{table}{end}".encode()
@@ -47,39 +47,39 @@ def test_a_short_document_is_one_passage_with_its_lines() -> None:
 
 def test_a_long_document_is_cut_at_headings_and_blank_lines() -> None:
     sections = [f"# S{number}\n\n" + ("word " * 60 + "\n") for number in range(4)]
-    found = cut("".join(sections))
-    assert [(piece.heading, piece.first_line, piece.last_line) for piece in found] == [
+    pieces = cut("".join(sections))
+    assert [(piece.heading, piece.first_line, piece.last_line) for piece in pieces] == [
         (f"S{number}", 1 + 3 * number, 3 + 3 * number) for number in range(4)
     ]
-    found = cut(("word " * 130 + "\n\n") * 3)
-    assert [(piece.first_line, piece.last_line) for piece in found] == [(1, 1), (3, 3), (5, 5)]
+    pieces = cut(("word " * 130 + "\n\n") * 3)
+    assert [(piece.first_line, piece.last_line) for piece in pieces] == [(1, 1), (3, 3), (5, 5)]
 
 
-def test_nothing_is_lost_and_no_passage_is_long() -> None:
+def test_all_text_is_in_passages_of_limited_length() -> None:
     text = "\n".join(f"line {number} " + "x" * (number % 200) for number in range(500))
-    found = cut(text + "\n" + "y" * 10_000)
-    assert all(len(piece.text) <= 1500 for piece in found)
-    assert sum(piece.text.count("y") for piece in found) == 10_000
+    pieces = cut(text + "\n" + "y" * 10_000)
+    assert all(len(piece.text) <= 1500 for piece in pieces)
+    assert sum(piece.text.count("y") for piece in pieces) == 10_000
     for number in (0, 123, 499):
-        (piece,) = [piece for piece in found if f"line {number} " in piece.text]
+        (piece,) = [piece for piece in pieces if f"line {number} " in piece.text]
         assert piece.first_line <= number + 1 <= piece.last_line
-    assert found[-1].first_line == found[-1].last_line == 501
+    assert pieces[-1].first_line == pieces[-1].last_line == 501
 
 
 def test_a_pdf_is_cut_by_its_pages() -> None:
     pytest.importorskip("pypdf")
-    found = list(passages("a.PDF", pdf("Herons fish.", "Ducks dive."), CancelFlag()))
-    assert [(piece.text, piece.page) for piece in found] == [("Herons fish.", 1), ("Ducks dive.", 2)]
+    pieces = list(passages("a.PDF", pdf("Herons fish.", "Ducks dive."), CancelFlag()))
+    assert [(piece.text, piece.page) for piece in pieces] == [("Herons fish.", 1), ("Ducks dive.", 2)]
 
 
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.4\n", b"no pdf", pdf("x")[:200], b"%PDF-1.4\n" + bytes(5000)])
-def test_a_broken_pdf_is_said_to_be_one(data: bytes) -> None:
+def test_a_broken_pdf_is_reported(data: bytes) -> None:
     pytest.importorskip("pypdf")
     with pytest.raises(DocumentError, match="it is not a readable PDF"):
         list(passages("a.pdf", data, CancelFlag()))
 
 
-def test_what_is_not_text_is_said_not_to_be() -> None:
+def test_a_binary_file_is_reported() -> None:
     with pytest.raises(DocumentError, match="it is not text"):
         cut("a\0b")
 
@@ -94,13 +94,13 @@ def test_a_call_that_was_cancelled_ends() -> None:
 def packed(operation: bytes, count: int) -> bytes:
     """Make a PDF of one page whose content is compressed."""
     stream = zlib.compress(operation * count)
-    begin, _, rest = pdf("CONTENT").partition(b"<</Length ")
-    end = rest[rest.index(b"\nendstream") :]
+    begin, _, remainder = pdf("CONTENT").partition(b"<</Length ")
+    end = remainder[remainder.index(b"\nendstream") :]
     return begin + b"<</Filter/FlateDecode/Length %d>>stream\n" % len(stream) + stream + end
 
 
 @pytest.mark.parametrize("count", [MAX_OPERATIONS // 2 + 1, MAX_STREAM_BYTES])
-def test_a_pdf_that_unpacks_to_much_is_given_up_early(count: int) -> None:
+def test_a_pdf_that_unpacks_to_much_is_abandoned_early(count: int) -> None:
     pytest.importorskip("pypdf")
     data = packed(b"q Q\n", count)
     assert len(data) < 100_000

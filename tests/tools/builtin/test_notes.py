@@ -20,9 +20,9 @@ CONTEXT = CallContext("s", "c")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "notes"
-    made.mkdir()
-    return made
+    path = tmp_path / "notes"
+    path.mkdir()
+    return path
 
 
 async def create(folder: Path, title: str, text: str = "text", context: CallContext = CONTEXT) -> ToolOutcome:

@@ -1,4 +1,4 @@
-"""``read_file``: lines of text files, and nothing that is no file, too large, or elsewhere."""
+"""``read_file``: lines of text files, and no other, too large or binary file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_offset_and_limit_count_lines(
     assert (data["total_lines"], data["truncated"]) == (4, truncated)
 
 
-async def test_an_offset_beyond_the_end_says_how_many_lines_there_are(root: Path) -> None:
+async def test_an_offset_beyond_the_end_reports_the_number_of_lines(root: Path) -> None:
     (root / "x").write_text("1\n2\n")
     outcome = await ask(root, "x", offset=3)
     assert outcome.error_type == "validation_failed"
@@ -78,8 +78,8 @@ async def test_a_byte_order_mark_is_no_text(root: Path) -> None:
 
 
 async def test_a_long_file_comes_in_parts_that_fit_an_observation(root: Path) -> None:
-    whole = "".join(f'{number} "quoted" \t é\n' for number in range(5000))
-    (root / "x").write_text(whole)
+    content = "".join(f'{number} "quoted" \t é\n' for number in range(5000))
+    (root / "x").write_text(content)
     text, offset = "", 1
     while True:
         outcome = await ask(root, "x", offset=offset)
@@ -88,10 +88,10 @@ async def test_a_long_file_comes_in_parts_that_fit_an_observation(root: Path) ->
         offset = outcome.data["last_line"] + 1
         if not outcome.data["truncated"]:
             break
-    assert text == whole
+    assert text == content
 
 
-async def test_a_very_long_line_shows_its_beginning_and_says_so(root: Path) -> None:
+async def test_a_very_long_line_is_cut_with_a_note(root: Path) -> None:
     (root / "x").write_text("é" * 100_000 + "\nnext\n")
     outcome = await ask(root, "x")
     assert outcome.data["truncated"]
@@ -108,23 +108,23 @@ LINES = st.lists(st.text('ab"\\\n\té\x00', max_size=30), max_size=20).map("\n".
 
 
 @given(LINES, st.integers(12, 200), st.integers(1, 5))
-def test_the_parts_make_up_the_file(text: str, room: int, limit: int) -> None:
+def test_the_parts_join_to_the_file(text: str, room: int, limit: int) -> None:
     data = text.encode()
     total = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    offset, pieces, whole = 1, "", True
+    offset, pieces, is_complete = 1, "", True
     while offset <= total:
         part = cut(data, offset, limit, room)
         assert 1 <= part.lines <= limit
         assert len(msgspec.json.encode(part.text)) - 2 <= room
-        whole = whole and not part.line_cut
+        is_complete = is_complete and not part.line_cut
         pieces += part.text
         offset += part.lines
     assert offset == total + 1
-    assert pieces == text or not whole
+    assert pieces == text or not is_complete
 
 
 @pytest.mark.parametrize("data", [b"a\0b", b"\xff\xfea\0", b"\x89PNG\r\n\x1a\n", b"a\xc3", b"\xed\xa0\x80"])
-async def test_what_is_no_text_says_so(root: Path, data: bytes) -> None:
+async def test_a_binary_file_is_refused(root: Path, data: bytes) -> None:
     (root / "x").write_bytes(data)
     outcome = await ask(root, "x")
     assert outcome.error_type == "parse_error"
@@ -150,7 +150,7 @@ async def test_a_file_of_the_largest_size_is_read(root: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs /proc")
-async def test_a_file_that_does_not_tell_its_size_is_read() -> None:
+async def test_a_file_that_reports_no_size_is_read() -> None:
     data = (await ask(Path("/proc"), "version")).data
     assert data["text"].startswith("Linux")
 
@@ -219,22 +219,22 @@ async def test_a_file_that_grows_while_it_is_read_is_refused(
 
 async def test_a_cancelled_call_ends_its_work(root: Path) -> None:
     files = Files(Roots([root]))
-    begun, told = threading.Event(), asyncio.Queue[bool]()
+    started, flags = threading.Event(), asyncio.Queue[bool]()
     loop = asyncio.get_running_loop()
 
     def work(stop: CancelFlag) -> ToolOutcome:
-        begun.set()
-        loop.call_soon_threadsafe(told.put_nowait, stop.wait(5))
+        started.set()
+        loop.call_soon_threadsafe(flags.put_nowait, stop.wait(5))
         stop.check()
         return succeeded(None)
 
     call = asyncio.create_task(files.run(work))
-    await asyncio.to_thread(begun.wait, 5)
+    await asyncio.to_thread(started.wait, 5)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     async with asyncio.timeout(10):
-        assert await told.get()
+        assert await flags.get()
 
 
 async def test_work_that_hangs_holds_a_few_threads_and_not_the_loops(root: Path) -> None:

@@ -31,7 +31,7 @@ async def search(root: Path, query: str, **arguments: Any) -> ToolOutcome:
     return await SearchFiles(Files(Roots([root]))).run({"query": query, **arguments}, CONTEXT)
 
 
-def found(outcome: ToolOutcome) -> list[tuple[str, int]]:
+def matches(outcome: ToolOutcome) -> list[tuple[str, int]]:
     assert outcome.success, outcome.error_message
     return [(match["path"], match["line"]) for match in outcome.data["matches"]]
 
@@ -46,7 +46,7 @@ async def test_lines_are_found_in_any_case_with_path_and_number(root: Path) -> N
         "files_searched": 2,
         "complete": True,
     }
-    assert found(await search(root, "Heron", case_sensitive=True)) == [("src/main.py", 2)]
+    assert matches(await search(root, "Heron", case_sensitive=True)) == [("src/main.py", 2)]
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ async def test_lines_are_found_in_any_case_with_path_and_number(root: Path) -> N
     ],
 )
 async def test_the_search_is_narrowed(root: Path, arguments: dict[str, Any], expected: list[str]) -> None:
-    assert [path for path, _ in found(await search(root, "heron", **arguments))] == expected
+    assert [path for path, _ in matches(await search(root, "heron", **arguments))] == expected
 
 
 async def test_a_pattern_is_searched_by_line(root: Path) -> None:
-    assert found(await search(root, r"^def \w+\(", regex=True)) == [("src/main.py", 1)]
-    assert found(await search(root, r"^DEF", regex=True)) == [("src/main.py", 1)]
-    assert found(await search(root, r"^DEF", regex=True, case_sensitive=True)) == []
-    assert found(await search(root, r"^def \w+\(")) == []
+    assert matches(await search(root, r"^def \w+\(", regex=True)) == [("src/main.py", 1)]
+    assert matches(await search(root, r"^DEF", regex=True)) == [("src/main.py", 1)]
+    assert matches(await search(root, r"^DEF", regex=True, case_sensitive=True)) == []
+    assert matches(await search(root, r"^def \w+\(")) == []
 
 
 @pytest.mark.parametrize("query", ["(", r"(a)\1", "(?=a)", "(?:ab){60000}c"])
-async def test_a_pattern_that_is_none_or_is_not_linear_is_refused(root: Path, query: str) -> None:
+async def test_an_invalid_or_nonlinear_pattern_is_refused(root: Path, query: str) -> None:
     outcome = await search(root, query, regex=True)
     assert outcome.error_type == "validation_failed"
     assert "\n" not in (outcome.error_message or "")
@@ -84,15 +84,15 @@ def test_no_pattern_holds_the_interpreter(pattern: str) -> None:
     assert least_cpu_s(lambda: find(line), 0.05) < 0.05
 
 
-async def test_what_gitignore_names_and_git_itself_are_not_searched(root: Path) -> None:
+async def test_ignored_files_and_git_itself_are_not_searched(root: Path) -> None:
     (root / ".gitignore").write_text("build/\n*.log\n!keep.log\n")
     for path in ("build/a", ".git/a", "a.log", "keep.log"):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text("needle")
-    assert found(await search(root, "needle")) == [("keep.log", 1)]
+    assert matches(await search(root, "needle")) == [("keep.log", 1)]
 
 
-async def test_nothing_secret_binary_large_or_linked_is_searched(root: Path) -> None:
+async def test_secret_binary_large_and_linked_files_are_not_searched(root: Path) -> None:
     (root / ".env").write_text("needle")
     (root / "binary").write_bytes(b"needle\0")
     (root / "large").write_bytes(b"needle" + b" " * MAX_FILE_BYTES)
@@ -102,17 +102,17 @@ async def test_nothing_secret_binary_large_or_linked_is_searched(root: Path) -> 
     (root / "link").symlink_to(outside)
     os.link(outside / "x", root / "second")
     outcome = await search(root, "needle")
-    assert found(outcome) == []
+    assert matches(outcome) == []
     assert outcome.metadata.notes == (
         "Not searched: 1 files that may hold secrets.",
         "Not searched: 1 files that are too large.",
         "Not searched: 1 files that cannot be read.",
     )
-    assert found(await search(root, "needle", path=".env")) == []
+    assert matches(await search(root, "needle", path=".env")) == []
     assert (await search(root, "needle", path="link")).error_type == "permission_denied"
 
 
-async def test_long_lines_are_cut_around_what_was_found(root: Path) -> None:
+async def test_long_lines_are_cut_around_the_match(root: Path) -> None:
     (root / "long").write_text("x" * 1000 + "needle" + "y" * 1000)
     text = (await search(root, "needle")).data["matches"][0]["text"]
     assert text == f"…{'x' * 60}needle{'y' * 134}…"

@@ -15,7 +15,7 @@ from conductor.tools.builtin.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, 
 from tests.stand_ins.searxng import searxng
 from tests.tools.web_site import site
 
-HERE = (ipaddress.ip_network("127.0.0.0/8"),)
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 CONTEXT = CallContext("s", "c")
 PAGE = f"""<html><head><title>Herons</title><script>alert("gotcha")</script></head><body>
 <nav><a href="/">Home</a> <a href="/shop">Shop</a></nav>
@@ -24,13 +24,13 @@ PAGE = f"""<html><head><title>Herons</title><script>alert("gotcha")</script></he
 
 
 async def fetch(url: str, **more: Any) -> ToolOutcome:
-    return await WebFetch(HERE).run({"url": url, **more}, CONTEXT)
+    return await WebFetch(LOOPBACK).run({"url": url, **more}, CONTEXT)
 
 
-async def test_a_page_is_read_without_what_surrounds_its_text() -> None:
-    async with site(lambda request: web.Response(text=PAGE, content_type="text/html")) as here:
-        data = (await fetch(here.url("/herons"))).data
-    assert data["title"] == "Herons" and data["url"] == here.url("/herons")
+async def test_a_page_is_read_without_menus_and_footers() -> None:
+    async with site(lambda request: web.Response(text=PAGE, content_type="text/html")) as server:
+        data = (await fetch(server.url("/herons"))).data
+    assert data["title"] == "Herons" and data["url"] == server.url("/herons")
     assert "Herons stand still" in data["text"]
     assert "gotcha" not in data["text"] and "Shop" not in data["text"]
     assert data["truncated"] is False
@@ -38,61 +38,61 @@ async def test_a_page_is_read_without_what_surrounds_its_text() -> None:
 
 async def test_a_long_text_comes_in_parts() -> None:
     text = "".join(f"{number} " for number in range(5_000))
-    async with site(lambda request: web.Response(text=text)) as here:
-        part = (await fetch(here.url())).data
+    async with site(lambda request: web.Response(text=text)) as server:
+        part = (await fetch(server.url())).data
         read = str(part["text"])
         assert part["next_offset"] == MAX_TEXT_CHARS
         while "next_offset" in part:
-            part = (await fetch(here.url(), offset=part["next_offset"])).data
+            part = (await fetch(server.url(), offset=part["next_offset"])).data
             read += part["text"]
     assert read == text
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "words"),
     [
         (web.Response(status=404, text="gone"), "status 404"),
         (web.Response(body=b"\x89PNG", content_type="image/png"), "not text but image/png"),
     ],
 )
-async def test_what_is_no_page_is_said(answer: web.Response, says: str) -> None:
-    async with site(lambda request: answer) as here:
-        outcome = await fetch(here.url())
-    assert not outcome.success and says in (outcome.error_message or "")
+async def test_a_page_that_is_not_text_is_refused(answer: web.Response, words: str) -> None:
+    async with site(lambda request: answer) as server:
+        outcome = await fetch(server.url())
+    assert not outcome.success and words in (outcome.error_message or "")
 
 
-async def test_a_page_at_home_is_not_read() -> None:
-    async with site() as here:
-        outcome = await WebFetch().run({"url": here.url()}, CONTEXT)
-        assert "not public" in (outcome.error_message or "") and here.asked == []
+async def test_a_private_address_is_refused() -> None:
+    async with site() as server:
+        outcome = await WebFetch().run({"url": server.url()}, CONTEXT)
+        assert "not public" in (outcome.error_message or "") and server.asked == []
 
 
-async def test_of_a_page_with_very_many_parts_all_text_is_read() -> None:
+async def test_a_page_with_very_many_elements_is_read_as_plain_text() -> None:
     page = PAGE.replace("<footer>", "<p>more</p>" * MAX_ELEMENTS + "<footer>")
-    async with site(lambda request: web.Response(text=page, content_type="text/html")) as here:
-        data = (await fetch(here.url())).data
+    async with site(lambda request: web.Response(text=page, content_type="text/html")) as server:
+        data = (await fetch(server.url())).data
     assert data["title"] == "Herons" and data["text"].startswith("Home Shop Herons Herons stand")
     assert "gotcha" not in data["text"]
 
 
 @pytest.mark.parametrize("html", ["", "<", "<html>" * 2_000, "\x00\x01", "<p>" * 20_000])
-async def test_a_broken_page_is_empty_and_no_error(html: str) -> None:
-    async with site(lambda request: web.Response(text=html, content_type="text/html")) as here:
-        outcome = await fetch(here.url())
+async def test_a_broken_page_is_not_an_error(html: str) -> None:
+    async with site(lambda request: web.Response(text=html, content_type="text/html")) as server:
+        outcome = await fetch(server.url())
     assert outcome.success and len(outcome.data["text"]) < 10_000
 
 
 async def test_a_search_gives_numbered_results() -> None:
-    async with site(searxng()) as here:
-        outcome = await WebSearch(here.url("/")).run({"query": "grey herons & co"}, CONTEXT)
-        assert here.asked[0][1] == "/search?q=grey+herons+%26+co&format=json"
+    async with site(searxng()) as server:
+        outcome = await WebSearch(server.url("/")).run({"query": "grey herons & co"}, CONTEXT)
+        assert server.asked[0][1] == "/search?q=grey+herons+%26+co&format=json"
     results = outcome.data["results"]
-    assert [one["number"] for one in results] == list(range(1, 9))
+    assert [result["number"] for result in results] == list(range(1, 9))
     assert results[0]["url"] == "https://e.example/0" and len(results[0]["text"]) == 400
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "words"),
     [
         (web.Response(status=403), "add json to its search.formats"),
         (web.Response(status=500), "no readable results"),
@@ -101,10 +101,10 @@ async def test_a_search_gives_numbered_results() -> None:
         (web.json_response(["x"]), "no readable results"),
     ],
 )
-async def test_a_search_that_fails_says_why(answer: web.Response, says: str) -> None:
-    async with site(lambda request: answer) as here:
-        outcome = await WebSearch(here.url("/")).run({"query": "x"}, CONTEXT)
-    assert outcome.error_type == "io_error" and says in (outcome.error_message or "")
+async def test_a_failed_search_reports_the_reason(answer: web.Response, words: str) -> None:
+    async with site(lambda request: answer) as server:
+        outcome = await WebSearch(server.url("/")).run({"query": "x"}, CONTEXT)
+    assert outcome.error_type == "io_error" and words in (outcome.error_message or "")
 
 
 def test_an_unknown_search_engine_is_a_mistake_in_the_settings() -> None:

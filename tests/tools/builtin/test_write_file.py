@@ -1,4 +1,4 @@
-"""``write_file``: all of the new text or the old one, the same mode, and nothing elsewhere."""
+"""``write_file``: the complete new text or the old one, and the same mode."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def preview(root: Path, path: str, content: str = "new\n") -> str:
     return await WriteFile(Files(Roots([root]))).preview({"path": path, "content": content})
 
 
-def everything(folder: Path) -> list[str]:
-    return sorted(str(found.relative_to(folder)) for found in folder.rglob("*"))
+def paths_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755, 0o664])
@@ -49,7 +49,7 @@ async def test_a_file_is_replaced_and_keeps_its_mode(root: Path, mode: int) -> N
     assert outcome.data == {"path": "a/old.md", "size_bytes": 3, "replaced": True}
     assert (root / "a" / "old.md").read_bytes() == b"\xc3\xa9\n"
     assert stat.S_IMODE((root / "a" / "old.md").stat().st_mode) == mode
-    assert everything(root) == ["a", "a/old.md"]
+    assert paths_in(root) == ["a", "a/old.md"]
 
 
 async def test_a_file_that_is_missing_is_created(root: Path) -> None:
@@ -59,39 +59,39 @@ async def test_a_file_that_is_missing_is_created(root: Path) -> None:
     assert (await write(root, "b/new.md", parents=True)).data["created_folders"] == 1
 
 
-async def test_of_several_folders_the_one_that_has_the_file_is_meant(root: Path) -> None:
-    other = root.parent / "other"
-    other.mkdir()
-    tool = WriteFile(Files(Roots([other, root])))
+async def test_the_root_with_the_file_is_used(root: Path) -> None:
+    empty = root.parent / "other"
+    empty.mkdir()
+    tool = WriteFile(Files(Roots([empty, root])))
     (root / "x").write_text("old")
     assert (await tool.run({"path": "x", "content": "new"}, CONTEXT)).data["path"] == "root/x"
-    assert everything(other) == [] and (root / "x").read_text() == "new"
+    assert paths_in(empty) == [] and (root / "x").read_text() == "new"
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "folder", "read-only"])
-async def test_what_is_no_plain_file_is_left_as_it_is(root: Path, kind: str) -> None:
-    there, target = root / "there", root.parent / "target"
+async def test_a_path_that_is_not_a_plain_file_is_not_changed(root: Path, kind: str) -> None:
+    existing, target = root / "there", root.parent / "target"
     target.write_text("before")
     match kind:
         case "link":
-            there.symlink_to(target)
+            existing.symlink_to(target)
         case "dangling":
-            there.symlink_to(root.parent / "missing")
+            existing.symlink_to(root.parent / "missing")
         case "hard link":
-            os.link(target, there)
+            os.link(target, existing)
         case "pipe":
-            os.mkfifo(there)
+            os.mkfifo(existing)
         case "folder":
-            there.mkdir()
+            existing.mkdir()
         case _:
-            there.write_text("before")
-            there.chmod(0o444)
-    before = there.lstat()
+            existing.write_text("before")
+            existing.chmod(0o444)
+    before = existing.lstat()
     outcome = await write(root, "there")
     assert not outcome.success and outcome.error_type != "internal_error"
-    assert there.lstat() == before
+    assert existing.lstat() == before
     assert target.read_text() == "before" and not (root.parent / "missing").exists()
-    assert not [name for name in everything(root) if name.endswith(".tmp")]
+    assert not [name for name in paths_in(root) if name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "rename", "cancel"])
@@ -113,7 +113,7 @@ def test_a_write_that_fails_leaves_the_old_file(
             replace_file(folder, "old.md", b"new", stop)
     finally:
         os.close(folder)
-    assert everything(root) == ["a", "a/old.md"]
+    assert paths_in(root) == ["a", "a/old.md"]
     assert (root / "a" / "old.md").read_text() == "one\ntwo\nthree\n"
 
 
@@ -137,7 +137,7 @@ async def test_a_preview_is_bounded(root: Path) -> None:
     assert "the limit is" in await preview(root, "a/old.md")
 
 
-async def test_a_preview_shows_nothing_secret_and_nothing_elsewhere(root: Path) -> None:
+async def test_a_preview_shows_no_secret_and_no_file_outside(root: Path) -> None:
     (root / ".env").write_text("PASSWORD=heron\n")
     text = await preview(root, ".env")
     assert "heron" not in text and text.endswith("it may hold environment secrets.")
