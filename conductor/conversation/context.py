@@ -197,7 +197,7 @@ class TurnContext:
         """Count the tokens and the cost of a reply."""
         self.history.learn(request, finished.usage)
         profile = finished.profile or self.provider.name
-        self._model_metrics.used(profile, finished.usage, finished.cost)
+        self._model_metrics.count(profile, finished.usage, finished.cost)
 
     def count_warming(self, finished: Finished) -> None:
         """Count the tokens and the cost of a request that only filled the prompt cache."""

@@ -24,20 +24,19 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 _PATH = "/v1/messages"
-# Of a prompt and its tools; more than there are, so that a prompt is rather taken for too short.
+# An upper estimate: a prompt near the least length is not cached in vain.
 _BYTES_PER_TOKEN = 5
-# As the official SDK sends it; a test compares them.
+# The official SDK's; a test compares them.
 _VERSION = "2026-10-21"
-# What `thinking.block_binding` needs; only with it, since gateways refuse a beta that they do not know.
+# For `thinking.block_binding` only: gateways refuse an unknown beta.
 _BINDING = {"anthropic-beta": "thinking-binding-controls-2026-08-01"}
 
 
 class AnthropicProvider:
     """Anthropic's Messages API, streaming.
 
-    ``max_tokens`` is the limit for spoken answers; with tools offered it is raised
-    (`rendering.limit_of`). Without ``thinking`` and ``effort`` the model thinks as little as it allows.
-    ``options`` are those of `ReplyStreamer`.
+    ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). Without
+    ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `ReplyStreamer`.
     """
 
     name = PROVIDER
@@ -61,11 +60,11 @@ class AnthropicProvider:
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
     async def start(self) -> None:
-        """Load the HTTP client, so that the first request need not wait."""
+        """Load the HTTP client before the first request."""
         await self._streamer.start()
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
+        """Stream the reply (`base.ModelProvider`)."""
         return self._streamer.stream(
             _PATH,
             self._post(request),
@@ -74,7 +73,7 @@ class AnthropicProvider:
         )
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have a prompt cached (`conductor.models.base.CacheWarmer`), once in the cache's lifetime."""
+        """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
         body = encode(self._warming_of(request, names_of(request)))
         least = family_of(self._model).cached_tokens
         now = asyncio.get_running_loop().time()
@@ -82,7 +81,7 @@ class AnthropicProvider:
         key = hashlib.sha256(body).digest()
         if least is None or len(body) / _BYTES_PER_TOKEN < least or key in self._cached_until:
             return None
-        # At once, since many sessions may start together.
+        # Before the request: many sessions may start together.
         self._cached_until[key] = now + CACHE_S
         try:
             async with aclosing(self._streamer.stream(_PATH, Post(body, WarmingDecoder), request)) as events:
@@ -109,16 +108,15 @@ class AnthropicProvider:
 
 def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider:
     """Make the provider of a profile. Raises `SettingsError` without a key, or for a wrong address."""
-    if profile.api_key is None:
+    if profile.key is None:
         raise SettingsError(
-            f"{profile.label('api_key')} is not set; the anthropic provider needs it (the demo needs none)."
+            f"{profile.label('api_key')} is not set; the anthropic provider needs it (the demo needs no key)."
         )
     if profile.base_url is not None and urlsplit(profile.base_url).path.rstrip("/").endswith("/v1"):
-        raise SettingsError(f"{profile.label('base_url')} must not end in /v1: that is added.")
+        raise SettingsError(f"{profile.label('base_url')} must not end in /v1, which is added.")
     model = profile.model or settings.anthropic_model
-    key = profile.api_key.get_secret_value()
     return AnthropicProvider(
-        key,
+        profile.key,
         model,
         profile.max_tokens,
         profile.base_url,

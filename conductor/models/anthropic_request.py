@@ -13,7 +13,7 @@ from conductor.messages import AssistantMessage, Message, Note, ToolResult, User
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.families import Effort, Thinking, claude_reasoning
 from conductor.models.reasoning import (
-    CallPlace,
+    CallSlot,
     Reasoning,
     ReplyBlock,
     Words,
@@ -23,8 +23,6 @@ from conductor.models.reasoning import (
 )
 from conductor.models.rendering import (
     BEGINNING,
-    NO_RESULT,
-    NO_WORDS,
     Json,
     arguments_of,
     limit_of,
@@ -32,22 +30,23 @@ from conductor.models.rendering import (
     object_schema,
     running_turn,
     unicode_of,
+    user_text,
 )
 from conductor.models.tool_names import ToolNameMap
 
 PROVIDER = "anthropic"
 _CACHE: Json = {"type": "ephemeral"}
-# What stands for a person's next words.
+# In the place of a person's next words.
 _PLACEHOLDER = "..."
 
 
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
     rendered = [_tool(tool, names) for tool in tools]
-    # Rule 6 of models, "Anthropic": tools stay in the request while the history holds their calls.
+    # The service refuses a tool_use in the history without a definition of its tool.
     rendered += [_former_tool(name, names) for name in names.besides({tool.name for tool in tools})]
     if rendered:
-        # A cache mark covers all before it, so one at the end stands for all tools.
+        # A cache mark covers all before it.
         rendered[-1]["cache_control"] = _CACHE
     return rendered
 
@@ -65,8 +64,8 @@ def body_of(
 ) -> Json:
     """Render a streaming request; ``max_tokens`` is raised if it may call tools (`rendering.limit_of`).
 
-    Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``provider`` is the one whose
-    reasoning goes back, as `conductor.models.reasoning` says; none does without ``reasoning``.
+    Without ``thinking`` and ``effort`` the model thinks as little as it allows. With ``reasoning``, that of
+    ``provider`` goes back (`conductor.models.reasoning`).
     """
     head, messages = _render(request, names, model, provider, reasoning=reasoning)
     body: Json = {**head, "max_tokens": limit_of(request, max_tokens), "stream": True, "messages": messages}
@@ -78,19 +77,17 @@ def body_of(
     if request.stop:
         body["stop_sequences"] = list(request.stop)
     if "tools" in head and not may_call(request):
-        # Leaving the tools out instead would be refused with a history of calls, and would lose the
-        # cached prefix.
+        # Without its tools a history of calls is refused, and the cached prefix is lost.
         body["tool_choice"] = {"type": "none"}
     if any(isinstance(block, dict) for message in messages for block in message.content):
         setting = body.setdefault("thinking", {"type": "adaptive"})
-        # The other types take no such field.
         if setting["type"] in ("adaptive", "enabled"):
             setting["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
-    # The service looks back a limited number of blocks for a cached prefix. With the message before the last
-    # marked as well, the next request finds this one, however many blocks it adds.
+    # The service looks back a limited number of blocks for a cached prefix. With the last message but one
+    # marked too, the next request finds this one, however many blocks it adds.
     users = [message for message in messages if message.role == "user"]
     starts = [message for message in users if not isinstance(message.content[0], _Result)]
-    # At its start a turn sends the one before without its thinking: what is cached ends where that one began.
+    # A new turn sends the last one without its thinking, so the cache ends where that turn began.
     for message in (starts if starts[-1] is users[-1] else users)[-2:]:
         message.content[-1].cache_control = _CACHE
     return body
@@ -104,10 +101,10 @@ def warming_of(
     thinking: Thinking | None = None,
     effort: Effort | None = None,
 ) -> Json:
-    """Render a request that has the service cache all of ``request``, and write nothing."""
-    asked = replace(request, messages=[*request.messages, UserMessage(_PLACEHOLDER)])
-    body = body_of(asked, names, model=model, max_tokens=0, thinking=thinking, effort=effort)
-    # Such a request cannot be a stream, and the next one has other words in the placeholder's place.
+    """Render a request that only has the service cache ``request``."""
+    extended = replace(request, messages=[*request.messages, UserMessage(_PLACEHOLDER)])
+    body = body_of(extended, names, model=model, max_tokens=0, thinking=thinking, effort=effort)
+    # The service refuses a stream here. The next request has other words in the placeholder's place.
     del body["stream"]
     body["messages"][-1].content[-1].cache_control = None
     return body
@@ -152,7 +149,6 @@ def _tool(tool: ToolDefinition, names: ToolNameMap) -> Json:
 
 
 def _former_tool(name: str, names: ToolNameMap) -> Json:
-    # The service wants a definition of each tool that a tool_use names.
     return {
         "name": names.to_service(name),
         "description": "No longer available. Do not call it.",
@@ -175,7 +171,7 @@ def _render(
 def _messages(
     history: Sequence[Message], names: ToolNameMap, provider: str, head: Json, first: int
 ) -> list[_Message]:
-    # ``first`` is the position of the first reply whose thinking may go back.
+    # ``first`` is the index of the first reply whose thinking may go back.
     messages: list[_Message] = []
     results: list[_Result] = []
     texts: list[_Text] = []
@@ -198,8 +194,7 @@ def _messages(
         if prefix is not None and prefix != digest({**head, "messages": messages}):
             return _messages(history, names, provider, head, index + 1)
         blocks = _assistant(item, received, names, ids)
-        # Roles alternate: two replies in a row, such as one that a barge-in cut, are one message to the
-        # service.
+        # Roles alternate: two replies in a row, such as after a barge-in, are one message.
         if messages[-1].role == "assistant":
             messages[-1].content += blocks
         else:
@@ -213,12 +208,9 @@ def _add_user(
 ) -> None:
     # The service wants all results before any text.
     if isinstance(item, ToolResult):
-        content = unicode_of(item.content) if item.content.strip() else NO_RESULT
-        results.append(_Result(ids[item.call_id], content, item.is_error))
-    elif isinstance(item, UserMessage):
-        texts.append(_Text(unicode_of(item.text) if item.text.strip() else NO_WORDS))
+        results.append(_Result(ids[item.call_id], user_text(item), item.is_error))
     else:
-        texts.append(_Text(f"[{unicode_of(item.text)}]"))
+        texts.append(_Text(user_text(item)))
 
 
 def _assistant(
@@ -230,7 +222,7 @@ def _assistant(
         match block:
             case Words(text) if text.strip():
                 blocks.append(_Text(unicode_of(text)))
-            case CallPlace():
+            case CallSlot():
                 call = next(calls)
                 raw = msgspec.Raw(arguments_of(call))
                 blocks.append(_Use(service_id(block, call, ids), names.to_service(call.name), raw))

@@ -10,7 +10,7 @@ import msgspec
 from conductor.messages import ToolCall
 from conductor.models.base import Finished, ModelEvent, StopReason, TextDelta, Usage, token_count
 from conductor.models.failures import cut_off, failure, from_event, problem_of
-from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.tool_names import ToolNameMap
 
@@ -35,7 +35,7 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Usage(msgspec.Struct, gc=False):
-    # Whatever stands for a number: one that is none does not spoil the reply.
+    # Any type: an invalid figure is counted as 0.
     input_tokens: Any = None
     output_tokens: Any = None
     cache_read_input_tokens: Any = None
@@ -47,7 +47,7 @@ class _Message(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    # One shape for all events: a type that is not known matches nothing and is ignored.
+    # One shape for all events; unknown types are ignored.
     type: str = ""
     index: int = -1
     delta: _Delta | None = None
@@ -63,8 +63,8 @@ _decode = msgspec.json.Decoder(_Event).decode
 class ReplyDecoder:
     """Turns the bytes of one streamed reply into model events; pure.
 
-    ``finished`` is true after `Finished`. Text that arrives together becomes one `TextDelta`.
-    ``prefix`` gives the request's digest, kept with the reply's thinking (`conductor.models.reasoning`).
+    Text that arrives together becomes one `TextDelta`. ``prefix`` gives the request's digest, which is kept
+    with the reply's thinking (`conductor.models.reasoning`).
     """
 
     def __init__(self, names: ToolNameMap, prefix: Callable[[], str]) -> None:
@@ -78,28 +78,25 @@ class ReplyDecoder:
         self.finished = False
 
     def feed(self, chunk: bytes) -> list[ModelEvent]:
-        """Decode the next bytes.
-
-        Raises `ModelError`: ``protocol`` for invalid events, and the kind that an ``error`` event names.
-        """
+        """Decode the next bytes. Raises `ModelError`: ``undecodable``, or that of an ``error`` event."""
         events: list[ModelEvent] = []
         text: list[str] = []
         try:
             for item in self._sse.feed(chunk):
                 event = _decode(item.data)
-                # Nearly all events are these, so they skip the dispatch below.
+                # Nearly all events are text, so they skip the dispatch.
                 delta = event.delta
                 if delta is not None and delta.type == "text_delta":
                     text.append(delta.text)
                     self._part(event.index).append(delta.text)
                     continue
-                found = self._take(event)
-                if found is not None:
-                    _say(text, events)
-                    events.append(found)
+                result = self._take(event)
+                if result is not None:
+                    _add_text(text, events)
+                    events.append(result)
         except (msgspec.DecodeError, UnicodeDecodeError, SSEError):
             raise failure("undecodable") from None
-        _say(text, events)
+        _add_text(text, events)
         return events
 
     def end(self) -> list[ModelEvent]:
@@ -113,7 +110,7 @@ class ReplyDecoder:
             case "content_block_start" if event.content_block is not None:
                 return self._begin(event.index, event.content_block)
             case "content_block_stop":
-                # A call leaves only here, where its arguments are complete (rule 7 of models, "Anthropic").
+                # Only here are the arguments of a call complete.
                 return self._end_block(event.index)
             case "message_start" if event.message is not None:
                 self._count(event.message.usage)
@@ -128,7 +125,6 @@ class ReplyDecoder:
         return None
 
     def _begin(self, index: int, block: dict[str, Any]) -> ModelEvent | None:
-        # Blocks are numbered, since their deltas may alternate.
         self._blocks[index] = (block, [])
         words = str(block.get("text", ""))
         self._blocks[index][1].extend([words] if words else ())
@@ -158,9 +154,9 @@ class ReplyDecoder:
                 # Without deltas the whole input is in the start event, usually `{}`.
                 raw = "".join(parts) or msgspec.json.encode(block.get("input", {})).decode()
                 call_id = str(block.get("id", ""))
-                self._received.append(CallPlace(call_id))
+                self._received.append(CallSlot(call_id))
                 return ToolCall(call_id, self._names.to_tool(str(block.get("name", ""))), raw)
-            # Sent back unchanged with the results of its calls: the service checks the signature.
+            # Goes back unchanged: the service checks the signature.
             case "thinking":
                 thinking = str(block.get("thinking") or "") + "".join(parts)
                 self._received.append(Reasoning({**block, "thinking": thinking}))
@@ -169,30 +165,28 @@ class ReplyDecoder:
         return None
 
     def _count(self, usage: _Usage | None) -> None:
-        # Later figures are totals so far, not increments.
+        # Figures are totals, not increments.
         if usage is not None:
-            given = {
-                name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None
-            }
-            self._usage = msgspec.structs.replace(self._usage, **given)
+            figures = msgspec.structs.asdict(usage).items()
+            values = {name: value for name, value in figures if value is not None}
+            self._usage = msgspec.structs.replace(self._usage, **values)
 
     def _finish(self) -> Finished:
-        # The stream ended in order, but its last message_delta was lost: the reply may be cut.
+        # The last message_delta was lost, so the reply may be cut.
         if self._stop is None:
             raise failure("connection")
-        # A call whose block has not ended has only part of its arguments: it must not run.
-        if self._stop == "tool_use" and any(
-            block.get("type") == "tool_use" for block, _ in self._blocks.values()
-        ):
+        # A call whose block has not ended must not run: its arguments are incomplete.
+        open_blocks = (block for block, _ in self._blocks.values())
+        if self._stop == "tool_use" and any(block.get("type") == "tool_use" for block in open_blocks):
             raise failure("protocol")
         self.finished = True
-        usage = _usage_of(self._usage)
-        # With an unknown stop reason no calls are run.
-        return Finished(_STOPS.get(self._stop, "end_turn"), usage, opaque_of(self._received, self._prefix))
+        # With an unknown stop reason no call runs.
+        stop = _STOPS.get(self._stop, "end_turn")
+        return Finished(stop, _usage_of(self._usage), opaque_of(self._received, self._prefix))
 
 
 class WarmingDecoder:
-    """Reads the answer to a request that only fills the prompt cache: a whole message, without content."""
+    """Reads the answer to a request that only fills the prompt cache: one message without content."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -204,25 +198,25 @@ class WarmingDecoder:
         return []
 
     def end(self) -> list[ModelEvent]:
-        """Give what it used. Raises `ModelError`."""
+        """Give the usage. Raises `ModelError`."""
         try:
-            used = msgspec.json.decode(self._data, type=_Message).usage
+            usage = msgspec.json.decode(self._data, type=_Message).usage
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise failure("protocol") from None
         self.finished = True
-        return [Finished("max_tokens", _usage_of(used or _Usage()))]
+        return [Finished("max_tokens", _usage_of(usage or _Usage()))]
 
 
-def _usage_of(used: _Usage) -> Usage:
+def _usage_of(usage: _Usage) -> Usage:
     return Usage(
-        input_tokens=token_count(used.input_tokens),
-        output_tokens=token_count(used.output_tokens),
-        cache_read_tokens=token_count(used.cache_read_input_tokens),
-        cache_write_tokens=token_count(used.cache_creation_input_tokens),
+        token_count(usage.input_tokens),
+        token_count(usage.output_tokens),
+        token_count(usage.cache_read_input_tokens),
+        token_count(usage.cache_creation_input_tokens),
     )
 
 
-def _say(text: list[str], events: list[ModelEvent]) -> None:
+def _add_text(text: list[str], events: list[ModelEvent]) -> None:
     words = "".join(text)
     text.clear()
     if words:

@@ -15,9 +15,9 @@ StopReason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolDefinition:
-    """A tool as a model sees it. ``name`` is the tool's dotted name; a provider maps it to an accepted one.
+    """A tool as a model sees it. ``name`` is dotted; a provider maps it to an accepted name.
 
-    Definitions compare by identity, so that a cache can use them as keys.
+    Definitions compare by identity, so a cache can use them as keys.
     """
 
     name: str
@@ -27,15 +27,15 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One call of the model.
+    """One request to a model.
 
     ``messages`` is a valid history (`conductor.conversation.history`) that ends with a user's message, a note
-    or tool results. ``tool_choice`` "none" forbids calls, but leaves the tools in the request. ``silence_s``
-    bounds the time without a byte from the service; ``deadline_s`` is what is left of the turn, which bounds
-    retries; without ``may_retry`` there are none. ``max_tokens`` replaces the provider's limit. The reply
-    ends before the first of the texts ``stop``, at services that know such. ``profile`` is the model that the
-    session chose, ``avoid`` one whose reply to this request broke off; only the router reads them. Requests
-    with the same ``cache_key`` begin alike, which helps some services to find what they cached.
+    or tool results. ``tool_choice`` "none" forbids calls but keeps the tools in the request. ``silence_s``
+    bounds the time without a byte from the service, ``deadline_s`` all retries; without ``may_retry`` there
+    are no retries. ``max_tokens`` replaces the provider's limit. The reply ends before the first of the
+    texts ``stop``, if the service supports them. Only the router reads ``profile``, the session's choice, and
+    ``avoid``, a profile whose reply to this request broke off. Requests with the same ``cache_key`` begin
+    alike, which helps some services find their cached prefix.
     """
 
     system: str
@@ -54,10 +54,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens used by one call of the model, as reported by the service.
-
-    ``input_tokens`` are those neither read from nor written to a cache.
-    """
+    """Tokens of one reply, as reported by the service; ``input_tokens`` are without the cached tokens."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -74,12 +71,12 @@ class Usage:
 
     @property
     def read_tokens(self) -> int:
-        """All tokens that the model has read."""
+        """All tokens of the request."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
 def token_count(value: Any) -> int:
-    """Read a service's token count; 0 for what is none."""
+    """Read a service's token count; 0 for an invalid one."""
     return int(value) if isinstance(value, int | float) and 0 <= value < 2**53 else 0
 
 
@@ -92,10 +89,9 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The reply is complete. ``opaque`` is stored in the `AssistantMessage` and sent back with it.
+    """The end of a complete reply. ``opaque`` is stored in the `AssistantMessage` and sent back with it.
 
-    The router adds which ``profile``, ``provider`` and ``model`` replied, and the ``cost`` by the profile's
-    prices.
+    The router adds ``profile``, ``provider``, ``model``, and the ``cost`` by the profile's prices.
     """
 
     stop: StopReason
@@ -111,17 +107,17 @@ ModelEvent: TypeAlias = TextDelta | ToolCall | Finished
 
 
 CACHE_S = 300.0
-"""Seconds that a prompt cache holds what it was asked for last."""
+"""Seconds that a prompt cache keeps a prompt after its last use."""
 
 
 class ModelProvider(Protocol):
     """A model service.
 
     ``stream`` yields the reply as it arrives and ends with exactly one `Finished`. A `ToolCall` is yielded
-    when its block ends; its ``arguments`` are the raw text, which is complete JSON only if the stop reason is
-    ``tool_use``. Closing the iterator (``aclose``) stops the request at the service at once. Raises
-    `ModelError`; retries (429, 5xx, 529, connection, a malformed call) happen inside, only before the first
-    event. If a reply breaks off later, the turn repeats the request once.
+    when its block ends; its ``arguments`` are complete JSON only if the stop reason is ``tool_use``. Closing
+    the iterator (``aclose``) stops the request at the service at once. Raises `ModelError`. The provider
+    retries (429, 5xx, 529, connection, a malformed call) only before the first event; the turn repeats the
+    request once if a reply breaks off later.
     """
 
     name: str
@@ -131,7 +127,7 @@ class ModelProvider(Protocol):
         ...
 
     async def start(self) -> None:
-        """Prepare, so that the first request need not wait; optional."""
+        """Prepare for the first request; optional."""
         ...
 
     async def aclose(self) -> None:
@@ -141,18 +137,18 @@ class ModelProvider(Protocol):
 
 @runtime_checkable
 class CacheWarmer(Protocol):
-    """A `ModelProvider` whose service can be made to cache a prompt before there is a request for it."""
+    """A `ModelProvider` whose service can cache a prompt before the first request with it."""
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have the request's system prompt, tools and messages cached, and give what that used.
+        """Have the request's prompt, tools and messages cached; give the usage, None if it is of no use.
 
-        None if it is known to be of no use. Raises `ModelError`.
+        Raises `ModelError`.
         """
         ...
 
 
 async def warm(provider: ModelProvider, request: ModelRequest) -> Finished | None:
-    """Have a prompt cached as `CacheWarmer` says; None at services that cannot be made to."""
+    """Have a prompt cached (`CacheWarmer`); None if the provider cannot."""
     return await provider.warm(request) if isinstance(provider, CacheWarmer) else None
 
 
@@ -161,14 +157,14 @@ Sign: TypeAlias = Callable[[str, bytes], Awaitable[Mapping[str, str]]]
 
 
 class StreamDecoder(Protocol):
-    """Turns the bytes of one reply into model events. ``finished`` is true after `Finished`."""
+    """Turns the bytes of one reply into model events; ``finished`` is true after `Finished`."""
 
     finished: bool
 
     def feed(self, chunk: bytes) -> Iterable[ModelEvent]:
-        """Decode the next bytes; may give events before it raises. Raises `ModelError`."""
+        """Decode the next bytes; events before an error may be given. Raises `ModelError`."""
         ...
 
     def end(self) -> Iterable[ModelEvent]:
-        """Give the last events when the bytes have ended. Raises `ModelError` if the reply has not."""
+        """Give the last events after the last bytes. Raises `ModelError` if the reply is incomplete."""
         ...

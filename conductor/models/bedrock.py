@@ -1,7 +1,6 @@
 """The model provider for Amazon Bedrock's Converse API (the extra ``bedrock``).
 
-botocore finds the credentials, signs requests and parses the stream; requests are sent as those of all
-providers are, so that closing one stops it.
+botocore finds the credentials, signs requests and parses the stream. Requests are sent as by all providers.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _SERVICE = "bedrock"
 class BedrockProvider:
     """Bedrock's Converse API in one region, streaming.
 
-    ``api_key`` is a Bedrock API key; without one botocore looks for AWS credentials where all AWS tools do.
-    ``max_tokens`` is the limit for spoken answers; with tools offered it is raised (`rendering.limit_of`).
-    ``options`` are those of `ReplyStreamer`.
+    ``api_key`` is a Bedrock API key; without it botocore finds AWS credentials as all AWS tools do.
+    ``max_tokens`` limits spoken answers; with tools offered it is raised (`rendering.limit_of`). ``options``
+    are for `ReplyStreamer`.
     """
 
     name = "bedrock"
@@ -51,8 +50,7 @@ class BedrockProvider:
         **options: Any,
     ) -> None:
         self._model = model
-        self._thinking = thinking
-        self._effort = effort
+        self._reasoning: Any = {"thinking": thinking, "effort": effort}
         self._max_tokens = max_tokens
         self._habit = ThoughtHabit()
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
@@ -65,12 +63,12 @@ class BedrockProvider:
         )
 
     async def start(self) -> None:
-        """Load the HTTP client and botocore, so that the first request need not wait."""
+        """Load the HTTP client and botocore before the first request."""
         await asyncio.to_thread(_import_all)
         await self._streamer.start()
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
+        """Stream the reply (`base.ModelProvider`)."""
         without_reasoning = partial(self._post, request, reasoning=False)
         return self._streamer.stream(
             self._path, self._post(request), request, without_reasoning=without_reasoning
@@ -82,13 +80,7 @@ class BedrockProvider:
         names, model = names_of(request), self._model
         limit = request.max_tokens or self._max_tokens
         body = converse_body(
-            request,
-            names,
-            model=model,
-            max_tokens=limit,
-            thinking=self._thinking,
-            effort=self._effort,
-            reasoning=reasoning,
+            request, names, model=model, max_tokens=limit, reasoning=reasoning, **self._reasoning
         )
         prefix = partial(prefix_of, request, names, model=model, provider=PROVIDER, reasoning=reasoning)
         return Post(encode(body), partial(ConverseDecoder, names, prefix, self._habit))
@@ -107,7 +99,7 @@ class Signer:
 
     async def __call__(self, url: str, body: bytes) -> Mapping[str, str]:
         """Give the headers of a request. Raises `ModelError` without credentials."""
-        # In a thread: temporary credentials are fetched anew now and then.
+        # In a thread: temporary credentials are fetched again when they expire.
         return await asyncio.to_thread(self._headers, url, body)
 
     def _headers(self, url: str, body: bytes) -> Mapping[str, str]:
@@ -123,36 +115,34 @@ class Signer:
                 raise ModelError("authentication", "There are no AWS credentials for the model service.")
             signed = AWSRequest("POST", url, {"content-type": "application/json"}, body)
             SigV4Auth(self._credentials.get_frozen_credentials(), _SERVICE, self._region).add_auth(signed)
-        # A role that may not be assumed is a ClientError.
         except (BotoCoreError, ClientError):
             raise ModelError("authentication", "The AWS credentials could not be loaded.") from None
         return dict(signed.headers.items())
 
 
 def _import_all() -> None:
-    import botocore.session  # noqa: F401 - for the time that it takes
+    import botocore.session  # noqa: F401 - the import takes time
 
-    import conductor.models.bedrock_stream  # noqa: F401 - for the time that it takes
+    import conductor.models.bedrock_stream  # noqa: F401 - the import takes time
 
 
 def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
     """Make the provider of a profile. Raises `SettingsError` without a model, a region or the extra."""
-    if profile.model is None:
-        raise SettingsError(f"{profile.label('model')} is not set: which model is to answer?")
+    model = profile.required_model()
     region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
     if region is None:
-        raise SettingsError(f"{profile.label('region')} is not set, and neither is AWS_REGION.")
+        raise SettingsError(f"{profile.label('region')} and AWS_REGION are not set.")
     if find_spec("botocore") is None:
         raise SettingsError(
             "The provider bedrock needs the extra bedrock: pip install 'conductor-voice[bedrock]'."
         )
-    key = None if profile.api_key is None else profile.api_key.get_secret_value()
-    # The name that all AWS tools read. It is for Amazon's address only.
+    key = profile.key
+    # The key of all AWS tools is for Amazon's own address only.
     if key is None and profile.base_url is None:
         key = environment_value("AWS_BEARER_TOKEN_BEDROCK")
     return BedrockProvider(
         key,
-        profile.model,
+        model,
         profile.max_tokens,
         region,
         profile.base_url,

@@ -18,7 +18,7 @@ from conductor.models import anthropic_request
 from conductor.models.base import Finished, ModelEvent, ModelRequest, StopReason, TextDelta, Usage
 from conductor.models.failures import Problem, cut_off, failure, from_status
 from conductor.models.families import Effort, Thinking
-from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import Json, encode, may_call
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
 from conductor.models.tool_names import ToolNameMap
@@ -243,7 +243,7 @@ class ConverseDecoder:
                 self._extend(index, event.delta)
             case "contentBlockStop" if index in self._calls:
                 call, parts = self._calls.pop(index)
-                self._received[index] = CallPlace(call.id)
+                self._received[index] = CallSlot(call.id)
                 return ToolCall(call.id, self._names.to_tool(call.name), "".join(parts) or "{}")
             case "messageStop":
                 self._stop = event.stop_reason

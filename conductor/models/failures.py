@@ -13,19 +13,19 @@ from conductor.errors import ModelError, ModelFailure
 
 _TEXTS: Mapping[ModelFailure, str] = {
     "authentication": "The model service did not accept the API key, or the account may not use this model.",
-    "rate_limited": "The model service says that there were too many requests.",
+    "rate_limited": "The model service had too many requests.",
     "overloaded": "The model service is overloaded or failing.",
     "timeout": "The model service did not answer in time.",
     "context_too_long": "The conversation is too long for the model.",
     "refused": "The model service refused the request.",
     "connection": "The connection to the model service failed.",
-    "protocol": "The model service and this server did not understand each other.",
+    "protocol": "The model service and this server do not speak the same protocol.",
     "undecodable": "The model service sent a reply that could not be decoded.",
-    "malformed": "The model wrote a call that could not be read.",
+    "malformed": "The model wrote an invalid call.",
 }
 
-# https://platform.claude.com/docs/en/api/errors, https://platform.openai.com/docs/guides/error-codes, and
-# those of llama.cpp, Ollama and vLLM.
+# https://platform.claude.com/docs/en/api/errors, https://platform.openai.com/docs/guides/error-codes,
+# llama.cpp, Ollama and vLLM.
 _BY_KIND: Mapping[str, ModelFailure] = {
     "authentication_error": "authentication",
     "permission_error": "authentication",
@@ -40,7 +40,7 @@ _BY_KIND: Mapping[str, ModelFailure] = {
     "InternalServerError": "overloaded",
     "rate_limit_exceeded": "rate_limited",
 }
-# These say more than the status that they come with.
+# These override the status.
 _DECISIVE: Mapping[str, ModelFailure] = {
     "insufficient_quota": "authentication",
     "context_length_exceeded": "context_too_long",
@@ -57,7 +57,7 @@ _BY_STATUS: Mapping[int, ModelFailure] = {
     424: "overloaded",  # Bedrock: the model failed
     429: "rate_limited",
 }
-# Parts of messages, for what has no error type of its own; only these decisions depend on words.
+# Parts of messages, for errors without a type of their own.
 _TOO_LONG = (
     "prompt is too long",
     "input is too long",
@@ -77,19 +77,19 @@ _NO_TOOLS = ("does not support tools", "support tool use", "tool choice requires
 
 
 class EmptyReply(ModelError):
-    """The service sent status 200 and nothing more, as mlx_lm does for a prompt that is too long."""
+    """The service sent status 200 without a body, as mlx_lm does for a prompt that is too long."""
 
 
 class ToolsRefused(ModelError):
-    """The service says that the model takes no tools."""
+    """The model takes no tools."""
 
 
 class ReasoningRefused(ModelError):
-    """The service refused the reasoning that was sent back; without it, it takes the request."""
+    """The service refused the reasoning that was sent back; the request is accepted without it."""
 
 
 class Problem(NamedTuple):
-    """A service's own account of an error. ``message`` is read, but never passed on."""
+    """A service's description of an error. ``message`` is never passed on."""
 
     kinds: tuple[str, ...] = ()
     status: int | None = None
@@ -97,7 +97,7 @@ class Problem(NamedTuple):
 
 
 def read_problem(body: bytes) -> Problem:
-    """Read the body or the event of an error; an empty one if it is in no known shape."""
+    """Read the body or the event of an error; an unknown shape gives an empty problem."""
     try:
         return problem_of(msgspec.json.decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -120,7 +120,7 @@ def problem_of(value: Any) -> Problem:
 
 
 def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelError:
-    """Make the error with words for people; they hold nothing of the service's text."""
+    """Make the error with a sentence for people, without the service's text."""
     return ModelError(reason, _TEXTS[reason], retry_after=retry_after)
 
 
@@ -133,12 +133,12 @@ def from_status(status: int, problem: Problem, headers: Mapping[str, str]) -> Mo
     """Map an error status."""
     if _any_of(_NO_TOOLS, problem.message):
         return ToolsRefused("protocol", 'The model takes no tools: it needs a profile with kind = "text".')
-    # Not retried: a wrong model name or base URL stays wrong.
+    # Not retried: the model's name or the base URL is wrong.
     if status == 404:
         return ModelError("protocol", "The model service does not know this model or address.")
     if status == 400 and _any_of(_REASONING, problem.message):
         return ReasoningRefused("protocol", _TEXTS["protocol"])
-    reason = _known(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
+    reason = _reason_of(_DECISIVE, problem.kinds) or _BY_STATUS.get(status)
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"
     if reason is None:
@@ -150,13 +150,13 @@ def from_event(problem: Problem) -> ModelError:
     """Map an error event, which may come after status 200."""
     if problem.status is not None and problem.status >= 400:
         return from_status(problem.status, problem, {})
-    reason = _known(_DECISIVE, problem.kinds) or _known(_BY_KIND, problem.kinds)
+    reason = _reason_of(_DECISIVE, problem.kinds) or _reason_of(_BY_KIND, problem.kinds)
     if reason is None and _any_of(_TOO_LONG, problem.message):
         reason = "context_too_long"
     return failure(reason or ("protocol" if problem.kinds else "overloaded"))
 
 
-def _known(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:
+def _reason_of(table: Mapping[str, ModelFailure], kinds: tuple[str, ...]) -> ModelFailure | None:
     return next((table[kind] for kind in kinds if kind in table), None)
 
 

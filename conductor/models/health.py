@@ -1,4 +1,4 @@
-"""Whether a model can be used: short requests that try it out, and a circuit breaker."""
+"""The health of a model: short requests that try it out, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conductor.models.rendering import is_json
 # Failures in a row that open the breaker, and the seconds until one request may try again.
 MAX_FAILURES = 3
 OPEN_S = 15.0
-# Seconds for a health check, which is one token, and for the request that looks for tool calls.
+# Seconds for a health check, which is one token, and for the probe for tool calls.
 CHECK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 60.0
 
@@ -27,10 +27,7 @@ PROBE_TEXT = "What is the weather in Berlin? Call the tool get_weather."
 
 
 class CircuitBreaker:
-    """Opens after failures in a row; then it is half-open once in ``open_s``, for one request that tries.
-
-    The clock is the event loop's.
-    """
+    """Opens after failures in a row; then it lets one request through every ``open_s``."""
 
     def __init__(self, max_failures: int = MAX_FAILURES, open_s: float = OPEN_S) -> None:
         self._max_failures = max_failures
@@ -45,11 +42,11 @@ class CircuitBreaker:
         return self._failures < self._max_failures or now >= self._used_at + self._open_s
 
     def begin(self) -> None:
-        """Note that a request is sent: through a half-open breaker no other follows for now."""
+        """Note that a request is sent: for now no other follows through an open breaker."""
         self._used_at = asyncio.get_running_loop().time()
 
     def end(self, *, succeeded: bool) -> None:
-        """Note how a request ended."""
+        """Note the end of a request."""
         self._failures = 0 if succeeded else self._failures + 1
         self.begin()
 
@@ -67,17 +64,14 @@ async def is_healthy(provider: ModelProvider, timeout_s: float = CHECK_TIMEOUT_S
     try:
         async with asyncio.timeout(timeout_s), aclosing(provider.stream(request)) as events:
             async for _ in events:
-                return True  # closing it stops a service that writes on
+                return True  # closing it stops the service
     except (ModelError, TimeoutError):
         pass
     return False
 
 
 async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Tell whether a model that is offered one tool calls it.
-
-    Only its reply, or its service's word, tells that it does not. Raises `ModelError` for any other failure.
-    """
+    """Tell whether a model that is offered one tool calls it. Raises `ModelError` if that is unknown."""
     request = ModelRequest(
         "",
         [UserMessage(PROBE_TEXT)],
@@ -92,15 +86,14 @@ async def calls_tools(provider: ModelProvider, timeout_s: float = PROBE_TIMEOUT_
     except ToolsRefused:
         return False
     except ModelError as error:
-        # It tried, and its service could not read the call.
-        if error.reason != "malformed":
-            raise
-        return False
+        if error.reason == "malformed":  # the service could not read the call
+            return False
+        raise
     return any(call.name == PROBE_TOOL.name and is_json(call.arguments) for call in calls)
 
 
 def is_malformed(event: ModelEvent, calls: list[ToolCall]) -> bool:
-    """Tell whether a reply ends with calls that cannot be read, though it was not cut off."""
+    """Tell whether a complete reply ends with invalid calls."""
     return (
         isinstance(event, Finished)
         and event.stop == "tool_use"

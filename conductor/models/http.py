@@ -1,7 +1,6 @@
-"""A pool of HTTP connections to a model service, and the raw bytes of the replies that it streams.
+"""A pool of HTTP connections to a model service, and the raw bytes of its streamed replies.
 
-aiohttp is used directly: through httpx2 a request cost twice the CPU, and through an SDK's methods more.
-Importing this module imports aiohttp.
+aiohttp is used directly: httpx2 takes twice the CPU, and an SDK's methods more.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, Sign, StreamDecoder, TextDelta
 from conductor.models.failures import EmptyReply, failure, from_status, read_problem
 
-# Of one service, idle ones too: as many as there are replies at once.
+# Connections to one service: one for each reply at a time.
 MAX_CONNECTIONS = 1000
 # Seconds that an idle connection is kept.
 KEEP_ALIVE_S = 60.0
 # Seconds to open a connection.
 CONNECT_TIMEOUT_S = 10.0
-# Seconds to read the rest of a response; then its connection is given up.
+# Seconds to read the remainder of a response; then its connection is closed.
 DRAIN_S = 1.0
 _HEADERS = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
 _STREAMS = ("text/event-stream", "application/vnd.amazon.eventstream")
-# Some services answer in one piece, though a stream was asked for; a decoder may know it.
+# Some services answer a streaming request in one piece.
 _JSON = "application/json"
-# Of an error; more is not read.
+# Of an error's body.
 MAX_ERROR_BYTES = 64 * 1024
-# Of a reply, as bytes of the stream and as text: 64,000 tokens, the highest limit, at 250 bytes each.
+# Of a reply's stream and text: 64,000 tokens, the highest limit, at 250 bytes each.
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_REPLY_CHARS = 1024 * 1024
-# Seconds to read a small document, which nothing may wait for long.
+# Seconds to read a small document.
 DOCUMENT_S = 2.0
-# Comments, pings, which Anthropic sends as events, and chunks without choices.
+# Comments, Anthropic's ping events, and chunks without choices.
 _KEEPS_ALIVE = re.compile(
     rb'(?:[ \r\n]+|:[^\n]*\n|event: ?ping\r?\n|data: ?\{"type": ?"ping"\}\r?\n'
     rb'|data: ?\{[^\n]*"choices": ?\[\][^\n]*\n)+'
 )
 _BROKEN = (aiohttp.ClientError, OSError, RuntimeError)
-"""Errors of a lost connection. aiohttp raises RuntimeError if this side closed the pool."""
+"""Errors of a lost connection. aiohttp raises RuntimeError after the pool was closed."""
 
 _LOCAL = [
     ipaddress.ip_network(network)
@@ -69,8 +68,8 @@ log = structlog.get_logger(__name__)
 class ReplyStream:
     """An open response stream. ``events`` are those of the last bytes.
 
-    ``silence_s`` bounds the time without news, ``silent_at`` is when it ends for the first of them, by the
-    loop's clock. What only keeps the connection alive is no news.
+    ``silence_s`` bounds the time between bytes, keep-alives aside; ``silent_at`` is the end of the first such
+    time, by the loop's clock.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class ReplyStream:
         self.events = []
         if self._error is not None:
             raise self._error
-        # A chunk may end in the middle of an event.
         while not self.events:
             try:
                 chunk = await self._chunk()
@@ -102,7 +100,7 @@ class ReplyStream:
             self._decode(chunk)
 
     async def _chunk(self) -> bytes:
-        if self._has_news:  # then the socket's own limit is enough
+        if self._has_news:  # the socket's own limit is enough
             chunk = await self._response.content.readany()
         else:
             async with asyncio.timeout_at(self._silent_at):
@@ -113,7 +111,7 @@ class ReplyStream:
         return chunk
 
     def _decode(self, chunk: bytes) -> None:
-        """Take the events of some bytes; an error behind events is raised by the next `read`."""
+        """Decode some bytes; the next `read` raises an error behind events."""
         try:
             for event in self.decoder.feed(chunk) if chunk else self.decoder.end():
                 self.events.append(event)
@@ -132,18 +130,18 @@ class ReplyStream:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the response has been read to its end, so that its connection is in the pool again."""
+        """Whether the response was read to its end and its connection is back in the pool."""
         return self._response.content.at_eof()
 
     async def drain(self) -> None:
-        """Read the rest of a finished response."""
+        """Read the remainder of a finished response."""
         with contextlib.suppress(*_BROKEN):  # a TimeoutError is an OSError
             async with asyncio.timeout(DRAIN_S):
                 while await self._response.content.readany():
                     pass
 
     def close(self) -> None:
-        """Close the response; its connection is closed unless the response has ended."""
+        """Close the response, and its connection unless the response has ended."""
         self._response.close()
 
 
@@ -159,7 +157,7 @@ def is_local(address: str) -> bool:
 
 
 def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
-    # Called for each address that is about to be connected to, whether it was resolved or given.
+    # Called for each address before the connection, whether a name was resolved or not.
     family, kind, protocol, _, address = info
     if not is_local(str(address[0])):
         raise _NotLocalError("not a local address")
@@ -167,9 +165,9 @@ def _local_socket(info: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class HttpPool:
-    """The connections to one service; `conductor.models.streaming` explains the parameters.
+    """The connections to one service; the parameters are those of `ReplyStreamer`.
 
-    ``resolver`` replaces the system's, and is asked for each connection.
+    ``resolver`` replaces the system's, without a cache.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class HttpPool:
             connector=aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS,
                 keepalive_timeout=KEEP_ALIVE_S,
-                # The certificates that the operating system trusts.
+                # The operating system's certificates.
                 ssl=httpx2.create_ssl_context(trust_env=trust_env),
                 resolver=resolver,
                 use_dns_cache=resolver is None,
@@ -196,11 +194,11 @@ class HttpPool:
             ),
             headers={**_HEADERS, **headers},
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Few bytes may become gigabytes, and none are asked for compressed.
+            # Few bytes may become gigabytes; compression was not requested.
             auto_decompress=False,
         )
-        # aiohttp itself would look for a proxy in a thread, at each request.
-        # What a proxy connects to is not seen here, so LOCAL_ONLY takes none.
+        # aiohttp would look for a proxy at each request, in a thread. A proxy hides the address behind it, so
+        # LOCAL_ONLY uses no proxy.
         self._proxy = _proxy_of(self._base_url) if trust_env and not local_only else None
 
     async def open(
@@ -211,10 +209,9 @@ class HttpPool:
         silence_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> ReplyStream:
-        """Post the body and read until the first events.
+        """Post the body and read until the first events; ``silence_s`` bounds that, and later silences.
 
-        ``silence_s`` bounds the time until then, and between two bytes later; ``headers`` are this request's
-        own. Raises `ModelError`.
+        Raises `ModelError`.
         """
         silent_at = asyncio.get_running_loop().time() + silence_s
         try:
@@ -224,13 +221,13 @@ class HttpPool:
             raise failure("timeout") from None
         reply = ReplyStream(response, decoder, silence_s, silent_at)
         try:
-            # A proxy's or a portal's page comes with status 200, too.
+            # The page of a proxy or a portal has status 200 too.
             if response.content_type not in (*_STREAMS, _JSON):
                 raise _no_stream()
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ModelError("protocol", "The model service compresses its reply, unasked.")
+                raise ModelError("protocol", "The model service compressed its reply without request.")
             await reply.read()
-        # Cancelled here by a barge-in: only a close stops the request at the service.
+        # Also after a barge-in: only a close stops the request at the service.
         except BaseException:
             reply.close()
             raise
@@ -243,7 +240,7 @@ class HttpPool:
             total=None, sock_connect=min(CONNECT_TIMEOUT_S, silence_s), sock_read=silence_s
         )
         url = URL(self._base_url + path)
-        # No redirects: one to another host would take the API key along.
+        # A redirect would take the API key to another host.
         send = partial(
             self._session.post,
             url,
@@ -258,7 +255,7 @@ class HttpPool:
                 response = await send()
             except aiohttp.ClientConnectorError:
                 raise
-            # A kept connection may be closed before it is used again; llama.cpp closes each after its reply.
+            # The service may have closed an idle connection, as llama.cpp does after each reply.
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 response = await send()
             if 200 <= response.status < 300:
@@ -295,7 +292,7 @@ class HttpPool:
 
 
 async def _start_of(response: aiohttp.ClientResponse) -> bytes:
-    """Read the start of an error's body, and close the response."""
+    """Read the start of an error's body and close the response."""
     text = b""
     try:
         while len(text) < MAX_ERROR_BYTES and (piece := await response.content.readany()):
@@ -306,7 +303,7 @@ async def _start_of(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _no_stream() -> ModelError:
-    return ModelError("protocol", "What answers at the model service's address sends no stream.")
+    return ModelError("protocol", "The server at the model service's address sent no stream.")
 
 
 def _proxy_of(base_url: str) -> str | None:

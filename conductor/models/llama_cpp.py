@@ -1,7 +1,7 @@
 """The model provider for GGUF files in this process, by llama.cpp (the extra ``local``).
 
-xllamacpp holds llama.cpp's own server, so chat templates, the parsing of calls, the prompt cache and slots
-are llama.cpp's; a request and its reply have the form of ``/chat/completions``.
+xllamacpp contains llama.cpp's server with its chat templates, parsing of calls, prompt cache and slots.
+Requests and replies have the form of ``/chat/completions``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from conductor.settings import Settings
 
 DEFAULT_CONTEXT = 8192
-# Requests that wait for a slot. Behind more a person would wait for minutes.
+# Requests that wait for a slot: more would wait for minutes.
 MAX_WAITING = 8
-# Tokens of a prompt between two looks whether the request was closed.
+# Tokens of a prompt between two checks for a closed request.
 _BATCH = 128
 _CLOSE_S = 10.0
 _MAGIC = b"GGUF"
@@ -50,7 +50,7 @@ class LlamaCppProvider:
     """One model file in this process.
 
     ``slots`` requests run at once, each with a context of ``context`` tokens and ``threads`` threads of the
-    CPU; as many as ``max_waiting`` wait, in their order. The file is loaded by `start`.
+    CPU; up to ``max_waiting`` wait in order. `start` loads the file.
     """
 
     name = "llama_cpp"
@@ -115,7 +115,7 @@ class LlamaCppProvider:
                     async with asyncio.timeout(request.silence_s):
                         chunk = await chunks.get()
                 except TimeoutError:
-                    raise ModelError("timeout", "The local model wrote nothing in time.") from None
+                    raise ModelError("timeout", "The local model did not answer in time.") from None
                 if isinstance(chunk, Exception):
                     log.warning("llama.cpp failed", error=type(chunk).__name__)
                     raise ModelError("protocol", "The local model cannot take this request.")
@@ -124,8 +124,8 @@ class LlamaCppProvider:
 
     @asynccontextmanager
     async def _slot(self, seconds: float) -> AsyncIterator[threading.Event]:
-        """Wait for a slot; on leaving the request is told to stop, and then frees it."""
-        # llama.cpp has a queue too, in which a request cannot be stopped.
+        """Wait for a slot; on leaving the request stops and frees it."""
+        # A request in llama.cpp's own queue cannot be stopped.
         if self._slots.locked() and self._waiting >= self._max_waiting:
             waiting = f"{self._waiting} request{' waits' if self._waiting == 1 else 's wait'}"
             raise ModelError("overloaded", f"The local model is busy, and {waiting} for it.")
@@ -198,7 +198,7 @@ class _Server:
         params.n_batch = params.n_ubatch = _BATCH
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.verbosity = 3 if verbose else 0
-        # It always listens, too: here where only this user can connect, and with a key that nobody has.
+        # It always listens: here only this user can connect, and the key is secret.
         self._folder = tempfile.mkdtemp(prefix="conductor-llama-")
         params.hostnames = [os.path.join(self._folder, "server.sock")]
         params.api_keys = [secrets.token_urlsafe()]
@@ -208,13 +208,13 @@ class _Server:
         except RuntimeError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        # A server that has answered nothing may hang when it is freed.
+        # A server that was never used may hang when it is freed.
         self.generate(
             '{"messages":[{"role":"user","content":"Hi"}],"max_tokens":1,"stream":true}', lambda _: False
         )
 
     def generate(self, body: str, take: Callable[[str], bool]) -> None:
-        """Answer a request; each event is given to ``take``, which returns whether to stop."""
+        """Answer a request; ``take`` gets each event and returns whether to stop."""
         self._server.handle_chat_completions(body, take)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class _Server:
 
 
 def _threads() -> int:
-    # Hyper-threads are no help, and the event loop needs a core.
+    # Hyper-threads do not help, and the event loop needs a core.
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -238,17 +238,17 @@ def _memory_mb() -> int | None:
 
 def from_profile(profile: ModelProfile, settings: Settings) -> LlamaCppProvider:
     """Make the provider of a profile, whose ``model`` is a file. Raises `SettingsError`."""
-    if profile.model is None:
-        raise SettingsError(f"{profile.label('model')} is not set: which GGUF file is to answer?")
-    path = Path(profile.model).expanduser()
+    path = Path(profile.required_model()).expanduser()
     try:
         with path.open("rb") as file:
             is_gguf = file.read(len(_MAGIC)) == _MAGIC
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{profile.label('model')} names {path}, which cannot be read: {why}.") from None
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsError(
+            f"{profile.label('model')} names {path}, which cannot be read: {reason}."
+        ) from None
     if not is_gguf:
-        raise SettingsError(f"{profile.label('model')} names {path}, which is no GGUF file.")
+        raise SettingsError(f"{profile.label('model')} names {path}, which is not a GGUF file.")
     if find_spec("xllamacpp") is None:
         raise SettingsError(
             "The provider llama_cpp needs the extra local: pip install 'conductor-voice[local]'."

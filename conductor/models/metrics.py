@@ -1,6 +1,6 @@
-"""The metrics of the models: tokens and money by profile, and failures.
+"""The metrics of the models: tokens and costs by profile, and failures.
 
-Count in the thread of the event loop only; any thread may read.
+Only the event loop's thread may count; any thread may read.
 """
 
 from __future__ import annotations
@@ -16,45 +16,26 @@ _TOKENS = tuple(field.name.removesuffix("_tokens") for field in fields(Usage))
 
 
 class ModelMetrics:
-    """The models' metrics, in a registry of their own or in ``registry``.
-
-    ``totals`` are the replies and their tokens by kind, of all profiles together.
-    """
+    """The models' metrics, in ``registry`` or their own. ``totals`` sums replies and tokens by kind."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self._tokens = Counter(
-            "conductor_model_tokens",
-            "Tokens of the models by kind.",
-            ("profile", "kind"),
-            registry=self.registry,
-        )
-        self._cost = Counter(
-            "conductor_model_cost",
-            "Money for the tokens, by the profiles' prices.",
-            ("profile",),
-            registry=self.registry,
-        )
-        self._failures = Counter(
-            "conductor_model_failures",
-            "Requests that failed before the reply began.",
-            ("profile", "reason"),
-            registry=self.registry,
-        )
-        self._warmings = Counter(
-            "conductor_model_cache_warmings",
-            "Requests that only filled the service's prompt cache.",
-            ("profile",),
-            registry=self.registry,
-        )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"conductor_model_{name}", text, ("profile", *labels), registry=self.registry)
+
+        self._tokens = counter("tokens", "Tokens of the models by kind.", "kind")
+        self._cost = counter("cost", "Cost of the tokens, by the profiles' prices.")
+        self._failures = counter("failures", "Requests that failed before the reply began.", "reason")
+        self._warmings = counter("cache_warmings", "Requests that only filled the service's prompt cache.")
         self.totals: Counts[str] = Counts()
 
     def warmed(self, profile: str, usage: Usage, cost: float) -> None:
         """Count a request that only filled the service's prompt cache."""
         self._warmings.labels(profile).inc()
-        self.used(profile, usage, cost, replies=0)
+        self.count(profile, usage, cost, replies=0)
 
-    def used(self, profile: str, usage: Usage, cost: float, replies: int = 1) -> None:
+    def count(self, profile: str, usage: Usage, cost: float, replies: int = 1) -> None:
         """Count a reply."""
         self.totals["replies"] += replies
         self._cost.labels(profile).inc(cost)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
+# A model's context window in the lists of vLLM, LM Studio, OpenRouter and llama.cpp.
+_WINDOW_FIELDS = "max_model_len loaded_context_length context_window context_length n_ctx n_ctx_train".split()
 _ENDINGS = ("/chat/completions", "/completions", "/responses")
 
 
@@ -30,9 +32,9 @@ class OpenAIProvider:
     """A service with OpenAI's API, streaming.
 
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
-    sends the messages as one prompt, and no tools. ``max_tokens`` is the limit for spoken answers; with tools
-    offered it is raised (`rendering.limit_of`). ``effort`` is sent as it is. Without a
-    ``context_window`` the service is asked for it. ``options`` are those of `ReplyStreamer`.
+    sends the messages as one prompt, without tools. ``max_tokens`` limits spoken answers; with tools offered
+    it is raised (`rendering.limit_of`). Without a ``context_window`` the service is asked for it. ``options``
+    are for `ReplyStreamer`.
     """
 
     name = PROVIDER
@@ -60,46 +62,29 @@ class OpenAIProvider:
         self._streamer = ReplyStreamer(base_url or DEFAULT_BASE_URL, headers, **options)
 
     async def start(self) -> None:
-        """Load the HTTP client, so that the first request need not wait; ask for a window that is not set."""
+        """Load the HTTP client before the first request, and ask for an unknown context window."""
         await self._streamer.start()
         if self.context_window is None and not self._official:
             self.context_window = window_of(await self._streamer.read_json("/models"), self._model)
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask the model to go on from ``request.messages`` (`conductor.models.base.ModelProvider`)."""
-        names = names_of(request)
+        """Stream the reply (`base.ModelProvider`)."""
+        names, source = names_of(request), self._source
         decoder: Callable[[], StreamDecoder] = partial(
-            ChatDecoder, names, self._source, self._habit, offers_tools=may_call(request)
+            ChatDecoder, names, source, self._habit, offers_tools=may_call(request)
         )
-        model, limit = self._model, request.max_tokens or self._max_tokens
-        effort = self.effort
+        limits: Any = {"model": self._model, "max_tokens": request.max_tokens or self._max_tokens}
+        options: Any = {**limits, "source": source, "official": self._official, "effort": self.effort}
+        path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
         if self.endpoint == "chat":
-            path = "/chat/completions"
-            body = chat_body(
-                request,
-                names,
-                official=self._official,
-                source=self._source,
-                model=model,
-                max_tokens=limit,
-                effort=effort,
-            )
+            body = chat_body(request, names, **options)
         elif self.endpoint == "completions":
-            path = "/completions"
-            body = completions_body(request, model=model, max_tokens=limit)
+            body = completions_body(request, **limits)
         else:
-            path = "/responses"
-            body = responses_body(
-                request,
-                names,
-                source=self._source,
-                official=self._official,
-                model=model,
-                max_tokens=limit,
-                effort=effort,
+            body = responses_body(request, names, **options)
+            decoder = partial(
+                ResponsesDecoder, names, partial(prefix_of, request, names, source=source), self._habit
             )
-            prefix = partial(prefix_of, request, names, source=self._source)
-            decoder = partial(ResponsesDecoder, names, prefix, self._habit)
         return self._streamer.stream(path, Post(encode(body), decoder), request)
 
     async def aclose(self) -> None:
@@ -108,64 +93,47 @@ class OpenAIProvider:
 
 
 def window_of(listed: Any, model: str) -> int | None:
-    """Read a model's context window from a service's list; None if it does not tell.
-
-    vLLM, LM Studio, OpenRouter and llama.cpp each have a name of their own for it.
-    """
+    """Read a model's context window from a service's list of models; None if it is not there."""
     models = listed.get("data") if isinstance(listed, dict) else None
     entries = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
-    entry = next(
-        (entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {}
-    )
+    only = entries[0] if len(entries) == 1 else {}
+    entry = next((entry for entry in entries if entry.get("id") == model), only)
     meta = entry.get("meta")
-    places = {**(meta if isinstance(meta, dict) else {}), **entry}
-    names = (
-        "max_model_len",
-        "loaded_context_length",
-        "context_window",
-        "context_length",
-        "n_ctx",
-        "n_ctx_train",
-    )
-    windows = (places.get(name) for name in names)
+    fields = {**(meta if isinstance(meta, dict) else {}), **entry}
+    windows = (fields.get(name) for name in _WINDOW_FIELDS)
     return next((window for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def is_official(base_url: str | None) -> bool:
-    """Tell whether it is OpenAI's own service, of any region."""
+    """Tell whether it is OpenAI's own service, in any region."""
     host = urlsplit(base_url or DEFAULT_BASE_URL).hostname or ""
     return host == "api.openai.com" or host.endswith(".api.openai.com")
 
 
 def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
-    """Make the provider of a profile.
-
-    Raises `SettingsError` without a model, without the key that OpenAI wants, or for a wrong address.
-    """
+    """Make the provider of a profile. Raises `SettingsError`: no model, no key, or a wrong address."""
     official = is_official(profile.base_url)
     if profile.api_key is None and official:
         raise SettingsError(
-            f"{profile.label('api_key')} is not set; OpenAI needs it, and {profile.label('base_url')} names "
-            "another service."
+            f"{profile.label('api_key')} is not set; OpenAI needs it. For another service set "
+            f"{profile.label('base_url')}."
         )
-    if profile.model is None:
-        raise SettingsError(f"{profile.label('model')} is not set: which model is to answer?")
+    model = profile.required_model()
     path = urlsplit(profile.base_url or "").path.rstrip("/")
     for ending in _ENDINGS:
         if path.endswith(ending):
-            raise SettingsError(f"{profile.label('base_url')} must not end in {ending}: that is added.")
-    key = None if profile.api_key is None else profile.api_key.get_secret_value()
+            raise SettingsError(f"{profile.label('base_url')} must not end in {ending}, which is added.")
     endpoint = _endpoint(profile, official)
-    least = family_of(profile.model).effort if official else None
+    least = family_of(model).effort if official else None
     effort = profile.effort or least
     if endpoint == "chat" and profile.kind != "text" and least is not None and effort != "none":
         raise SettingsError(
-            f"{profile.label('endpoint')} cannot be chat with {profile.model} at effort {effort}: OpenAI "
+            f"{profile.label('endpoint')} cannot be chat with {model} at effort {effort}: OpenAI "
             "calls functions there only at effort none; use responses."
         )
     return OpenAIProvider(
-        key,
-        profile.model,
+        profile.key,
+        model,
         profile.max_tokens,
         profile.base_url,
         endpoint,
@@ -178,5 +146,5 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
 def _endpoint(profile: ModelProfile, official: bool) -> Endpoint:
     if profile.endpoint != "auto":
         return profile.endpoint
-    # A model that is taught to write its calls needs stop sequences, which "responses" has not.
+    # A model that writes its calls needs stop sequences, which "responses" lacks.
     return "responses" if official and profile.kind != "text" else "chat"

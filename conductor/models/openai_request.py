@@ -7,13 +7,11 @@ from typing import Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.families import Effort
 from conductor.models.rendering import (
     BEGINNING,
-    NO_RESULT,
-    NO_WORDS,
     Json,
     arguments_of,
     call_id,
@@ -22,6 +20,7 @@ from conductor.models.rendering import (
     object_schema,
     running_turn,
     unicode_of,
+    user_text,
 )
 from conductor.models.tool_names import ToolNameMap
 
@@ -101,16 +100,6 @@ def completions_body(request: ModelRequest, *, model: str, max_tokens: int) -> J
 def object_parameters(tool: ToolDefinition) -> Json:
     """Give a tool's schema; services want ``properties`` in an object, if only empty ones."""
     return {"properties": {}, **object_schema(tool.input_schema)}
-
-
-def user_text(item: Message) -> str:
-    """Give the text of a message that is not the assistant's."""
-    if isinstance(item, UserMessage):
-        return unicode_of(item.text) if item.text.strip() else NO_WORDS
-    if isinstance(item, ToolResult):
-        return unicode_of(item.content) if item.content.strip() else NO_RESULT
-    assert not isinstance(item, AssistantMessage)
-    return f"[{unicode_of(item.text)}]"
 
 
 class _User(msgspec.Struct, tag_field="role", tag="user"):

@@ -20,10 +20,10 @@ from conductor.models.base import (
 )
 from conductor.models.failures import cut_off, from_event, problem_of, read_problem
 from conductor.models.families import Effort
-from conductor.models.openai_request import PROVIDER, object_parameters, user_text
+from conductor.models.openai_request import PROVIDER, object_parameters
 from conductor.models.openai_stream import usage
 from conductor.models.reasoning import (
-    CallPlace,
+    CallSlot,
     Reasoning,
     ReplyBlock,
     Words,
@@ -41,6 +41,7 @@ from conductor.models.rendering import (
     may_call,
     running_turn,
     unicode_of,
+    user_text,
 )
 from conductor.models.sse import SSEError, SSEParser
 from conductor.models.thought_filter import ThoughtFilter, ThoughtHabit, without_thoughts
@@ -175,7 +176,7 @@ def _assistant(
         match block:
             case Words(text) if text.strip():
                 items.append(_Said([_OutputText(unicode_of(text))]))
-            case CallPlace():
+            case CallSlot():
                 call = next(calls)
                 name, arguments = names.to_service(call.name), arguments_of(call).decode()
                 items.append(_Call(service_id(block, call, ids), name, arguments))
@@ -280,7 +281,7 @@ class ResponsesDecoder:
         if kind != "function_call":
             return None
         given_id = str(item.get("call_id") or item.get("id") or f"call_{len(self._received) + 1}")
-        self._received.append(CallPlace(given_id))
+        self._received.append(CallSlot(given_id))
         arguments = str(item.get("arguments") or "")
         if not arguments and item.get("status") != "incomplete":
             arguments = "{}"

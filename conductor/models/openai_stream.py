@@ -288,7 +288,7 @@ class ChatDecoder:
         if reason in _FAILURES:
             raise failure("overloaded")
         stop = _STOPS.get(reason) or self._stop_of_calls(reason)
-        words = self._thinking.rest(is_cut=stop == "max_tokens")
+        words = self._thinking.finish(is_cut=stop == "max_tokens")
         is_empty = not (self._has_words or words or self._calls or self._has_thoughts)
         # mlx-lm drops a call that it cannot parse, and says nothing but this.
         if is_empty and self._offers_tools and stop == "max_tokens":

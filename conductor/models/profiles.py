@@ -1,6 +1,6 @@
-"""Model profiles: which model answers, where it is, what it costs, and who stands in for it.
+"""Model profiles: the models, their addresses, prices and fallbacks.
 
-They are read from ``models.toml`` (or MODELS_FILE); without it one profile is made from the settings.
+They are read from ``models.toml`` (or MODELS_FILE). Without the file the settings make one profile.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ class Prices(BaseModel):
 class ModelProfile(BaseModel):
     """One model at one service.
 
-    ``kind``: it makes tool calls (``native``), or writes them as text in a ``style`` that it is taught
-    (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable that ``api_key_env`` names.
-    ``fallback`` are the profiles asked in turn if this one fails; theirs are not. ``use``: it takes all
-    requests without tools (``voice``), or those with tools (``tools``). ``timeout_s`` is how long the service
-    may send nothing, if not MODEL_TIMEOUT_MS. ``thinking`` and ``effort`` are sent as they are; without them
-    the model thinks as little as it allows. ``slots`` and ``threads`` are those of llama_cpp: requests at
-    once, and threads of the CPU; ``region`` is bedrock's. Without ``prices`` a model costs what its own
-    service takes (`conductor.models.prices`), else nothing. ``file`` is where the profile stands.
+    ``kind``: the model makes tool calls (``native``), or writes them as text in a ``style`` that it is taught
+    (``text``); ``auto`` tries it out once. ``api_key`` comes from the variable ``api_key_env``. ``fallback``
+    are the profiles asked in turn if this one fails, without their own. ``use``: the requests without tools
+    (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service, replaces
+    MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows. ``slots``,
+    requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock. Default
+    ``prices`` are those of `conductor.models.prices`. ``file`` is the path of the profiles.
     """
 
     model_config = _STRICT
@@ -75,10 +74,21 @@ class ModelProfile(BaseModel):
     file: str | None = None
 
     def label(self, field: str) -> str:
-        """Name a field for an error: the setting from which it comes, or its place in the file."""
+        """Name a field for an error: its setting, or the field in the file."""
         if self.file is None:
             return _setting(self.provider, field).upper()
         return f'{"api_key_env" if field == "api_key" else field} of "{self.name}" in {self.file}'
+
+    def required_model(self) -> str:
+        """Give ``model``. Raises `SettingsError` if it is not set."""
+        if self.model is None:
+            raise SettingsError(f"{self.label('model')} is not set.")
+        return self.model
+
+    @property
+    def key(self) -> str | None:
+        """The API key as text."""
+        return None if self.api_key is None else self.api_key.get_secret_value()
 
     @property
     def host(self) -> str | None:
@@ -87,25 +97,25 @@ class ModelProfile(BaseModel):
 
     @property
     def heading(self) -> str:
-        """The profile, if a file names it, and the model in words for people."""
+        """The name of a profile in a file, and the title."""
         return self.title if self.file is None else f"{self.name}: {self.title}"
 
     @property
     def title(self) -> str:
-        """The model in words for people."""
+        """The model and its place, for people."""
         if self.provider == "anthropic":
             return f"Claude ({self.model})"
-        # In process the model is a file.
+        # A model of llama_cpp is a file.
         model = self.model and (Path(self.model).name if self.provider == "llama_cpp" else self.model)
-        named = self.provider if model is None else f"{model} ({self.provider})"
-        return named if self.host is None else f"{named} at {self.host}"
+        title = self.provider if model is None else f"{model} ({self.provider})"
+        return title if self.host is None else f"{title} at {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The profiles by name. ``allowed`` are those that a client may choose; ``file`` is where they stand.
+    """The profiles by name. A client may choose one of ``allowed``. ``file`` is their path.
 
-    ``health_check_s`` is the time between two checks of those that stand in for each other; 0 for none.
+    ``health_check_s`` is the time between two checks of profiles with fallbacks; 0 disables them.
     """
 
     default: str
@@ -135,10 +145,9 @@ def models_path(settings: Settings) -> Path:
 
 
 def load_profiles(settings: Settings) -> Profiles:
-    """Read the profiles from the file, or make one of the settings if there is none.
+    """Read the profiles from the file, or make one of the settings.
 
-    MODEL_PROVIDER wins over the file. Raises `SettingsError`: one sentence, which names the file, the profile
-    and the mistake.
+    MODEL_PROVIDER wins over the file. Raises `SettingsError` with the file, the profile and the mistake.
     """
     path = models_path(settings)
     if settings.model_provider is None and (settings.models_file is not None or path.exists()):
@@ -167,7 +176,7 @@ _REASONING = {"thinking": _CLAUDE, "effort": (*_CLAUDE, "openai")}
 
 
 def _setting(provider: str, field: str) -> str:
-    # ANTHROPIC_MODEL is the ``model`` of anthropic's profiles; OPENAI_API the ``endpoint`` of openai's.
+    # ANTHROPIC_MODEL is the model of anthropic's profiles, OPENAI_API the endpoint of openai's.
     if field in ("thinking", "effort"):
         return f"model_{field}"
     return f"{provider}_{'api' if field == 'endpoint' else field}"
@@ -199,34 +208,34 @@ def _read(path: Path, settings: Settings) -> Profiles:
 
 def _profile(path: Path, number: int, values: dict[str, Any], settings: Settings) -> ModelProfile:
     name = values.get("name")
-    where = f'{path}, profile "{name}"' if isinstance(name, str) else f"{path}, profile {number}"
+    label = f'{path}, profile "{name}"' if isinstance(name, str) else f"{path}, profile {number}"
     if "file" in values:
-        raise SettingsError(f"{where}: there is no file.")
+        raise SettingsError(f"{label}: there is no file.")
     if "api_key" in values:
-        raise SettingsError(f"{where}: a key does not belong in the file; name its variable in api_key_env.")
+        raise SettingsError(f"{label}: a key does not belong in the file; name its variable in api_key_env.")
     inherited = _inherited(settings, str(values.get("provider")))
-    # In a file these settings are for the profiles that know them.
+    # In a file these settings are for providers that support them.
     for field, providers in _REASONING.items():
         if values.get("provider") not in providers:
             inherited.pop(field, None)
-    # The key of one service is not sent to another.
+    # A key is not sent to another service.
     if "base_url" in values:
         inherited.pop("api_key", None)
     try:
         profile = ModelProfile.model_validate({**inherited, **values, "file": str(path)})
     except ValidationError as error:
-        raise SettingsError(f"{where}: {_mistake(error)}") from None
+        raise SettingsError(f"{label}: {_mistake(error)}") from None
     if profile.api_key_env is not None:
         key = environment_value(profile.api_key_env)
         if key is None:
-            raise SettingsError(f"{where}: {profile.api_key_env}, which api_key_env names, is not set.")
+            raise SettingsError(f"{label}: {profile.api_key_env}, which api_key_env names, is not set.")
         profile = profile.model_copy(update={"api_key": SecretStr(key)})
     _check(profile)
     return _priced(profile)
 
 
 def _priced(profile: ModelProfile) -> ModelProfile:
-    # Another address, or another provider of the same model, has prices of its own.
+    # Other addresses and other providers of a model have their own prices.
     own = profile.provider in ("anthropic", "openai") and profile.base_url is None
     if not own or "prices" in profile.model_fields_set or profile.model not in PRICES:
         return profile
@@ -240,52 +249,49 @@ def _check_reasoning(profile: ModelProfile) -> None:
     if profile.provider in _CLAUDE:
         refusal = refusal_of(profile.model or "", profile.thinking, profile.effort)
         if refusal is not None:
-            field, why = refusal
-            raise SettingsError(f"{profile.label(field)} {why}")
+            field, reason = refusal
+            raise SettingsError(f"{profile.label(field)} {reason}")
 
 
 def _check(profile: ModelProfile) -> None:
     _check_reasoning(profile)
-    # What could only fail as a lost connection.
-    key = "" if profile.api_key is None else profile.api_key.get_secret_value()
+    # Such a key fails only as a lost connection.
+    key = profile.key
     if key and (not (key.isascii() and key.isprintable()) or " " in key or key[:1] in "'\""):
-        raise SettingsError(
-            f"{profile.label('api_key')} holds spaces, quotes or other characters that no key has."
-        )
+        raise SettingsError(f"{profile.label('api_key')} holds spaces, quotes or other invalid characters.")
     if profile.base_url is None:
         return
     label = profile.label("base_url")
     try:
         url = urlsplit(profile.base_url)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:  # an invalid port or IPv6 address
-        good = False
-    if not good:
+        is_valid = False
+    if not is_valid:
         raise SettingsError(f"{label} is no address: it must begin with https:// or http:// and a host.")
     if url.username is not None or url.password is not None:
         raise SettingsError(f"{label} must hold no user name and no password.")
 
 
 def _check_names(profiles: Profiles) -> None:
-    known, used = profiles.by_name, dict[str, str]()
-    lists = [("default", [profiles.default]), ("allowed", profiles.allowed)]
-    lists += [(f'the fallback of "{one.name}"', one.fallback) for one in known.values()]
-    for what, names in lists:
+    by_name, file = profiles.by_name, profiles.file
+    references = [("default", [profiles.default]), ("allowed", profiles.allowed)]
+    references += [(f'the fallback of "{name}"', profile.fallback) for name, profile in by_name.items()]
+    for field, names in references:
         for name in names:
-            if name not in known:
-                there = ", ".join(known)
+            if name not in by_name:
+                listed = ", ".join(by_name)
                 raise SettingsError(
-                    f'{profiles.file}: {what} names "{name}", which is no profile; there are: {there}.'
+                    f'{file}: {field} names "{name}", which is no profile; there are: {listed}.'
                 )
-    for one in known.values():
-        if one.name in one.fallback or len(set(one.fallback)) < len(one.fallback):
-            raise SettingsError(f'{profiles.file}: the fallback of "{one.name}" goes round in a circle.')
-        if one.use is not None and one.use in used:
-            raise SettingsError(
-                f'{profiles.file}: "{used[one.use]}" and "{one.name}" both have use = "{one.use}".'
-            )
-        if one.use is not None:
-            used[one.use] = one.name
+    names_by_use: dict[str, str] = {}
+    for name, profile in by_name.items():
+        if name in profile.fallback or len(set(profile.fallback)) < len(profile.fallback):
+            raise SettingsError(f'{file}: the fallback of "{name}" goes round in a circle.')
+        if profile.use is not None:
+            other = names_by_use.setdefault(profile.use, name)
+            if other != name:
+                raise SettingsError(f'{file}: "{other}" and "{name}" both have use = "{profile.use}".')
 
 
 def _mistake(error: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""The model providers by name; each module is imported only when chosen."""
+"""The model providers by name; a module is imported only when its provider is used."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ PROVIDERS = {
 """Name of a provider -> module and function that makes it from a profile."""
 
 
-# Without a base_url they are on the internet.
+# On the internet if they have no base_url.
 _HOSTED = frozenset({"anthropic", "bedrock", "openai"})
 
 
 def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
-    """Make the provider of a profile.
-
-    Raises `SettingsError` for an unknown name, or if the provider lacks a setting.
-    """
+    """Make the provider of a profile. Raises `SettingsError`: an unknown name, or a missing setting."""
     target = PROVIDERS.get(profile.provider)
     if target is None:
-        known = ", ".join(sorted(PROVIDERS))
-        what = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
-        raise SettingsError(f"{what} {profile.provider!r} is unknown; there are: {known}.")
+        names = ", ".join(sorted(PROVIDERS))
+        label = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
+        raise SettingsError(f"{label} {profile.provider!r} is unknown; there are: {names}.")
     module, _, function = target.partition(":")
     make = cast(Callable[[ModelProfile, Settings], ModelProvider], getattr(import_module(module), function))
     return make(profile, settings)
@@ -59,9 +56,6 @@ def check_local(profiles: Profiles, settings: Settings) -> None:
 
 
 def make_router(profiles: Profiles, settings: Settings, metrics: ModelMetrics) -> ModelRouter:
-    """Make the router over all profiles.
-
-    Raises `SettingsError`, also with LOCAL_ONLY if the default model is a hosted service.
-    """
+    """Make the router over all profiles. Raises `SettingsError`, also as `check_local` does."""
     check_local(profiles, settings)
     return ModelRouter(profiles, lambda profile: make_provider(profile, settings), as_text, metrics)

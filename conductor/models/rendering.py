@@ -1,4 +1,4 @@
-"""What the requests to all model services have in common; pure."""
+"""The common parts of the requests to all model services; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, UserMessage
+from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.tool_names import ToolNameMap, with_hash
 
@@ -17,12 +17,11 @@ Json: TypeAlias = dict[str, Any]
 
 # Tokens of a reply that may hold calls: arguments need more than spoken words.
 TOKENS_WITH_TOOLS = 4096
-# What stands for text that is missing: services refuse a blank text and a history that begins with the
-# assistant (models, "Anthropic", rule 3).
+# Services refuse a blank text, and a history that begins with the assistant.
 BEGINNING = "[The conversation goes on from here.]"
-NO_WORDS = "[No words.]"
-NO_RESULT = "(nothing)"
-# Services' rules for ids and property names; calls in another provider's history may break it.
+_NO_WORDS = "[No words.]"
+_NO_RESULT = "(nothing)"
+# Services' rules for ids and property names.
 _ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 
@@ -35,17 +34,13 @@ def may_call(request: ModelRequest) -> bool:
 def limit_of(request: ModelRequest, max_tokens: int) -> int:
     """Give the limit of a reply in tokens.
 
-    If it may hold calls that is ``min(4 * max_tokens, 4096)``, and never below ``max_tokens``: a limit made
-    for spoken answers would cut arguments off.
+    With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off.
     """
     return max(max_tokens, min(4 * max_tokens, TOKENS_WITH_TOOLS)) if may_call(request) else max_tokens
 
 
 def running_turn(messages: Sequence[Message]) -> int:
-    """Give the index of the first message behind the last words that are not the model's.
-
-    From there on stand the replies and results of the turn that is still running; 0 without such words.
-    """
+    """Give the index behind the last user's words or note, where the running turn's replies begin."""
     for index in range(len(messages), 0, -1):
         if isinstance(messages[index - 1], UserMessage | Note):
             return index
@@ -54,41 +49,41 @@ def running_turn(messages: Sequence[Message]) -> int:
 
 def names_of(request: ModelRequest) -> ToolNameMap:
     """Map the names of the offered tools and of the history's calls."""
-    return _names(tuple(request.tools), frozenset(_called(request.messages)))
+    return _names(tuple(request.tools), frozenset(_call_names(request.messages)))
 
 
 @lru_cache(maxsize=256)
-def _names(tools: tuple[ToolDefinition, ...], called: frozenset[str]) -> ToolNameMap:
-    return ToolNameMap([*(tool.name for tool in tools), *sorted(called)])
+def _names(tools: tuple[ToolDefinition, ...], calls: frozenset[str]) -> ToolNameMap:
+    return ToolNameMap([*(tool.name for tool in tools), *sorted(calls)])
 
 
-def _called(messages: Iterable[Message]) -> list[str]:
+def _call_names(messages: Iterable[Message]) -> list[str]:
     return [
         call.name for message in messages if isinstance(message, AssistantMessage) for call in message.calls
     ]
 
 
 def call_id(value: str) -> str:
-    """Make an id that services accept (``^[a-zA-Z0-9_-]+$``): unchanged, or with a hash."""
+    """Make an id that services accept (``^[a-zA-Z0-9_-]+$``), with a hash if it is changed."""
     return value if _ID.match(value) else with_hash(value)
 
 
 def arguments_of(call: ToolCall) -> bytes:
-    """Give a call's arguments as JSON; ``{}`` for those that are no object (a reply that was cut off)."""
+    """Give a call's arguments as JSON; ``{}`` if they are no object, as in a reply that was cut off."""
     try:
-        given = call.arguments.encode()
-        _decode_object(given)
+        data = call.arguments.encode()
+        _decode_object(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return b"{}"
-    return given
+    return data
 
 
-# The hook: msgspec takes 100 times as long as Python for floats such as 1e308.
+# msgspec takes 100 times as long as Python for floats such as 1e308.
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 
 
 def is_json(text: str) -> bool:
-    """Tell whether a text is whole JSON."""
+    """Tell whether a text is complete JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -97,15 +92,24 @@ def is_json(text: str) -> bool:
 
 
 def unicode_of(text: str) -> str:
-    """Replace halves of surrogate pairs, which services refuse, by question marks."""
+    """Replace lone surrogates, which services refuse, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def object_schema(schema: Mapping[str, Any]) -> Json:
-    """Give a schema that services accept.
+def user_text(item: Message) -> str:
+    """Give the text of a message that is not the assistant's."""
+    if isinstance(item, UserMessage):
+        return unicode_of(item.text) if item.text.strip() else _NO_WORDS
+    if isinstance(item, ToolResult):
+        return unicode_of(item.content) if item.content.strip() else _NO_RESULT
+    assert not isinstance(item, AssistantMessage)
+    return f"[{unicode_of(item.text)}]"
 
-    They want type "object", no oneOf, anyOf or allOf at the top, and property names of 1 to 64 of
-    ``a-zA-Z0-9_.-``. Arguments are validated here in any case.
+
+def object_schema(schema: Mapping[str, Any]) -> Json:
+    """Give a schema that services accept; arguments are validated against the tool's own.
+
+    Type "object", no oneOf, anyOf or allOf at the top, property names of 1 to 64 of ``a-zA-Z0-9_.-``.
     """
     rendered = {key: value for key, value in schema.items() if key not in ("oneOf", "anyOf", "allOf")}
     rendered["type"] = "object"
@@ -128,7 +132,7 @@ def encode(body: Json) -> bytes:
 
 
 _encode = msgspec.json.Encoder().encode
-# The parts of bodies that hold an operator's or a client's text unchecked.
+# The parts with text of an operator or a client.
 _FROM_FILES = ("system", "instructions", "tools")
 
 

@@ -11,10 +11,11 @@ from typing import TypeVar
 import structlog
 
 from conductor.errors import ModelError
+from conductor.models.failures import failure
 
 T = TypeVar("T")
 RETRYABLE = frozenset({"rate_limited", "overloaded", "connection", "undecodable", "malformed"})
-# Failures after which a reply that had begun is asked for once more.
+# Failures after which a turn requests a reply once more.
 BROKEN_OFF = RETRYABLE | {"timeout", "protocol"}
 
 log = structlog.get_logger(__name__)
@@ -22,11 +23,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to retry, and the delay.
+    """The number of retries, and their delays in seconds.
 
     The delay before retry *n* (from 0) is ``base_s * 2**n``, at most ``cap_s``, less a random part of up to
-    half, so that sessions that failed together do not retry together. It is never shorter than the service's
-    retry-after.
+    half, so that sessions do not retry together. It is never shorter than the service's retry-after.
     """
 
     retries: int = 2
@@ -34,7 +34,7 @@ class RetryPolicy:
     cap_s: float = 8.0
 
     def wait_s(self, retry: int, retry_after: float | None, random: Random) -> float:
-        """Give the seconds to wait before a retry."""
+        """Give the delay before a retry."""
         backoff = min(self.base_s * 2.0**retry, self.cap_s) * (1.0 - random.random() / 2)
         return backoff if retry_after is None else max(backoff, retry_after)
 
@@ -48,31 +48,25 @@ async def with_retries(
 ) -> T:
     """Return the result of ``attempt``, retrying while its `ModelError` is retryable.
 
-    ``attempt`` is given the seconds left of ``deadline_s`` and is cancelled when they are over. It must
-    release its resources when it fails or is cancelled, and must end with the stream's first event: later
-    failures are not retried. If the delay would exceed the deadline, the error is raised at once. Raises the
-    last `ModelError`; ``timeout`` if the deadline passed during an attempt.
+    ``attempt`` gets the seconds left of ``deadline_s``, and is cancelled after them. It must release its
+    resources when it fails, and end with the stream's first event. If the delay would exceed the deadline,
+    the error is raised at once. Raises the last `ModelError`; ``timeout`` if an attempt passes the deadline.
     """
     now = asyncio.get_running_loop().time
     end = now() + deadline_s
     retry = 0
     while True:
-        left = end - now()
+        remaining = end - now()
         try:
-            return await _bounded(attempt, left)
+            async with asyncio.timeout(remaining):
+                return await attempt(remaining)
+        except TimeoutError:
+            raise failure("timeout") from None
         except ModelError as error:
-            # A wait that outlasts the turn is not begun: the person hears the apology at once.
+            # If the wait would outlast the turn, the person hears the apology at once.
             wait = policy.wait_s(retry, error.retry_after, random)
             if error.reason not in RETRYABLE or retry >= policy.retries or wait >= end - now():
                 raise
             retry += 1
             log.info("model.retry", reason=error.reason, retry=retry, wait_s=round(wait, 3))
         await asyncio.sleep(wait)
-
-
-async def _bounded(attempt: Callable[[float], Awaitable[T]], left: float) -> T:
-    try:
-        async with asyncio.timeout(left):
-            return await attempt(left)
-    except TimeoutError:
-        raise ModelError("timeout", "The model service did not answer in time.") from None

@@ -1,4 +1,4 @@
-"""The model that sessions use: it sends each request to the profile that fits and that answers."""
+"""The model of the sessions: it sends each request to a profile, and falls back to others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from conductor.models.health import CircuitBreaker, calls_tools, is_healthy, is_
 from conductor.models.metrics import ModelMetrics
 from conductor.models.profiles import ModelProfile, Profiles
 
-# Malformed replies in a row after which an ``auto`` model is taught to write its calls as text.
+# Malformed replies in a row after which an ``auto`` model writes its calls as text.
 _MAX_MALFORMED = 2
-# Failures that say nothing about the service.
+# Failures that are not the service's.
 _NOT_ITS_FAULT = frozenset({"refused", "context_too_long", "malformed"})
 
 log = structlog.get_logger(__name__)
 
 
 class Route:
-    """One profile with its provider, and what is known of its service.
+    """One profile with its provider and the health of its service.
 
     ``as_text`` wraps the provider of a model that writes its calls as text.
     """
@@ -59,12 +59,12 @@ class Route:
         return self.is_healthy and self.breaker.allows
 
     async def start(self) -> None:
-        """Prepare the provider, and find out whether an ``auto`` model calls tools."""
+        """Prepare the provider, and probe whether an ``auto`` model calls tools."""
         await self.provider.start()
         await self._ready()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply, and learn from how it ends. Raises `ModelError`."""
+        """Stream the reply, and note its end. Raises `ModelError`."""
         if self.profile.timeout_s is not None:
             request = replace(request, silence_s=self.profile.timeout_s)
         calls: list[ToolCall] = []
@@ -84,7 +84,7 @@ class Route:
                     yield event
         except ModelError as error:
             error.profile = self.profile.name
-            # A second wait as long as the first would cost a person another half minute.
+            # A second timeout would take another half minute.
             if error.reason == "timeout":
                 self.breaker.trip()
             elif error.reason not in _NOT_ITS_FAULT:
@@ -98,12 +98,12 @@ class Route:
                 self._idle.set()
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have a prompt cached (`conductor.models.base.CacheWarmer`), if the model gets it as it is."""
+        """Have a prompt cached (`base.CacheWarmer`), unless it is rewritten for the model."""
         finished = await warm(self.provider, request) if self._using is self.provider else None
         return None if finished is None else self._signed(finished)
 
     async def close_when_idle(self) -> None:
-        """Close the provider when no reply is under way."""
+        """Close the provider when no reply is running."""
         try:
             if self._active:
                 await self._idle.wait()
@@ -112,7 +112,7 @@ class Route:
 
     def _signed(self, event: Finished) -> Finished:
         profile = self.profile
-        # In process the model is a file: its path stays here.
+        # A model of llama_cpp is a file, whose path stays private.
         model = None if profile.provider == "llama_cpp" else profile.model
         return replace(
             event,
@@ -137,9 +137,9 @@ class Route:
             self._using = self._as_text(self.provider, self.profile)
 
     async def check(self, every_s: float) -> None:
-        """Check the health, unless replies of the last ``every_s`` seconds, or one under way, show it."""
+        """Check the health, unless a reply runs or ended in the last ``every_s`` seconds."""
         now = asyncio.get_running_loop().time()
-        # A local server answers one request after the other: the check would wait behind a reply.
+        # At a local server the check would wait behind a reply.
         if self._active or now - self._answered_at < every_s:
             self.is_healthy = True
             return
@@ -150,7 +150,7 @@ class Route:
 
 
 def cost_of(usage: Usage, profile: ModelProfile) -> float:
-    """Give the money for the tokens, in the currency of the profile's prices."""
+    """Give the cost of the tokens, in the currency of the profile's prices."""
     prices = profile.prices
     return (
         usage.input_tokens * prices.input
@@ -161,12 +161,12 @@ def cost_of(usage: Usage, profile: ModelProfile) -> float:
 
 
 class ModelRouter:
-    """A provider over several profiles (models, "Router").
+    """A provider over several profiles.
 
-    A request goes to the profile that the session chose, else to that for requests with or without tools,
-    else to the default. If that one fails before its reply begins, those of its ``fallback`` follow; those
-    that seem to be down come last, and for 15 s one that timed out. Only a profile's own list leads
-    elsewhere, so a local model's requests stay local unless the operator lists a remote one there.
+    A request goes to the session's profile, else to the profile for requests with or without tools, else to
+    the default. If it fails before its reply begins, its ``fallback`` follows; profiles that seem down, or
+    timed out in the last 15 s, come last. A local model's requests stay local unless its ``fallback`` has a
+    remote one.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ModelRouter:
         self._use(profiles)
 
     def _use(self, profiles: Profiles) -> list[Route]:
-        """Make the routes of new and changed profiles; return those that are not used any more."""
+        """Make the routes of new and changed profiles; return the routes that are no longer used."""
         former = self._routes
         routes: dict[str, Route] = {}
         for name, profile in profiles.by_name.items():
@@ -200,10 +200,7 @@ class ModelRouter:
         return [route for name, route in former.items() if routes.get(name) is not route]
 
     def reload(self, profiles: Profiles) -> None:
-        """Use other profiles from the next request on; running replies end as they began.
-
-        Raises `SettingsError`; then nothing has changed.
-        """
+        """Use other profiles from the next request on. Raises `SettingsError` and changes nothing."""
         closing = [route.close_when_idle() for route in self._use(profiles)]
         if self._watching is not None:
             self._watching.cancel()
@@ -215,47 +212,47 @@ class ModelRouter:
 
     @property
     def context_window(self) -> int | None:
-        """The smallest context window of the profiles, in tokens; None if none is known."""
-        windows = [
+        """The smallest context window of the profiles, in tokens; None if unknown."""
+        windows = (
             route.profile.context_window or getattr(route.provider, "context_window", None)
             for route in self._routes.values()
-        ]
+        )
         return min((window for window in windows if window is not None), default=None)
 
-    def serving(self, chosen: str | None) -> str | None:
-        """Name the profile that would reply to a session now; None if there is no file with profiles."""
+    def serving(self, choice: str | None) -> str | None:
+        """Name the profile that would reply to a session now; None without a file of profiles."""
         if self.profiles.file is None:
             return None
-        return self._candidates(chosen, "tools")[0].profile.name
+        return self._candidates(choice, "tools")[0].profile.name
 
-    def _candidates(self, chosen: str | None, use: str, avoid: str | None = None) -> list[Route]:
-        if chosen is not None and chosen in self.profiles.allowed:
-            first = self._routes[chosen]
+    def _candidates(self, choice: str | None, use: str, avoid: str | None = None) -> list[Route]:
+        if choice is not None and choice in self.profiles.allowed:
+            first = self._routes[choice]
         else:
             first = self._by_use.get(use) or self._routes[self.profiles.default]
         routes = [first, *(self._routes[name] for name in first.profile.fallback)]
         return sorted(routes, key=lambda route: (not route.is_up, route.profile.name == avoid))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply of the first profile that begins one. Raises `ModelError`, that of the last."""
+        """Stream the first reply that begins. Raises `ModelError`, that of the last profile."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
         candidates = self._candidates(request.profile, use, request.avoid)
         for route in candidates:
             is_last = route is candidates[-1]
-            begun = False
+            has_begun = False
             route.breaker.begin()
             try:
                 # Another profile replies sooner than a retry.
-                asked = replace(request, may_retry=request.may_retry and is_last)
-                async with aclosing(route.stream(asked)) as events:
+                attempt = replace(request, may_retry=request.may_retry and is_last)
+                async with aclosing(route.stream(attempt)) as events:
                     async for event in events:
-                        begun = True
+                        has_begun = True
                         yield event
-                if not begun:
+                if not has_begun:
                     raise failure("protocol")
                 return
             except ModelError as error:
-                if begun:
+                if has_begun:
                     raise
                 self._metrics.failed(route.profile.name, error.reason)
                 if error.reason == "refused" or is_last:
@@ -263,11 +260,11 @@ class ModelRouter:
                 log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
 
     async def warm(self, request: ModelRequest) -> Finished | None:
-        """Have a prompt cached by the service that would reply now (`conductor.models.base.CacheWarmer`)."""
+        """Have a prompt cached by the service that would reply now (`base.CacheWarmer`)."""
         return await self._candidates(request.profile, "tools")[0].warm(request)
 
     async def start(self) -> None:
-        """Prepare all providers, and begin to check those that stand in for each other."""
+        """Prepare all providers, and start the health checks of profiles with fallbacks."""
         names = [name for route in self._routes.values() for name in route.profile.fallback]
         watched = [route for name, route in self._routes.items() if route.profile.fallback or name in names]
         if watched and self.profiles.health_check_s and self._watching is None:
@@ -277,7 +274,7 @@ class ModelRouter:
         )
         for route, result in zip(self._routes.values(), results, strict=True):
             if isinstance(result, Exception):
-                # The first request tries again. Only a model's error holds nothing of others' text.
+                # The first request tries again. Other errors may hold foreign text.
                 error = str(result) if isinstance(result, ModelError) else type(result).__name__
                 log.warning("model not ready", profile=route.profile.name, error=error)
 

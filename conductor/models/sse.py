@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Bytes of one event: far above any reply, so that a broken stream cannot fill the memory.
+# Bytes of one event: a broken stream must not fill the memory.
 MAX_EVENT_BYTES = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
@@ -23,19 +23,16 @@ class ServerSentEvent(NamedTuple):
 class SSEParser:
     """An incremental parser of server-sent events.
 
-    Follows https://html.spec.whatwg.org/multipage/server-sent-events.html: lines end with LF, CRLF or CR, a
-    blank line ends an event, several ``data`` lines are joined by LF, lines that begin with a colon are
-    comments, an event without data is dropped, and so is an event that the end of the stream cuts off. ``id``
-    and ``retry`` are ignored.
+    Follows https://html.spec.whatwg.org/multipage/server-sent-events.html. ``id`` and ``retry`` are ignored.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
-        self._rest = b""  # bytes after the last blank line
-        self._pieces: list[bytes] = []  # newer bytes, joined when a line ends: an event may come byte by byte
+        self._tail = b""  # bytes after the last blank line
+        self._pieces: list[bytes] = []  # later bytes without a line end
         self._size = 0
         self._after_cr = False
-        self._begun = False
+        self._has_begun = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Parse the next bytes. Raises `SSEError` if an event grows too large."""
@@ -45,19 +42,19 @@ class SSEParser:
             if chunk:
                 self._keep(chunk)
             return []
-        data = b"".join((self._rest, *self._pieces, chunk))
+        data = b"".join((self._tail, *self._pieces, chunk))
         self._pieces.clear()
-        if not self._begun:
+        if not self._has_begun:
             data = data.removeprefix(_BOM)
-            self._begun = True
-        # Most chunks hold whole events: cut at blank lines at once, and not line by line.
-        whole, blank, self._rest = data.rpartition(b"\n\n")
-        self._size = len(self._rest)
+            self._has_begun = True
+        # Most chunks hold complete events, so cut at blank lines, not at each line.
+        blocks, blank, self._tail = data.rpartition(b"\n\n")
+        self._size = len(self._tail)
         if self._size > self._max:
             raise SSEError(f"an event is larger than {self._max} bytes")
         if not blank:
             return []
-        events = [_parse(block) for block in whole.split(b"\n\n")]
+        events = [_parse(block) for block in blocks.split(b"\n\n")]
         return [event for event in events if event is not None]
 
     def _keep(self, chunk: bytes) -> None:
@@ -67,7 +64,7 @@ class SSEParser:
             raise SSEError(f"an event is larger than {self._max} bytes")
 
     def _with_plain_ends(self, chunk: bytes) -> bytes:
-        # A CR at the end of one chunk and the LF of the next are one line end.
+        # A CR and the LF of the next chunk are one line end.
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False

@@ -1,7 +1,6 @@
 """Stream a reply from an HTTP service: connections, retries, and an end that stops the request.
 
-Importing aiohttp takes up to half a second. `http` imports it, and that module is imported by
-`ReplyStreamer.start` in a thread, or by the first request.
+Importing aiohttp, by `http`, takes up to half a second: `ReplyStreamer` does it in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A request's body, the decoder of its reply, and the headers that only it has."""
+    """A request's body, the decoder of its reply, and its own headers."""
 
     body: bytes
     new_decoder: Callable[[], StreamDecoder]
@@ -66,14 +65,13 @@ class ReplyStreamer:
         self._draining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Import the HTTP client in a thread and make the pool, so that the first request need not wait."""
+        """Import the HTTP client and make the pool, before the first request."""
         await self._started()
 
     async def _started(self) -> HttpPool:
-        # One pool for all sessions: requests that come before the import is done wait for it.
+        # One pool for all sessions: requests wait until the import is done.
         async with self._starting:
             if self._pool is None:
-                # In a thread, so that open sockets are still answered.
                 await asyncio.to_thread(_import_http)
                 from conductor.models.http import HttpPool
 
@@ -96,9 +94,9 @@ class ReplyStreamer:
     ) -> AsyncGenerator[ModelEvent, None]:
         """Send ``post`` to ``path`` and yield the reply as it arrives (`base.ModelProvider`).
 
-        ``without_reasoning`` makes the post that is sent once instead, if the service refuses the reasoning
-        in this one. Use ``contextlib.aclosing`` around it: only closing it, or cancelling the task that is
-        inside it, stops the request at once. Raises `ModelError`.
+        If the service refuses the reasoning in it, the post of ``without_reasoning`` is sent once instead.
+        Use ``contextlib.aclosing``: closing it, or cancelling its task, stops the request at once. Raises
+        `ModelError`.
         """
         try:
             reply = await self._open(path, post, request)
@@ -121,10 +119,9 @@ class ReplyStreamer:
         pool = self._pool or await self._started()
         try:
             return await with_retries(
-                # A stream is opened up to its first event within the retries; after that, the turn decides
-                # about another try.
-                lambda left: pool.open(
-                    path, post.body, post.new_decoder(), min(request.silence_s, left), post.headers
+                # Up to the first event; later the turn decides about another try.
+                lambda remaining: pool.open(
+                    path, post.body, post.new_decoder(), min(request.silence_s, remaining), post.headers
                 ),
                 deadline_s=request.deadline_s,
                 random=self._random,
@@ -140,14 +137,13 @@ class ReplyStreamer:
     def _let_go(self, reply: ReplyStream) -> None:
         if not reply.decoder.finished:
             reply.close()
-        # A finished stream is read to its end: only then its connection is reused.
+        # A connection is reused only if its stream was read to the end. The turn does not wait for that.
         elif not reply.is_drained:
-            # In a task of its own: the turn goes on, and a stream that never ends is given up there.
             task = asyncio.get_running_loop().create_task(reply.drain())
             # The loop holds its tasks weakly.
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
-            # Here, since a task that is cancelled at once never runs.
+            # A task that is cancelled at once never runs.
             task.add_done_callback(lambda _: reply.close())
 
     async def aclose(self) -> None:
@@ -161,4 +157,4 @@ class ReplyStreamer:
 
 
 def _import_http() -> None:
-    import conductor.models.http  # noqa: F401 - for the time that it takes
+    import conductor.models.http  # noqa: F401 - the import takes time

@@ -1,4 +1,4 @@
-"""Leave out of a model's text what is not meant for the person: thoughts, and the marks of its template."""
+"""Remove thoughts and the marks of a chat template from a model's text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conductor.errors import ModelError
 from conductor.models.base import Finished, ModelEvent, TextDelta
 from conductor.models.failures import failure
 
-# How thoughts begin and end. The second is enough: the templates of R1 and Qwen write the first themselves.
+# Beginnings and ends of thoughts. The templates of R1 and Qwen write the beginning themselves.
 PAIRS: Mapping[str, str] = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
@@ -21,21 +21,21 @@ PAIRS: Mapping[str, str] = {
     "◁think▷": "◁/think▷",
     "<|START_THINKING|>": "<|END_THINKING|>",
 }
-# How headers begin and end: they name a role, and with gpt-oss the channel.
+# Beginnings and ends of headers, which name a role and, with gpt-oss, a channel.
 _HEADERS: Mapping[str, str] = {
     "<|channel|>": "<|message|>",
     "<|start|>": "<|message|>",
     "<|start_header_id|>": "<|end_header_id|>",
     "<|im_start|>": "\n",
 }
-# Behind words these end the reply: what follows is an invented turn.
+# After words these end the reply: an invented turn follows.
 _ENDS = frozenset(
     {
         *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|return|>"),
         *("<|endoftext|>", "<|end_of_text|>", "<|user|>", "<｜User｜>", "<｜end▁of▁sentence｜>"),
     }
 )
-# The channels "analysis", and those with calls to a tool.
+# The channels of thoughts and of calls.
 _HIDDEN = re.compile(r"analysis|\bto=")
 _CHANNEL = "<|channel|>analysis"
 _LONGEST_MARK, _LONGEST_HEADER = 40, 200
@@ -54,28 +54,27 @@ _UNTIL: Mapping[str, re.Pattern[str]] = {
 
 @dataclass
 class ThoughtHabit:
-    """What a model's last replies have shown; its provider keeps it.
+    """A model's habit, which its provider keeps.
 
-    ``unopened``: its thoughts end without a beginning, so text is held back until that end. Of the first such
-    thought that is known only when its words were given.
+    ``unopened``: its thoughts end without a beginning, so text is held back until that end.
     """
 
     unopened: bool = False
 
 
 class ThoughtFilter:
-    """Gives the words of one reply that arrives in pieces, without white space at their start.
+    """Gives the words of one reply, which arrives in pieces, without leading white space.
 
-    Only what may become a mark is held back, at most 40 characters. ``has_thoughts`` is true after the first.
+    Up to 40 characters that may become a mark are held back.
     """
 
     def __init__(self, habit: ThoughtHabit | None = None) -> None:
         self._habit = habit or ThoughtHabit()
         self._holds = self._habit.unopened
-        self._thought: list[str] = []  # or words, if no end of a thought follows
+        self._thought: list[str] = []  # words, if no end of a thought follows
         self._words: list[str] = []
-        self._rest = ""  # not decided about yet
-        self._inside = ""  # how the thought or header began
+        self._pending = ""
+        self._inside = ""  # the beginning of the thought or header
         self._has_words = False
         self._gave_words = False
         self._is_over = False
@@ -84,23 +83,23 @@ class ThoughtFilter:
     def feed(self, text: str) -> str:
         """Give the words of the next piece.
 
-        Raises `ModelError` (``connection``: ask again) if the words given so far were a thought.
+        Raises `ModelError` (``connection``, to retry) if the words given so far were a thought.
         """
-        if self._gave_words and not (self._rest or self._inside or self._is_over or _START.search(text)):
+        if self._gave_words and not (self._pending or self._inside or self._is_over or _START.search(text)):
             return text
-        self._rest += text
-        while self._rest and not self._is_over and self._step():
+        self._pending += text
+        while self._pending and not self._is_over and self._step():
             pass
         return self._give()
 
-    def rest(self, *, is_cut: bool = False) -> str:
-        """Give what was held back at the reply's end; ``is_cut`` by its limit, maybe inside a thought."""
+    def finish(self, *, is_cut: bool = False) -> str:
+        """Give the held-back words at the reply's end; ``is_cut``: its limit may have cut a thought."""
         if not self._inside and not self._is_over:
-            self._take(_CUT_MARK.sub("", self._rest))
+            self._take(_CUT_MARK.sub("", self._pending))
         if self._holds and self._thought and not is_cut:
             self._habit.unopened = False
             self._open()
-        self._rest = ""
+        self._pending = ""
         self._is_over = True
         return self._give()
 
@@ -111,17 +110,17 @@ class ThoughtFilter:
         return words
 
     def _step(self) -> bool:
-        """Go on as far as the next mark; False if more text is needed."""
+        """Read up to the next mark; False if more text is needed."""
         if self._inside:
             return self._skip()
-        mark = _MARK.search(self._rest)
+        mark = _MARK.search(self._pending)
         if mark is None:
             end = self._undecided()
-            self._take(self._rest[:end])
-            self._rest = self._rest[end:]
+            self._take(self._pending[:end])
+            self._pending = self._pending[end:]
             return False
-        self._take(self._rest[: mark.start()])
-        self._rest = self._rest[mark.end() :]
+        self._take(self._pending[: mark.start()])
+        self._pending = self._pending[mark.end() :]
         if mark[0] in _CLOSERS:
             self._close()
         elif mark[0] in _ENDS and self._has_words:
@@ -133,17 +132,17 @@ class ThoughtFilter:
         return True
 
     def _skip(self) -> bool:
-        end = _UNTIL[self._inside].search(self._rest)
+        end = _UNTIL[self._inside].search(self._pending)
         is_header = self._inside in _HEADERS
         if end is None:
-            if is_header and len(self._rest) > _LONGEST_HEADER:
+            if is_header and len(self._pending) > _LONGEST_HEADER:
                 self._inside = ""
                 return True
             if not is_header:
-                self._rest = self._rest[-_LONGEST_MARK:]
+                self._pending = self._pending[-_LONGEST_MARK:]
             return False
-        header = self._rest[: end.start()] if is_header else ""
-        self._rest = self._rest[end.end() :]
+        header = self._pending[: end.start()] if is_header else ""
+        self._pending = self._pending[end.end() :]
         if _HIDDEN.search(header):
             self._inside = _CHANNEL
             self.has_thoughts = True
@@ -152,12 +151,12 @@ class ThoughtFilter:
         return True
 
     def _undecided(self) -> int:
-        """Tell where the text begins that may become a mark."""
-        start = max(map(self._rest.rfind, "<[◁"))
-        tail = self._rest[start:]
+        """Give the start of the text that may become a mark."""
+        start = max(map(self._pending.rfind, "<[◁"))
+        tail = self._pending[start:]
         if start >= 0 and (_BEGUN_MARK.match(tail) or any(tag.startswith(tail) for tag in _TAGS)):
             return start
-        return len(self._rest)
+        return len(self._pending)
 
     def _take(self, text: str) -> None:
         if not self._has_words:
@@ -167,7 +166,7 @@ class ThoughtFilter:
             (self._thought if self._holds else self._words).append(text)
 
     def _open(self) -> None:
-        """Note that thoughts have a beginning in this reply, or none at all: what was held back are words."""
+        """Give the held-back text as words: thoughts have a beginning in this reply."""
         self._holds = False
         self._words += self._thought
         self._thought.clear()
@@ -201,7 +200,7 @@ def without_thoughts(
             words = thoughts.feed("".join(texts))
             texts.clear()
             if isinstance(event, Finished):
-                words += thoughts.rest(is_cut=event.stop == "max_tokens")
+                words += thoughts.finish(is_cut=event.stop == "max_tokens")
             if words:
                 yield TextDelta(words)
             yield event

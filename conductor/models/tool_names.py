@@ -19,7 +19,7 @@ _HASH_DIGITS = 8
 
 
 def is_accepted(name: str) -> bool:
-    """Tell whether every service accepts the name unchanged."""
+    """Tell whether every service accepts the name."""
     return _ACCEPTED.match(name) is not None
 
 
@@ -31,37 +31,35 @@ def with_hash(name: str, salt: str = "") -> str:
 
 
 class ToolNameMap:
-    """Names for one request: ``agent.spawn`` is ``agent_spawn`` to the service.
+    """The names of one request, with those of the history's calls: ``agent.spawn`` is ``agent_spawn``.
 
-    Make it from all names in the request, those of the history's calls too. An accepted name is unchanged. In
-    any other, refused characters become underscores, and a hash is added if it is too long or taken. The map
-    depends on the set of names only, not on their order.
+    An accepted name is unchanged. In other names, refused characters become underscores, and a hash is added
+    to a name that is too long or taken. The order of the names does not matter.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Sorted, so that the names of a request do not change with the order of tools: that would spoil the
-        # cached prefix.
+        # Another order of the tools must not change the names: it would spoil the cached prefix.
         distinct = sorted(set(names))
         self._to_service = {name: name for name in distinct if is_accepted(name)}
-        others = [name for name in distinct if name not in self._to_service]
-        plain = {name: _REFUSED.sub("_", name) for name in others}
-        wanted = Counter(plain.values())
-        # Accepted names come first: what a tool is called already is never given to another.
-        taken = set(self._to_service)
+        refused = [name for name in distinct if name not in self._to_service]
+        plain = {name: _REFUSED.sub("_", name) for name in refused}
+        counts = Counter(plain.values())
+        # A tool's accepted name is never given to another.
+        assigned = set(self._to_service)
         hashed: list[str] = []
         for name, candidate in plain.items():
-            if wanted[candidate] == 1 and candidate not in taken and is_accepted(candidate):
+            if counts[candidate] == 1 and candidate not in assigned and is_accepted(candidate):
                 self._to_service[name] = candidate
-                taken.add(candidate)
+                assigned.add(candidate)
             else:
                 hashed.append(name)
         for name in hashed:
             candidate, salt = with_hash(name), ""
-            while candidate in taken:  # a tool's own name looks like our hash
+            while candidate in assigned:  # a tool's own name
                 salt += "#"
                 candidate = with_hash(name, salt)
             self._to_service[name] = candidate
-            taken.add(candidate)
+            assigned.add(candidate)
         self._to_tool = {service: name for name, service in self._to_service.items()}
 
     def besides(self, names: Container[str]) -> list[str]:
@@ -73,10 +71,10 @@ class ToolNameMap:
         return self._to_service[name]
 
     def to_tool(self, name: str) -> str:
-        """Give the tool's own name; a name that the model made up is returned unchanged.
+        """Give the tool's own name; an unknown name is unchanged.
 
-        Some services leave what their template writes around it: ``functions.``, ``:0``, ``<|channel|>json``.
+        Some services leave marks of their template: ``functions.``, ``:0``, ``<|channel|>json``.
         """
-        if name not in self._to_tool and (found := _DECORATED.match(name)) and found[1] in self._to_tool:
-            name = found[1]
+        if name not in self._to_tool and (match := _DECORATED.match(name)) and match[1] in self._to_tool:
+            name = match[1]
         return self._to_tool.get(name, name)

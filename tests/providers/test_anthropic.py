@@ -629,7 +629,7 @@ def test_the_answer_to_a_warming_is_its_usage() -> None:
         decoder = WarmingDecoder()
         assert decoder.feed(data[:9]) == decoder.feed(data[9:]) == []
         assert decoder.end() == [Finished("max_tokens", usage)] and decoder.finished
-    with pytest.raises(ModelError, match="did not understand"):
+    with pytest.raises(ModelError, match="do not speak the same protocol"):
         WarmingDecoder().end()
 
 

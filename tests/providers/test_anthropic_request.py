@@ -12,7 +12,7 @@ import pytest
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.models.base import ModelRequest, ToolDefinition
-from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.models import JsonObject
 from tests.providers.test_anthropic import SCHEMA, SPAWN, STATUS, ask, text
@@ -242,7 +242,7 @@ def interleaved(prefix: str | None = None) -> AssistantMessage:
         Reasoning(THOUGHT[0]),
         Words("Yes. "),
         Reasoning(THOUGHT[1]),
-        CallPlace("own"),
+        CallSlot("own"),
     ]
     own = prefix_of(BEFORE, names_of(BEFORE), model="test-model")
     return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")

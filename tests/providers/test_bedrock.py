@@ -370,7 +370,7 @@ def test_what_an_operator_may_have_left_out(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SettingsError, match="BEDROCK_MODEL is not set"):
         from_profile(ModelProfile(name="default", provider="bedrock"), Settings())
-    with pytest.raises(SettingsError, match="BEDROCK_REGION is not set, and neither is AWS_REGION"):
+    with pytest.raises(SettingsError, match="BEDROCK_REGION and AWS_REGION are not set"):
         from_profile(ModelProfile(name="default", provider="bedrock", model=CLAUDE), Settings())
     monkeypatch.setitem(sys.modules, "botocore", None)
     given: Any = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}

@@ -261,7 +261,7 @@ async def test_features_of_schemas_that_grammars_ignore(
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [(None, "cannot be read: no such file"), (b"not a model", "which is no GGUF file")],
+    [(None, "cannot be read: no such file"), (b"not a model", "which is not a GGUF file")],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     path = tmp_path / "model.gguf"

@@ -201,7 +201,7 @@ async def test_a_page_instead_of_a_stream_is_said_to_be_no_stream(
     service: OpenAIService, provider: ModelProvider
 ) -> None:
     service.default = HttpFailure(200, body=b"<html>", headers={"content-type": "text/html"})
-    assert str(await failure_of(provider)) == "What answers at the model service's address sends no stream."
+    assert str(await failure_of(provider)) == "The server at the model service's address sent no stream."
 
 
 WHOLE = b'{"choices":[{"message":{"content":"Hi."},"finish_reason":"stop"}],"usage":{"prompt_tokens":7}}'
@@ -341,7 +341,7 @@ async def test_a_model_that_writes_its_calls_is_asked_by_chat() -> None:
     [
         (
             {"openai_model": "m"},
-            "OPENAI_API_KEY is not set; OpenAI needs it, and OPENAI_BASE_URL names another",
+            "OPENAI_API_KEY is not set; OpenAI needs it. For another service set OPENAI_BASE_URL",
         ),
         ({"openai_api_key": "k"}, "OPENAI_MODEL is not set"),
         (

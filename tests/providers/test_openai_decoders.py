@@ -13,7 +13,7 @@ from conductor.models.anthropic_stream import ReplyDecoder
 from conductor.models.base import Finished, ModelEvent, StopReason, StreamDecoder, TextDelta, Usage
 from conductor.models.openai_responses import ResponsesDecoder
 from conductor.models.openai_stream import ChatDecoder
-from conductor.models.reasoning import CallPlace, Reasoning, Words, opaque_of
+from conductor.models.reasoning import CallSlot, Reasoning, Words, opaque_of
 from conductor.models.tool_names import ToolNameMap
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -675,7 +675,7 @@ RESPONSES: dict[str, tuple[bytes, list[ModelEvent]]] = {
                         Reasoning({"type": "reasoning", "id": "rs_1", "encrypted_content": "e1"}),
                         Words(""),
                         Reasoning({"type": "reasoning", "id": "rs_2", "encrypted_content": "e2"}),
-                        CallPlace("c1"),
+                        CallSlot("c1"),
                     ],
                     str,
                 ),

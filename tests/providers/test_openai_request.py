@@ -11,7 +11,7 @@ from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolRe
 from conductor.models.base import ModelRequest, ToolDefinition
 from conductor.models.openai_request import ChatOpaque, chat_body, completions_body
 from conductor.models.openai_responses import prefix_of, responses_body
-from conductor.models.reasoning import CallPlace, Reasoning, ReplyBlock, Words, opaque_of
+from conductor.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
 
@@ -207,7 +207,7 @@ SPAWNED = ToolResult("c1", "1")
 
 def reasoned(source: str = "here") -> AssistantMessage:
     """Make a reply of a thought, words, a thought and a call, which followed `GO`."""
-    blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND), CallPlace("c1")]
+    blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND), CallSlot("c1")]
     opaque = opaque_of(blocks, lambda: prefix_of(GO, names_of(GO), source=source))
     return AssistantMessage("Hm.", (CALL,), opaque, "openai")
 

@@ -71,7 +71,7 @@ UNOPENED: dict[str, tuple[str, str]] = {
 
 def words_of(pieces: Iterable[str], habit: ThoughtHabit | None = None, *, is_cut: bool = False) -> str:
     thoughts = ThoughtFilter(habit)
-    return "".join([thoughts.feed(piece) for piece in pieces] + [thoughts.rest(is_cut=is_cut)])
+    return "".join([thoughts.feed(piece) for piece in pieces] + [thoughts.finish(is_cut=is_cut)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -130,7 +130,7 @@ def test_a_thought_without_a_beginning_in_the_first_piece_is_left_out_at_once() 
 def test_a_whole_reply_without_a_thought_is_given_at_its_end_and_later_ones_at_once() -> None:
     habit = ThoughtHabit(True)
     thoughts = ThoughtFilter(habit)
-    assert (thoughts.feed("Hello."), thoughts.rest()) == ("", "Hello.")
+    assert (thoughts.feed("Hello."), thoughts.finish()) == ("", "Hello.")
     assert ThoughtFilter(habit).feed("Hello.") == "Hello."
 
 

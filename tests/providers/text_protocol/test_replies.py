@@ -44,7 +44,7 @@ NOISE = [*"\"{}[]\\:,\n <`x“'()", "```", "<tool>", "lamp.switch", "Action: ", 
 async def play(pieces: Iterable[str]) -> tuple[str, list[tuple[str, Any]], bool]:
     """Return the words spoken, the calls, and whether the model was asked again."""
     thoughts = ThoughtFilter()  # as in every provider
-    texts = [*map(thoughts.feed, pieces), thoughts.rest()]
+    texts = [*map(thoughts.feed, pieces), thoughts.finish()]
     model = ScriptedProvider([[*map(TextDelta, texts)], [ModelError("refused", "Asked again.")]])
     words: list[str] = []
     calls: list[tuple[str, Any]] = []
