@@ -428,27 +428,6 @@ async def test_an_edit_that_is_refused_is_asked_again_with_the_reason_and_not_fo
     assert [one["decision"] for one in got] == [*["edit"] * 10, "deny"]
 
 
-async def test_a_refusal_that_comes_after_the_end_of_a_question_asks_nothing() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer)
-        await peer.begin()
-        await peer.send("approval.request", request())
-        await answered(peer)
-        await resolve(peer, "expired")
-        await resolve(peer, "refused", message="This was decided already.")
-        await peer.result(await peer.state("thinking"))
-        await peer.answer("Done.")
-
-    def handler(approval: Approval) -> Any:
-        asked.append(approval)
-        return edit({"path": 7})
-
-    asked: list[Approval] = []
-    async with scripted_server(script) as server, connect(server.url, on_approval=handler) as client:
-        await (await client.say("go")).wait(LIMIT_S)
-    assert len(asked) == 1
-
-
 async def test_other_arguments_under_the_same_name_are_another_question() -> None:
     async def script(peer: Peer) -> None:
         await start(peer)

@@ -16,12 +16,13 @@ from conductor.client import (
     ClientLimits,
     ConnectionLost,
     StartRefused,
+    ToolCancelledError,
     UnknownEvent,
     WaitTimeout,
     connect,
 )
 from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
-from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
 
 async def test_a_plain_turn_ends_with_idle_and_holds_what_came_in_order() -> None:
@@ -133,6 +134,7 @@ async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> 
             ("notes.odd", {}),
             ("notes.cancelled", {}),
             ("notes.broken", "[1]"),
+            ("notes.refused", {}),
         ]:
             errors.append((await peer.ask(name, arguments))["error"])
         await peer.begin()
@@ -160,6 +162,10 @@ async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> 
         def cancelled(_arguments: dict[str, Any]) -> None:
             raise asyncio.CancelledError
 
+        @client.on_tool("notes.refused")
+        def refused(_arguments: dict[str, Any]) -> None:
+            raise ToolCancelledError("none")
+
         await (await client.say("go")).wait(LIMIT_S)
     assert errors[0] == "the shelf is empty"
     assert errors[1] == "This device has no tool notes.unknown."
@@ -167,6 +173,7 @@ async def test_a_call_that_cannot_be_answered_well_is_answered_by_an_error() -> 
     assert "object" in errors[3]
     assert errors[4] == "The tool was cancelled on the device."
     assert errors[5] == "The arguments are not a JSON object."
+    assert errors[6] == "The tool was cancelled on the device; effect: none."
 
 
 async def test_a_result_too_large_for_a_frame_is_shortened_and_says_so() -> None:
@@ -494,9 +501,3 @@ async def test_a_turn_without_an_end_is_bounded_and_ends_when_the_client_closes(
             await turn
         with pytest.raises(ClientError, match="ended without"):
             await turn.until(SpeechFinal, LIMIT_S)
-
-
-async def test_plain_turns_follow_each_other_on_one_connection() -> None:
-    async with scripted_server(plain_turns) as server, connect(server.url) as client:
-        for text in ("one", "two", "three"):
-            assert (await (await client.say(text)).wait(LIMIT_S)).text == f"You said: {text}"

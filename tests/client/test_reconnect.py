@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from conductor.client import CannotConnect, ClientLimits, ConnectionLost, WaitTimeout, connect
-from conductor.events.server import SpeechPartial, ToolCallEvent
+from conductor.client import ClientLimits, ConnectionLost, WaitTimeout, connect
+from conductor.events.server import SpeechPartial
 from tests.stand_ins.scripted_server import LIMIT_S, Peer, plain_turns, scripted_server
 
 
@@ -65,46 +64,6 @@ async def test_a_standing_connection_is_waited_for_no_longer_than_told() -> None
     async with scripted_server() as server, connect(server.url) as client:
         with pytest.raises(WaitTimeout):
             await client.wait_lost(0.01)
-
-
-async def test_a_result_that_could_not_be_sent_is_sent_once_after_the_reconnect() -> None:
-    called, release, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    got: list[dict[str, Any]] = []
-
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.call("notes.add", {}, event_id="evt_add")
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        # The replay, under its original id.
-        await peer.call("notes.add", {}, event_id="evt_add")
-        got.append((await peer.receive("tool.result"))["payload"])
-        await peer.begin()
-        await peer.answer("Added.")
-
-    runs: list[dict[str, Any]] = []
-
-    async def add(arguments: dict[str, Any]) -> str:
-        runs.append(arguments)
-        called.set()
-        await release.wait()
-        done.set()
-        return "added"
-
-    async with scripted_server(first, second) as server:
-        async with connect(server.url, handlers={"notes.add": add}) as client:
-            async with asyncio.timeout(LIMIT_S):
-                await called.wait()
-                client.drop()
-                release.set()
-                await done.wait()
-            await client.reconnect()
-            assert (await (await client.say("go")).wait(LIMIT_S)).ok
-    assert len(runs) == 1
-    assert [(result["result"], result["callId"]) for result in got] == [("added", "call_evt_add")]
-    results = [event for event in server.heard if event["type"] == "tool.result"]
-    assert len([event for event in results if event["payload"]["callId"] == "call_evt_add"]) == 1
 
 
 async def test_a_turn_goes_on_after_a_reconnect_with_what_was_replayed() -> None:
@@ -169,16 +128,6 @@ async def test_a_reconnect_that_fails_can_be_tried_again() -> None:
             await client.reconnect()
 
 
-async def test_a_server_that_went_away_for_good_is_said_to_refuse() -> None:
-    async with scripted_server() as server:
-        client = connect(server.url)
-        await client.start()
-    await client.wait_lost(LIMIT_S)
-    with pytest.raises(CannotConnect):
-        await client.reconnect()
-    await client.close()
-
-
 async def test_a_speech_stops_even_where_the_interruption_cannot_be_sent() -> None:
     speaking, stopped = asyncio.Event(), asyncio.Event()
 
@@ -231,37 +180,3 @@ async def test_a_reader_that_cannot_hand_on_gives_the_socket_up_and_takes_the_re
         await client.reconnect()
         assert (await (await client.say("go")).wait(LIMIT_S)).ok
     assert runs == ["slow", "kept", "refused"]
-
-
-async def test_an_acknowledgement_made_while_the_connection_was_down_is_sent_later() -> None:
-    speaking, release, said = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    acknowledged: list[str] = []
-    speeches: list[str] = []
-
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        speeches.append(await peer.call("tts.speak", {"text": "hello"}))
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        acknowledged.append((await peer.result(speeches[0]))["result"])
-        await peer.result(await peer.state("idle"))
-
-    async def speak(_text: str) -> None:
-        speaking.set()
-        await release.wait()
-        said.set()
-
-    async with scripted_server(first, second) as server, connect(server.url, speak=speak) as client:
-        turn = await client.say("go")
-        spoken = await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "tts.speak")
-        async with asyncio.timeout(LIMIT_S):
-            await speaking.wait()
-            client.drop()
-            release.set()
-            await said.wait()
-        await client.reconnect()
-        await turn.wait(LIMIT_S)
-    assert [json.loads(result) for result in acknowledged] == [{"spoken": True}]
-    assert spoken.name == "tts.speak"

@@ -282,20 +282,6 @@ async def test_a_callback_may_close_its_client(kind: type[Lost] | type[GaveUp]) 
             await turn.wait(LIMIT_S)
 
 
-async def test_a_callback_may_begin_anew_and_the_turns_go_on() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.receive("user.audio.transcript.final")
-        peer.connection.transport.abort()
-
-    async with (
-        scripted_server(first, plain_turns) as server,
-        connect(server.url, reconnect=Reconnect(tries=0)) as client,
-    ):
-        client.on(GaveUp, lambda _: client.reconnect())
-        assert (await (await client.say("hello")).wait(LIMIT_S)).ok
-
-
 # -- what is sent again
 
 
@@ -321,22 +307,6 @@ async def test_a_transcript_that_did_not_come_back_is_sent_again_under_its_id() 
         turn = await client.say("2 + 2")
         assert (await turn.wait(LIMIT_S)).text == "Four."
     assert said(server.heard) == [(turn.event_id, "2 + 2")] * 2
-
-
-async def test_a_transcript_that_came_back_is_not_sent_again() -> None:
-    async def first(peer: Peer) -> None:
-        await peer.start()
-        await peer.begin()
-        await peer.arrived()
-        peer.connection.transport.abort()
-
-    async def second(peer: Peer) -> None:
-        await peer.start(resumed=True)
-        await peer.answer("Four.")
-
-    async with scripted_server(first, second) as server, connect(server.url, reconnect=AT_ONCE) as client:
-        assert (await (await client.say("2 + 2")).wait(LIMIT_S)).text == "Four."
-    assert len(said(server.heard)) == 1
 
 
 async def test_what_is_said_while_there_is_no_connection_waits_for_it_in_order_and_within_bounds() -> None:

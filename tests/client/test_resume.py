@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from conductor.client import ClientLimits, Reconnect, ToolRun, connect
-from conductor.events.server import ToolCallEvent
 from tests.client.extended import soon, start
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, scripted_server
 
@@ -478,27 +477,6 @@ async def test_a_recorded_transcript_is_lost_only_with_its_session(resumed: bool
     assert said(server) == [turn.event_id]
 
 
-async def test_a_transcript_that_was_refused_is_not_sent_again() -> None:
-    async def first(peer: Peer) -> None:
-        await start(peer, "resume")
-        event = await peer.receive("user.audio.transcript.final")
-        await peer.send("error", {"code": "rate_limited", "message": "Slow.", "eventId": event["id"]})
-        await peer.state("idle")
-        await peer.arrived()
-
-    async def second(peer: Peer) -> None:
-        await back(peer)
-        await peer.begin()
-        await peer.answer("Yes.")
-
-    async with scripted_server(first, second) as server, connect(server.url) as client:
-        refused = await client.say("hello")
-        await refused.wait(LIMIT_S)
-        await client.reconnect()
-        assert (await (await client.say("again")).wait(LIMIT_S)).ok
-    assert said(server).count(refused.event_id) == 1
-
-
 # -- how far the client has come
 
 
@@ -596,20 +574,3 @@ async def test_events_behind_a_speech_that_has_ended_count() -> None:
 
     go_on = asyncio.Event()
     assert await last_event(part, speak=speak, serial=False) == "evt_idle"
-
-
-async def test_what_a_turn_calls_is_told_of_in_the_turn_as_ever() -> None:
-    async def script(peer: Peer) -> None:
-        await start(peer, "resume")
-        await peer.begin()
-        await peer.ask("notes.add", {})
-        await peer.answer("Added.")
-
-    async with (
-        scripted_server(script) as server,
-        connect(server.url, handlers={"notes.add": lambda _: "added"}) as client,
-    ):
-        turn = await client.say("add it")
-        call = await turn.until(ToolCallEvent, LIMIT_S, lambda call: call.name == "notes.add")
-        result = await turn.wait(LIMIT_S)
-    assert [(each.call_id, each.result) for each in result.calls] == [(call.call_id, "added")]

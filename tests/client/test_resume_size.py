@@ -7,9 +7,9 @@ import random
 import msgspec
 
 from conductor.client.events import ReplayCursor
-from conductor.client.outbox import MAX_RESUME_BYTES, resume_entry
+from conductor.client.outbox import MAX_RESUME_BYTES, fit_cancelled, resume_entry
 from conductor.client.resume import fit_resume
-from conductor.events.client import MAX_RESUMED, Resume, ResumeDone, ToolResultEvent
+from conductor.events.client import MAX_RESUMED, Resume, ResumeDone, ToolCancelled, ToolResultEvent
 
 
 def size(resume: Resume) -> int:
@@ -76,3 +76,8 @@ def test_the_last_handled_event_has_nothing_unfinished_before_it() -> None:
         handled.end(event_id)
         lasts.append(handled.last)
     assert lasts == [None, "b", "b", "d"]
+
+
+def test_a_large_result_of_a_cancelled_call_is_truncated() -> None:
+    text = fit_cancelled(ToolCancelled("c1", "complete", "x" * 100_000)).result
+    assert text is not None and text.endswith("x… [91808 characters left out by the device]")
